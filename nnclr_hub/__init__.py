@@ -1,0 +1,56 @@
+"""nnclr_hub: pretrained NNCLR encoders, and what one does with them.
+
+    from nnclr_hub import load_encoder, open_store
+
+    encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+    vectors = encoder.embed(["cat.jpg", "dog.jpg"])           # (2, D) float32, unit rows
+
+Importing this package is light: torch, faiss and the rest come with the first use of a name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it
+_HOME = {
+    "list_models": "nnclr_hub.hub.registry",
+    "model_info": "nnclr_hub.hub.registry",
+    "Encoder": "nnclr_hub.encoder.encoder",
+    "load_encoder": "nnclr_hub.encoder.encoder",
+    "ImageError": "nnclr_hub.errors",
+    "NNCLRHubError": "nnclr_hub.errors",
+    "open_store": "nnclr_hub.store",
+    "EmbeddedStore": "nnclr_hub.store.embedded",
+    "CollectionSpec": "nnclr_hub.store.base",
+    "Item": "nnclr_hub.store.base",
+    "Match": "nnclr_hub.store.base",
+    "export_model": "nnclr_hub.publish.export",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.encoder import Encoder, load_encoder
+    from nnclr_hub.errors import ImageError, NNCLRHubError
+    from nnclr_hub.hub.registry import list_models, model_info
+    from nnclr_hub.publish.export import export_model
+    from nnclr_hub.store import open_store
+    from nnclr_hub.store.base import CollectionSpec, Item, Match
+    from nnclr_hub.store.embedded import EmbeddedStore

@@ -1,0 +1,1 @@
+"""Where weights come from: the registry, the sources, and the model folder."""
