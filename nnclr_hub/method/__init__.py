@@ -1,0 +1,30 @@
+"""The paper's method in plain torch, one concept a file, for anyone's training loop.
+
+    from nnclr_hub.method import METHODS, PredictionHead, ProjectionHead, SupportSet, info_nce
+
+    Q = SupportSet(size=98_304, dim=256)
+    loss = info_nce(Q.lookup(z1).embeddings, p2) / 2 + info_nce(Q.lookup(z2).embeddings, p1) / 2
+    ...                                         # backward, optimizer step
+    Q.enqueue(z1)
+"""
+
+from nnclr_hub.method.heads import PredictionHead, ProjectionHead
+from nnclr_hub.method.learner import Learner, Step
+from nnclr_hub.method.methods import METHODS, Method
+from nnclr_hub.method.neighbours import Neighbours, nearest
+from nnclr_hub.method.objectives import info_nce, negative_cosine
+from nnclr_hub.method.support_set import SupportSet
+
+__all__ = [
+    "METHODS",
+    "Learner",
+    "Method",
+    "Neighbours",
+    "PredictionHead",
+    "ProjectionHead",
+    "Step",
+    "SupportSet",
+    "info_nce",
+    "nearest",
+    "negative_cosine",
+]

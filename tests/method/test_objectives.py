@@ -1,0 +1,59 @@
+"""The losses equal the paper's equations written as literal loops."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nnclr_hub.method import info_nce, negative_cosine
+
+
+def equation_3(targets: torch.Tensor, predictions: torch.Tensor, tau: float, transposed: bool) -> float:
+    """Eqs. 2 and 3, and the term of "Implementation details", one sample and one exponential at a time."""
+    t = [row / row.norm() for row in targets.double()]
+    p = [row / row.norm() for row in predictions.double()]
+    n, total = len(t), 0.0
+    for i in range(n):
+        own = math.exp(float(t[i] @ p[i]) / tau)
+        over_predictions = sum(math.exp(float(t[i] @ p[k]) / tau) for k in range(n))
+        term = -math.log(own / over_predictions)
+        if transposed:
+            over_targets = sum(math.exp(float(t[k] @ p[i]) / tau) for k in range(n))
+            term = (term - math.log(own / over_targets)) / 2
+        total += term
+    return total / n
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+@pytest.mark.parametrize("batch", [1, 2, 17])
+def test_info_nce_equals_the_equation(batch, tau, transposed):
+    torch.manual_seed(batch)
+    targets, predictions = torch.randn(batch, 8), 3 * torch.randn(batch, 8)
+    got = info_nce(targets, predictions, tau, transposed_term=transposed)
+    assert got.item() == pytest.approx(equation_3(targets, predictions, tau, transposed), abs=1e-5)
+
+
+def test_info_nce_has_no_negatives_but_the_other_predictions():
+    """Two samples that share a neighbour are no negatives of each other: the 2N - 1 way NT-Xent says otherwise."""
+    predictions = torch.eye(4)
+    shared = predictions[:1].expand(4, -1)
+    want = torch.stack([-F.log_softmax(shared[i] @ predictions.T / 0.1, dim=0)[i] for i in range(4)]).mean()
+    torch.testing.assert_close(info_nce(shared, predictions), want)
+
+
+def test_losses_are_computed_in_float32_under_autocast():
+    torch.manual_seed(0)
+    z, p = torch.randn(16, 32), torch.randn(16, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside, cosine = info_nce(z, p), negative_cosine(z, p)
+    assert inside.dtype == cosine.dtype == torch.float32
+    assert inside == info_nce(z, p)
+    assert cosine == negative_cosine(z, p)
+
+
+def test_negative_cosine_is_minus_the_mean_cosine():
+    z, p = torch.randn(5, 7), torch.randn(5, 7)
+    want = -sum(float(a @ b / a.norm() / b.norm()) for a, b in zip(z, p, strict=True)) / 5
+    assert negative_cosine(z, p).item() == pytest.approx(want, abs=1e-6)

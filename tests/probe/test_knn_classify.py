@@ -1,0 +1,31 @@
+"""Weighted k-NN equals scikit-learn's with the same weights."""
+
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.knn import knn_classify
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_equals_scikit_learn(k):
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(300, 16)), rng.normal(size=(80, 16))
+    labels = rng.integers(0, 7, 300)
+    reference = KNeighborsClassifier(k, weights=lambda d: np.exp((1 - d) / 0.07), metric="cosine", algorithm="brute")
+    want = reference.fit(train, labels).predict(test)
+    assert (knn_classify(train, labels, test, k=k, temperature=0.07) == want).all()
+
+
+def test_k_beyond_the_training_set_asks_all_of_it():
+    assert knn_classify(np.eye(2), np.array([0, 1]), np.eye(2), k=50).tolist() == [0, 1]
+
+
+def test_no_queries_give_no_classes():
+    assert knn_classify(np.eye(2), np.array([0, 1]), np.zeros((0, 2))).shape == (0,)
+
+
+def test_lengths_that_do_not_match_are_refused():
+    with pytest.raises(InvalidRequest, match="3 vectors and 2 labels"):
+        knn_classify(np.eye(3), np.array([0, 1]), np.eye(3))

@@ -1,0 +1,66 @@
+"""The draws of the augmentation: per picture, in range, repeatable."""
+
+import math
+
+import torch
+from torchvision.transforms import RandomResizedCrop
+
+from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view
+
+
+def test_crops_are_distributed_as_torchvision_draws_them():
+    """Area, ratio and centre of 4000 crops of a wide picture have the means of torchvision's."""
+    torch.manual_seed(0)
+    wide, high = 300, 200
+    picture = torch.empty(3, high, wide)
+    boxes = [RandomResizedCrop.get_params(picture, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
+    theirs = torch.tensor(boxes, dtype=torch.float32)
+    ours = draw_boxes(torch.full((4000,), wide / high), View(), torch.Generator().manual_seed(0))
+    ours = ours * torch.tensor([high, wide, high, wide])
+    for drawn in (ours, theirs):
+        drawn[:, :2] += drawn[:, 2:] / 2  # to centres
+    for column, side in enumerate((high, wide, high, wide)):
+        assert abs(ours[:, column].mean() - theirs[:, column].mean()) < 0.02 * side
+        assert abs(ours[:, column].std() - theirs[:, column].std()) < 0.02 * side
+
+
+def test_crops_stay_inside_pictures_of_any_aspect():
+    for aspect in (0.02, 0.5, 1.0, 3.0, 60.0):
+        top, left, height, width = draw_boxes(torch.full((500,), aspect), View(), torch.Generator().manual_seed(1)).T
+        assert top.min() >= 0
+        assert left.min() >= 0
+        assert (top + height).max() <= 1 + 1e-6
+        assert (left + width).max() <= 1 + 1e-6
+        assert height.min() > 0
+        assert width.min() > 0
+
+
+def test_every_picture_of_a_batch_gets_its_own_view():
+    """The same picture thrice gives three views; torchvision on a batch would draw once."""
+    image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for first, second in AUGMENTATIONS.values():
+        for view in (first, second):
+            made = make_view(image.expand(3, -1, -1, -1), torch.ones(3), view, 24, torch.Generator().manual_seed(0))
+            assert made.shape == (3, 3, 24, 24)
+            assert not torch.equal(made[0], made[1])
+            assert not torch.equal(made[1], made[2])
+
+
+def test_the_generator_decides_everything():
+    images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
+    one, two = (make_view(images, torch.ones(4), View(), 24, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_byol_is_asymmetric_and_crop_only_is_crops_alone():
+    first, second = AUGMENTATIONS["byol"]
+    assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
+    grey = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
+    made = make_view(grey, torch.ones(8), AUGMENTATIONS["crop_only"][0], 24, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(made, made[:1, :, :1, :1].expand_as(made), atol=1e-4, rtol=0)
+
+
+def test_blur_kernel_scales_with_the_picture():
+    assert blur_taps(224) == 23
+    assert all(blur_taps(size) % 2 == 1 and blur_taps(size) >= 3 for size in range(8, 500))
+    assert math.isclose(blur_taps(96) / 96, 23 / 224, abs_tol=0.02)

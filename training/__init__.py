@@ -1,0 +1,1 @@
+"""The pretraining program: NNCLR and its baselines on a folder of unlabelled images."""

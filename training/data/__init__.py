@@ -1,0 +1,1 @@
+"""Files to batches of augmented views."""

@@ -1,0 +1,140 @@
+"""Two random views of each picture of a batch, every parameter drawn per picture.
+
+`byol` is the pair that the paper takes over from BYOL: random crop and flip, colour jitter in
+random order, grey, blur always in one view and rarely in the other, solarisation in the other.
+`crop_only` is random crops alone ("Data Augmentation", section 4.4).
+
+Parameters are drawn on the CPU from one generator, so a run is the same on every device; the pixels
+are worked on wherever they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from . import pixel_ops
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+ATTEMPTS = 10  # at a crop that fits, before the whole picture is taken
+
+
+@dataclass(frozen=True)
+class View:
+    """How one view is made; probabilities in [0, 1].
+
+    scale: share of the picture's area that a crop covers.
+    ratio: its width / height.
+    brightness, contrast, saturation: the factor is drawn from [1 - x, 1 + x].
+    hue: the shift is drawn from [-x, x].
+    sigma: of the blur in pixels.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    grey: float = 0.2
+    blur: float = 1.0
+    sigma: tuple[float, float] = (0.1, 2.0)
+    solarize: float = 0.0
+
+
+_CROP = View(flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+
+AUGMENTATIONS: dict[str, tuple[View, View]] = {
+    "byol": (View(), View(blur=0.1, solarize=0.2)),
+    "crop_only": (_CROP, _CROP),
+}
+
+
+def blur_taps(size: int) -> int:
+    """Length of the blur kernel: 23 at 224 pixels, the odd number nearest to that share at other sizes."""
+    return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
+
+
+def make_view(images: Tensor, aspect: Tensor, view: View, size: int, generator: Generator) -> Tensor:
+    """One view of each picture.
+
+    Args:
+        images: (B, S, S, 3) uint8, squashed squares.
+        aspect: (B,) float32, width / height of the originals, on the CPU.
+        view: what to do.
+        size: side of the result in pixels.
+        generator: on the CPU; every draw comes from it.
+
+    Returns:
+        (B, 3, size, size) float32, normalised with ImageNet's mean and deviation, channels last.
+    """
+    batch, device = len(images), images.device
+    boxes = draw_boxes(aspect, view, generator) * images.shape[1]
+    flip = torch.rand(batch, generator=generator) < view.flip
+    x = pixel_ops.resized_crop(images, boxes.to(device), flip.to(device), size)
+    _jitter(x, view, generator)
+    _some(x, view.grey, lambda some, _: pixel_ops.grayscale(some), generator)
+    sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
+    _some(x, view.blur, lambda some, rows: pixel_ops.gaussian_blur(some, sigma[rows], blur_taps(size)), generator)
+    _some(x, view.solarize, lambda some, _: pixel_ops.solarize(some), generator)
+    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+    return x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+
+
+def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
+    """Random crops as torchvision draws them: area uniform, ratio log-uniform, ten attempts, then a central crop.
+
+    Returns:
+        (B, 4) float32: top, left, height, width as shares of the picture's height and width.
+    """
+    batch = len(aspect)
+    wide, high = aspect[:, None], torch.ones(batch, 1)  # the picture, in units of its height
+    area = torch.empty(batch, ATTEMPTS).uniform_(*view.scale, generator=generator) * wide * high
+    log_ratio = torch.empty(batch, ATTEMPTS).uniform_(*(math.log(r) for r in view.ratio), generator=generator)
+    w, h = (area * log_ratio.exp()).sqrt(), (area / log_ratio.exp()).sqrt()  # (B, ATTEMPTS)
+    fits = (w <= wide) & (h <= high)
+    first = fits.int().argmax(dim=1, keepdim=True)
+    nearest_ratio = aspect.clamp(*view.ratio)
+    some = fits.any(dim=1)
+    w = torch.where(some, w.gather(1, first)[:, 0], torch.minimum(aspect, nearest_ratio))
+    h = torch.where(some, h.gather(1, first)[:, 0], torch.minimum(aspect / nearest_ratio, torch.ones(batch)))
+    place = torch.where(some[:, None], torch.rand(batch, 2, generator=generator), 0.5)
+    top, left = (1 - h) * place[:, 0], (aspect - w) * place[:, 1]
+    return torch.stack([top, left / aspect, h, w / aspect], dim=1)
+
+
+def _some(
+    x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator
+) -> None:
+    """Applies operation(pictures, their rows), in place, to the pictures that the draw picks."""
+    rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1).to(x.device)
+    if len(rows):
+        x[rows] = operation(x[rows], rows)
+
+
+def _jitter(x: Tensor, view: View, generator: Generator) -> None:
+    """Colour jitter in place: the four operations in an order drawn per picture."""
+    batch = len(x)
+    chosen = torch.rand(batch, generator=generator) < view.jitter
+    order = torch.rand(batch, 4, generator=generator).argsort(dim=1)
+    spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
+    amount = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread + torch.tensor([1.0, 1.0, 1.0, 0.0])
+    operations = (
+        pixel_ops.adjust_brightness,
+        pixel_ops.adjust_contrast,
+        pixel_ops.adjust_saturation,
+        pixel_ops.adjust_hue,
+    )
+    for turn in range(4):
+        for number, operation in enumerate(operations):
+            rows = (chosen & (order[:, turn] == number)).nonzero().squeeze(1)
+            if len(rows):
+                there = rows.to(x.device)
+                x[there] = operation(x[there], amount[rows, number].to(x.device))

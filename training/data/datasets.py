@@ -1,0 +1,99 @@
+"""Which files a run trains on, and which it scores the encoder with.
+
+A data folder that has `train/` is read by its splits: pretraining sees `train/` and `unlabelled/`
+alone, and the online 20-NN fits on `train/` and scores `val/` or else `test/`. Any other folder is
+trained on whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.errors import NoImages
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Pictures on disk with their classes.
+
+    paths: N files.
+    labels: (N,) int64, index into `classes`, or -1.
+    classes: names, sorted.
+    """
+
+    paths: tuple[Path, ...]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def keep(self, index: np.ndarray) -> ImageFiles:
+        """Those at `index` (int64), in that order."""
+        return ImageFiles(tuple(self.paths[i] for i in index), self.labels[index], self.classes)
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """A labelled set, with classes counted alike in both parts."""
+
+    name: str
+    train: ImageFiles
+    test: ImageFiles
+
+
+def training_files(folders: Sequence[Path]) -> ImageFiles:
+    """All pictures to pretrain on; the labels serve to measure neighbour accuracy and nothing else.
+
+    Raises:
+        NoImages: one of the folders holds none.
+    """
+    if not folders:
+        raise NoImages("No folder of pictures was given: name one with --data DIR.")
+    paths: list[Path] = []
+    names: list[str | None] = []
+    for folder in map(Path, folders):
+        parts = [folder]
+        if (folder / "train").is_dir():
+            parts = [folder / part for part in ("train", "unlabelled") if (folder / part).is_dir()]
+        for part in parts:
+            found = list_images(part)
+            labels = [None if part.name == "unlabelled" else label_of(path, folder) for path in found]
+            # two data folders may use one class name for different things
+            names += [label and f"{folder.resolve()}/{label}" for label in labels]
+            paths += found
+    return _files(paths, names, sorted({name for name in names if name}))
+
+
+def evaluation_sets(folders: Sequence[Path]) -> list[EvaluationSet]:
+    """The data folders that can score an encoder: those with `train/` and `val/` or `test/`, each with classes."""
+    sets = []
+    for folder in map(Path, folders):
+        held_out = next((folder / split for split in ("val", "test") if (folder / split).is_dir()), None)
+        if held_out is not None and (folder / "train").is_dir():
+            sets.append(evaluation_set(folder, held_out.name))
+    return [one for one in sets if len(one.train.classes) > 1]
+
+
+def evaluation_set(folder: Path, split: str) -> EvaluationSet:
+    """Fits on `folder/train`, scores `folder/split`.
+
+    Raises:
+        NoImages: either part holds no picture.
+    """
+    parts = {part: list_images(folder / part) for part in ("train", split)}
+    names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
+    classes = sorted({name for name in names["train"] if name})
+    return EvaluationSet(
+        folder.resolve().name, *(_files(parts[part], names[part], classes) for part in ("train", split))
+    )
+
+
+def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:
+    number = {name: i for i, name in enumerate(classes)}
+    labels = np.array([number.get(name, UNLABELLED) if name else UNLABELLED for name in names], dtype=np.int64)
+    return ImageFiles(tuple(paths), labels, tuple(classes))

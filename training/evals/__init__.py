@@ -1,0 +1,1 @@
+"""Protocols that score an encoder; each yields (name, value)."""
