@@ -28,7 +28,6 @@ import numpy as np
 import timm
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 import nnclr_hub
@@ -37,6 +36,7 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import CheckpointError, NoImages, RunExists, TrainingDiverged
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.progress import bar
 from nnclr_hub.publish.export import export_model
 
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -170,7 +170,7 @@ def pretrain(
     labels = torch.from_numpy(files.labels)
     first, second = AUGMENTATIONS[recipe.augmentation]
     learner.train()
-    with stop_signals() as stop, bar(say, f"{name}", unit="images", scale=recipe.batch_size) as advance:
+    with stop_signals() as stop, bar(say, name, each=recipe.batch_size) as advance:
         while step < steps:
             epoch, place = divmod(step, steps_per_epoch)
             if place == 0 or "order" not in locals():
@@ -380,27 +380,3 @@ def stop_signals():
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-@contextmanager
-def bar(say: Console, title: str, unit: str = "pictures", scale: int = 1):
-    """A progress bar with rate and time left; yields advance(done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=say) as progress:
-        task = progress.add_task(title, total=None, rate="")
-        start: list[tuple[float, int]] = []
-
-        def advance(done: int, total: int) -> None:
-            start or start.append((time.perf_counter(), done))
-            seconds, since = time.perf_counter() - start[0][0], done - start[0][1]
-            rate = f"{since * scale / seconds:.0f} {unit}/s" if since and seconds else ""
-            progress.update(task, completed=done, total=total, rate=rate)
-
-        yield advance

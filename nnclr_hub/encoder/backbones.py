@@ -1,0 +1,139 @@
+"""Backbones: the one place that builds networks with timm.
+
+    backbone = create_backbone("resnet50")          # (B, 3, H, W) -> (B, 2048)
+    feature_map(backbone, x)                        # (B, h, w, 2048)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
+
+# the paper's names for timm's
+ALIASES = {
+    "vit_tiny": "vit_tiny_patch16_224",
+    "vit_small": "vit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+    "vit_base_patch8": "vit_base_patch8_224",
+}
+
+
+def timm_name(architecture: str) -> str:
+    """timm's name of an architecture.
+
+    Raises:
+        UnknownModel: timm has none of that name; the sentence names the nearest.
+    """
+    name = ALIASES.get(architecture, architecture)
+    if not timm.is_model(name):
+        close = get_close_matches(name, [*timm.list_models(), *ALIASES], n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see timm.list_models()."
+        raise UnknownModel(f"timm has no architecture {architecture!r}: {hint}")
+    return name
+
+
+def create_backbone(
+    architecture: str,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    image_size: int | None = None,
+    pretrained: bool = False,
+) -> nn.Module:
+    """A network without classifier, freshly initialised: (B, 3, H, W) -> (B, num_features).
+
+    ResNets pool by the mean, vision transformers by the [CLS] token.
+
+    Args:
+        architecture: a timm name, or vit_tiny, vit_small, vit_base, vit_base_patch8.
+        model_args: arguments of the architecture beside timm's defaults, such as {"num_heads": 12}.
+        image_size: side of the input in pixels, for networks whose parameters depend on it.
+        pretrained: take timm's own weights, which need the network or its cache.
+
+    Raises:
+        UnknownModel: no such architecture.
+        InvalidRequest: it does not take those arguments.
+        WeightsMismatch: timm's own weights cannot be had.
+    """
+    name = timm_name(architecture)
+    args = dict(model_args or {})
+    if image_size is not None and sized(name):
+        args.setdefault("img_size", image_size)
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **args)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise InvalidRequest(f"{name} cannot be built with {args}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise InvalidRequest(f"{name} cannot be built with {args}: {error}") from error
+        raise WeightsMismatch(
+            f"timm's weights for {name} cannot be had ({type(error).__name__}): check the connection to the Hugging "
+            "Face Hub, or name a model that is on this machine."
+        ) from error
+
+
+def sized(architecture: str) -> bool:
+    """Whether the network's parameters depend on the input's size, as a vision transformer's do."""
+    config = timm.get_pretrained_cfg(timm_name(architecture), allow_unregistered=False)
+    return bool(config is not None and config.fixed_input_size)
+
+
+def pooling(backbone: nn.Module) -> str:
+    """How the network pools: "avg", "token", ..."""
+    pool = getattr(backbone, "global_pool", "avg")
+    return pool if isinstance(pool, str) else str(getattr(pool, "pool_type", "avg"))
+
+
+def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
+    """The last stage before pooling: (B, 3, H, W) -> (B, h, w, D).
+
+    A ResNet's is the output of stage 4 after its ReLU, a vision transformer's the patch tokens after
+    the last norm, without [CLS] and other prefix tokens.
+
+    Raises:
+        InvalidRequest: the network's features are neither.
+    """
+    features = backbone.forward_features(x)  # type: ignore[operator]
+    if features.ndim == 4:
+        # timm's networks with a channels-last layout say so in output_fmt
+        return features if str(getattr(backbone, "output_fmt", "NCHW")) == "NHWC" else features.permute(0, 2, 3, 1)
+    if features.ndim == 3 and hasattr(backbone, "patch_embed"):
+        patches = features[:, int(getattr(backbone, "num_prefix_tokens", 0)) :]
+        grid: Any = backbone.patch_embed.grid_size  # type: ignore[union-attr]
+        return patches.unflatten(1, tuple(grid))
+    raise InvalidRequest(f"{type(backbone).__name__} has no feature map: its features are {tuple(features.shape)}.")
+
+
+def is_convolutional(backbone: nn.Module) -> bool:
+    """Whether most weights are convolutions, which run faster with channels last."""
+    convolutions = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Conv2d))
+    return convolutions > sum(p.numel() for p in backbone.parameters()) / 2
+
+
+@torch.no_grad()
+def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
+    """Loads weights strictly: every key must fit, none may be missing or left over.
+
+    Raises:
+        WeightsMismatch: names the first keys that do not.
+    """
+    own = backbone.state_dict()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    shapes = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
+    if missing or extra or shapes:
+        parts = [
+            f"{what} {', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
+            for what, keys in (("missing", missing), ("not expected", extra), ("of another shape", sorted(shapes)))
+            if keys
+        ]
+        raise WeightsMismatch(
+            f"The weights of {origin} do not fit the architecture that its config.json names ({'; '.join(parts)}): "
+            "export or convert the model again."
+        )
+    backbone.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})

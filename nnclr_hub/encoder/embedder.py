@@ -1,0 +1,40 @@
+"""Embedder: what turns pictures into vectors, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from nnclr_hub.errors import ImageError
+
+ImageLike = Path | str | bytes | Image.Image | np.ndarray
+
+
+class Embedder(Protocol):
+    """An encoder, or a server's engine around one.
+
+    name: the source it was loaded from.
+    fingerprint: hash of weights and preprocessing; equal fingerprints give comparable vectors.
+    embed_dim: D.
+    """
+
+    name: str
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def embed_dim(self) -> int: ...
+
+    def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
+        """One entry a picture: its (D,) float32 unit vector, or why it has none."""
+        ...
+
+    def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
+        """(N, D) float32 unit rows; raises the first ImageError."""
+        ...

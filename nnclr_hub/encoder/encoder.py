@@ -1,0 +1,244 @@
+"""Encoder: pictures in, unit vectors out.
+
+    encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+    encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
+    encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
+    encoder.tokens(["a.jpg"])                       # (1, h, w, D)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from nnclr_hub.encoder.backbones import create_backbone, feature_map, is_convolutional, load_state
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.hub.layout import ModelConfig, read_weights
+from nnclr_hub.hub.sources import resolve
+
+BATCH = 64
+
+
+class Encoder:
+    """A backbone with its preprocessing; safe to call from many threads.
+
+    Args:
+        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode.
+        preprocessing: what it wants done to a picture.
+        name: the source it came from.
+        device: None: the GPU if there is one.
+        precision: "fp32", or "bf16" for autocast.
+        config: the model folder's config.json, if it came from one.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        preprocessing: Preprocessing,
+        *,
+        name: str = "encoder",
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        config: ModelConfig | None = None,
+    ) -> None:
+        if precision not in ("fp32", "bf16"):
+            raise InvalidRequest(f"Precision {precision!r} is none of fp32, bf16.")
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
+        self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        self.transform = EvalTransform(preprocessing)
+        self.name = name
+        self.precision = precision
+        self.config = config
+
+    @property
+    def embed_dim(self) -> int:
+        """D, length of a vector."""
+        return int(self.backbone.num_features)  # type: ignore[arg-type]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the SHA-256 of weights and preprocessing: the same on every device."""
+        digest = hashlib.sha256(json.dumps(vars(self.transform.preprocessing), sort_keys=True).encode())
+        for key, value in sorted(self.backbone.state_dict().items()):
+            value = value.detach().cpu().contiguous()
+            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        if self.config is not None:  # equal weights under other arguments make another network
+            arguments = [self.config.architecture, dict(self.config.model_args), self.config.global_pool]
+            digest.update(json.dumps(arguments, sort_keys=True).encode())
+        return digest.hexdigest()[:32]
+
+    # ---- vectors
+
+    def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
+        """One entry a picture: its (D,) float32 unit vector, or the ImageError that says why it has none.
+
+        Args:
+            images: paths, bytes, PIL images, (H, W, 3) uint8 arrays; or a tensor (N, 3, H, W): uint8 RGB
+                gets the whole transform, float is taken as transformed already.
+
+        Raises:
+            InvalidRequest: a tensor of another shape, or something that is no picture.
+        """
+        if isinstance(images, Tensor):
+            return self._embed_tensor(images)
+        results: list[np.ndarray | ImageError] = []
+        for crops in self._prepared(images):
+            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
+            vectors = iter(self.forward_crops(np.stack(good)) if good else ())
+            results += [crop if isinstance(crop, ImageError) else next(vectors) for crop in crops]
+        return results
+
+    def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
+        """(N, D) float32, unit rows.
+
+        Raises:
+            ImageError: the first picture that cannot be read; its message names the picture.
+        """
+        images = images if isinstance(images, Tensor) else _as_list(images)
+        results = self.embed_each(images)
+        for index, result in enumerate(results):
+            if isinstance(result, ImageError):
+                given = images[index]
+                which = str(given) if isinstance(given, str | Path) else f"number {index}"
+                raise type(result)(f"Image {which}: {result}") from result
+        return np.stack(results) if results else np.zeros((0, self.embed_dim), np.float32)  # type: ignore[arg-type]
+
+    def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
+        """The feature map before pooling, not normalised: (N, h, w, D) float32.
+
+        Raises:
+            ImageError: the first picture that cannot be read.
+        """
+        if isinstance(images, Tensor):
+            return np.concatenate([self._forward(x, feature_map) for x in self._as_inputs(images).split(BATCH)])
+        maps = []
+        for crops in self._prepared(_as_list(images)):
+            for crop in crops:
+                if isinstance(crop, ImageError):
+                    raise crop
+            maps.append(self._forward(self.transform.normalise(np.stack(crops)), feature_map))  # type: ignore[arg-type]
+        if not maps:
+            raise InvalidRequest("No image was given: tokens needs at least one.")
+        return np.concatenate(maps)
+
+    # ---- the two halves, for programs that decode and batch on their own
+
+    def prepare(self, image: ImageLike) -> np.ndarray:
+        """(S, S, 3) uint8: one picture decoded, resized and cropped.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        return self.transform.crop(decode_image(_readable(image)))
+
+    def forward_crops(self, crops: np.ndarray | Tensor) -> np.ndarray:
+        """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 unit rows, in one batch."""
+        return self._forward(self.transform.normalise(crops), lambda backbone, x: F.normalize(backbone(x).float()))
+
+    # ---- inside
+
+    def _prepared(self, images: Iterable[ImageLike]) -> Iterator[list[np.ndarray | ImageError]]:
+        """Batches of crops; the next batch is decoded while the caller runs this one through the network."""
+
+        def prepare(image: ImageLike) -> np.ndarray | ImageError:
+            try:
+                return self.prepare(image)
+            except ImageError as error:
+                return error
+
+        rest = iter(images)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ahead = [pool.submit(prepare, image) for image in islice(rest, BATCH)]
+            while ahead:
+                current, ahead = ahead, [pool.submit(prepare, image) for image in islice(rest, BATCH)]
+                yield [future.result() for future in current]
+
+    def _embed_tensor(self, images: Tensor) -> list[np.ndarray | ImageError]:
+        inputs = self._as_inputs(images)
+        unit = [self._forward(x, lambda net, x: F.normalize(net(x).float())) for x in inputs.split(BATCH)]
+        return [row for rows in unit for row in rows]
+
+    def _as_inputs(self, images: Tensor) -> Tensor:
+        """(N, 3, S, S) float of a uint8 or an already transformed batch."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InvalidRequest(f"A tensor of images is (N, 3, H, W); this one is {tuple(images.shape)}.")
+        if images.dtype == torch.uint8:
+            pictures = [Image.fromarray(one) for one in images.permute(0, 2, 3, 1).cpu().numpy()]
+            size = self.transform.preprocessing.input_size
+            crops = [self.transform.crop(picture) for picture in pictures]
+            return self.transform.normalise(np.stack(crops) if crops else np.zeros((0, size, size, 3), np.uint8))
+        if not images.is_floating_point():
+            raise InvalidRequest(f"A tensor of images is uint8 RGB or transformed float; this one is {images.dtype}.")
+        if not images.isfinite().all():
+            raise InvalidRequest("The tensor of images holds NaN or infinity: check how it was made.")
+        return images
+
+    @torch.inference_mode()
+    def _forward(self, x: Tensor, compute: Any) -> np.ndarray:
+        x = x.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return compute(self.backbone, x).float().cpu().numpy()
+
+
+def load_encoder(source: str | Path, *, device: str | None = None, precision: str = "fp32") -> Encoder:
+    """The encoder of any source that `nnclr_hub.hub.sources` reads, verified.
+
+    Args:
+        source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...
+        device: None: the GPU if there is one.
+        precision: "fp32" or "bf16".
+
+    Raises:
+        UnknownModel, ModelFilesMissing, TamperedModel, WeightsMismatch.
+    """
+    found = resolve(str(source))
+    if found.folder is None:
+        return _load_from_timm(str(source), found.architecture, found.seed, device, precision)
+    config = found.config
+    preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    backbone = create_backbone(config.architecture, model_args=config.model_args)
+    load_state(backbone, read_weights(found.folder), str(source))
+    return Encoder(backbone, preprocessing, name=str(source), device=device, precision=precision, config=config)
+
+
+def _load_from_timm(source: str, architecture: str, seed: int | None, device: str | None, precision: str) -> Encoder:
+    """timm's own weights, or random ones from a seed that leave the global generator as it was."""
+    if seed is None:
+        backbone = create_backbone(architecture, pretrained=True)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone = create_backbone(architecture)
+    preprocessing = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
+    return Encoder(backbone, preprocessing, name=source, device=device, precision=precision)
+
+
+def _as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
+    if isinstance(images, str | bytes | Path | Image.Image):
+        raise InvalidRequest("Give a list of images, even for one: encoder.embed([image]).")
+    return list(images)
+
+
+def _readable(image: ImageLike) -> Path | str | bytes | Image.Image:
+    if not isinstance(image, np.ndarray):
+        return image
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise InvalidRequest(f"An array is one image of (H, W, 3) uint8; this one is {image.shape} {image.dtype}.")
+    return Image.fromarray(image)

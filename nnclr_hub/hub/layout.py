@@ -1,0 +1,124 @@
+"""The model folder: one set of files that timm, transformers, torch.hub and this library load.
+
+    config.json                timm's layout, with a block "nnclr" of our own
+    model.safetensors          the bare timm state dict
+    nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
+    README.md                  the model card
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nnclr_hub.errors import ModelFilesMissing, WeightsMismatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+HEADS = "nnclr_heads.safetensors"
+CARD = "README.md"
+FORMAT_VERSION = 1
+REQUIRED = ("architecture", "num_features", "pretrained_cfg")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """config.json.
+
+    architecture: timm's name.
+    model_args: arguments beside timm's defaults; always written, even when empty, for transformers needs it.
+    num_features: D.
+    global_pool: "avg" or "token".
+    pretrained_cfg: timm's preprocessing and layer names.
+    nnclr: how the encoder came to be, its metrics, and the sha256 of its weights.
+    """
+
+    architecture: str
+    model_args: Mapping[str, Any]
+    num_features: int
+    global_pool: str
+    pretrained_cfg: Mapping[str, Any]
+    nnclr: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """The file's text; the same for the same model."""
+        fields = {
+            "architecture": self.architecture,
+            "num_classes": 0,
+            "num_features": self.num_features,
+            "global_pool": self.global_pool,
+            "model_args": dict(self.model_args),
+            "pretrained_cfg": dict(self.pretrained_cfg),
+            "nnclr": dict(self.nnclr),
+        }
+        return json.dumps(fields, indent=2) + "\n"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The folder's config.json.
+
+    Raises:
+        ModelFilesMissing: there is none.
+        WeightsMismatch: it cannot be read, or lacks a field.
+    """
+    path = require(folder, CONFIG)
+    try:
+        fields = json.loads(path.read_text())
+        missing = [name for name in REQUIRED if name not in fields]
+    except (ValueError, TypeError) as error:
+        raise WeightsMismatch(f"{path} is not valid JSON ({error}): fetch or export the model again.") from error
+    if missing:
+        raise WeightsMismatch(f"{path} lacks {', '.join(missing)}: it is no model folder of ours; export it again.")
+    return ModelConfig(
+        architecture=fields["architecture"],
+        model_args=fields.get("model_args") or {},
+        num_features=fields["num_features"],
+        global_pool=fields.get("global_pool", "avg"),
+        pretrained_cfg=fields["pretrained_cfg"],
+        nnclr=fields.get("nnclr") or {},
+    )
+
+
+def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
+    """The tensors of a safetensors file in the folder.
+
+    Raises:
+        ModelFilesMissing: it is not there.
+        WeightsMismatch: it is cut off or no safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = require(folder, name)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsMismatch(f"{path} is damaged ({error}): fetch or export the model again.") from error
+
+
+def require(folder: Path, name: str) -> Path:
+    """The path of a file of the folder.
+
+    Raises:
+        ModelFilesMissing: it is not there.
+    """
+    path = Path(folder) / name
+    if not path.is_file():
+        there = "the folder does not exist" if not Path(folder).is_dir() else "a model folder holds " + " and ".join(
+            (CONFIG, WEIGHTS)
+        )
+        raise ModelFilesMissing(f"{path} is missing: {there}; fetch or export the model again.")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,51 @@
+"""Which encoders a workbench can use."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from nnclr_hub.encoder.embedder import Embedder
+
+
+class Models(Protocol):
+    """Hands out embedders by source."""
+
+    default: str
+
+    def get(self, source: str | None = None) -> Embedder:
+        """The embedder of that source (see `nnclr_hub.hub.sources`); None: the default one."""
+        ...
+
+
+class Encoders:
+    """Loads each encoder on its first use and keeps it.
+
+    Args:
+        default: source of the encoder to use where none is named; None: the best starter.
+        device: "cpu", "cuda", ...; None: the GPU if there is one.
+        precision: "fp32" or "bf16".
+    """
+
+    def __init__(self, default: str | None = None, *, device: str | None = None, precision: str = "fp32") -> None:
+        from nnclr_hub.hub.registry import default_model
+
+        self.default = default or default_model()
+        self._device = device
+        self._precision = precision
+        self._loaded: dict[str, Embedder] = {}
+        self._lock = threading.Lock()
+
+    def get(self, source: str | None = None) -> Embedder:
+        """The encoder of that source, loaded once.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
+        from nnclr_hub.encoder.encoder import load_encoder
+
+        source = source or self.default
+        with self._lock:  # two callers at once must not load it twice
+            if source not in self._loaded:
+                self._loaded[source] = load_encoder(source, device=self._device, precision=self._precision)
+            return self._loaded[source]

@@ -1,0 +1,87 @@
+"""Pictures, vectors and items to their neighbours in a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.preprocess import decode_image
+from nnclr_hub.errors import InvalidRequest, ItemNotFound
+from nnclr_hub.store.base import Collection, Match
+
+MAX_K = 1000
+
+
+def crop_to_box(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
+    """The part of an upright picture inside a box.
+
+    Args:
+        box: x0, y0, x1, y1 in pixels; must overlap the picture by at least one pixel each way.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    x0, y0, x1, y1 = box
+    left, top = max(0, int(np.floor(x0))), max(0, int(np.floor(y0)))
+    right, bottom = min(image.width, int(np.ceil(x1))), min(image.height, int(np.ceil(y1)))
+    if not (x0 < x1 and y0 < y1 and left < right and top < bottom):
+        raise InvalidRequest(
+            f"The box {list(box)} does not lie on the picture of {image.width} x {image.height} pixels: "
+            "give x0 < x1 and y0 < y1 within it."
+        )
+    return image.crop((left, top, right, bottom))
+
+
+def embed_query(
+    embedder: Embedder,
+    image: Path | bytes | Image.Image,
+    box: tuple[float, float, float, float] | None = None,
+) -> np.ndarray:
+    """The vector of a picture or of a box on it: (D,) float32, unit.
+
+    Raises:
+        ImageError: the picture cannot be read.
+        InvalidRequest: the box is not on the picture.
+    """
+    decoded = decode_image(image)
+    return embedder.embed([decoded if box is None else crop_to_box(decoded, box)])[0]
+
+
+def search_by_vector(
+    collection: Collection,
+    vector: np.ndarray,
+    k: int = 10,
+    *,
+    where: Mapping[str, Any] | None = None,
+    exact: bool = False,
+    score_threshold: float | None = None,
+    with_vector: bool = False,
+) -> list[Match]:
+    """The k nearest items, best first.
+
+    Raises:
+        InvalidRequest: k outside 1 ... 1000, or a vector that does not fit the collection.
+    """
+    if not 1 <= k <= MAX_K:
+        raise InvalidRequest(f"k={k} is not possible: ask for 1 to {MAX_K} neighbours.")
+    return collection.search(
+        vector, k, where=where, exact=exact, score_threshold=score_threshold, with_vector=with_vector
+    )
+
+
+def search_by_id(collection: Collection, id: str, k: int = 10, **options: Any) -> list[Match]:
+    """The k nearest items of one that is in the collection, without itself.
+
+    Raises:
+        ItemNotFound: no item has that id.
+    """
+    found = collection.get([id])
+    if not found:
+        raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r}: list its items to see their ids.")
+    matches = search_by_vector(collection, found[0].vector, min(k + 1, MAX_K), **options)
+    return [match for match in matches if match.id != id][:k]

@@ -1,0 +1,136 @@
+"""Workbench: encoders and a store, and what people do with both.
+
+    bench = Workbench(Encoders(), open_store("./nnclr-store"))
+    bench.index_folder("photos", Path("~/photos").expanduser())
+    bench.search("photos", image=Path("query.jpg"), k=5)
+
+The command line, REST and the page all work through it, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.store.base import Collection, CollectionSpec, Match, VectorStore
+from nnclr_hub.workbench.indexing import ImageError, IndexReport, NewImage, add_images, index_folder
+from nnclr_hub.workbench.models import Models
+from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
+
+
+class Workbench:
+    """See the module.
+
+    Args:
+        models: hands out embedders.
+        store: holds the collections.
+    """
+
+    def __init__(self, models: Models, store: VectorStore) -> None:
+        self.models = models
+        self.store = store
+
+    # ---- collections
+
+    def collection(self, name: str) -> Collection:
+        """An existing collection.
+
+        Raises:
+            CollectionNotFound: names those that exist.
+        """
+        return self.store.get(name)
+
+    def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
+        """The collection, created for the model if it is not there, with the embedder that fills it.
+
+        Args:
+            model: source; None: the collection's own model, or the default for a new one.
+
+        Raises:
+            FingerprintMismatch: the collection was made with another encoder.
+        """
+        try:
+            collection = self.store.get(name)
+        except CollectionNotFound:
+            embedder = self.models.get(model)
+            return self.store.create(name, CollectionSpec.of(embedder)), embedder
+        embedder = self.embedder_of(collection, model)
+        return collection, embedder
+
+    def embedder_of(self, collection: Collection, model: str | None = None) -> Embedder:
+        """The embedder whose vectors the collection holds.
+
+        Raises:
+            FingerprintMismatch: the model is not the one the collection was made with.
+        """
+        embedder = self.models.get(model or collection.spec.model or None)
+        collection.check(embedder)
+        return embedder
+
+    # ---- vectors in
+
+    def index_folder(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        model: str | None = None,
+        prune: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> IndexReport:
+        """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
+        from nnclr_hub.encoder.image_folder import list_images
+
+        list_images(folder)  # a wrong folder must not leave an empty collection behind
+        collection, embedder = self.ensure_collection(name, model)
+        return index_folder(collection, embedder, folder, prune=prune, progress=progress)
+
+    def add_images(self, name: str, images: Sequence[NewImage]) -> list[ImageError | None]:
+        """Embeds pictures into an existing collection; one entry a picture: None or its error."""
+        collection = self.collection(name)
+        return add_images(collection, self.embedder_of(collection), images)
+
+    # ---- neighbours out
+
+    def search(
+        self,
+        name: str,
+        *,
+        image: Path | bytes | Image.Image | None = None,
+        box: tuple[float, float, float, float] | None = None,
+        vector: np.ndarray | None = None,
+        id: str | None = None,
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = False,
+        score_threshold: float | None = None,
+        with_vector: bool = False,
+    ) -> list[Match]:
+        """The k nearest items of a picture (or a box on it), of a vector, or of an item; best first.
+
+        Raises:
+            InvalidRequest: not exactly one of image, vector and id; a box without an image.
+            ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
+        """
+        if sum(query is not None for query in (image, vector, id)) != 1:
+            raise InvalidRequest("A search takes exactly one of image, vector and id.")
+        if box is not None and image is None:
+            raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
+        collection = self.collection(name)
+        options: dict[str, Any] = {
+            "where": where,
+            "exact": exact,
+            "score_threshold": score_threshold,
+            "with_vector": with_vector,
+        }
+        if id is not None:
+            return search_by_id(collection, id, k, **options)
+        if image is not None:
+            vector = embed_query(self.embedder_of(collection), image, box)
+        return search_by_vector(collection, np.asarray(vector, np.float32), k, **options)
