@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, NoImages
 
@@ -42,12 +43,6 @@ class ImagePack:
 
     def __len__(self) -> int:
         return len(self.pixels)
-
-
-def cache_folder() -> Path:
-    """Where packs are kept: below $NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub."""
-    base = os.environ.get("NNCLR_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnclr_hub"
 
 
 def build_pack(

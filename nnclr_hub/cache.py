@@ -1,0 +1,14 @@
+"""The folder for what can be made or fetched again: decoded pictures, the demo's gallery."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub."""
+    chosen = os.environ.get("NNCLR_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnclr_hub"

@@ -1,0 +1,13 @@
+"""`nnclr`: the command line. Each verb group is a file; the work is done elsewhere.
+
+    python -m nnclr_hub.cli --help          # the same without installing
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """The entry point."""
+    from nnclr_hub.cli.app import app
+
+    app(prog_name="nnclr")

@@ -1,0 +1,90 @@
+"""nnclr models, info, export."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.verbs import Json, out, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(models)
+    app.command()(info)
+    app.command()(export)
+
+
+def models(as_json: Json = False) -> None:
+    """List the published encoders, the default first.
+
+    Example: nnclr models
+    """
+    from nnclr_hub.hub.registry import MODELS
+
+    if as_json:
+        print_json([asdict(model) for model in MODELS.values()])
+        return
+    table = Table("name", "architecture", "dim", "parameters", "input", "measured", box=None, header_style="bold")
+    for model in MODELS.values():
+        measured = ", ".join(f"{name} {value:.3f}" for name, value in model.metrics.items())
+        table.add_row(
+            model.name,
+            model.architecture,
+            str(model.embed_dim),
+            f"{model.parameters / 1e6:.1f} M",
+            f"{model.input_size} px",
+            measured,
+        )
+    out.print(table)
+
+
+def info(
+    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, or any source.")], as_json: Json = False
+) -> None:
+    """Load an encoder, verify it, and say what it is.
+
+    Example: nnclr info nnclr_resnet18_small_cpu_starter
+    """
+    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.registry import MODELS
+
+    encoder = load_encoder(source, device="cpu")
+    preprocessing = encoder.transform.preprocessing
+    facts = {
+        "source": source,
+        "architecture": encoder.config.architecture if encoder.config else source.partition(":")[2],
+        "embed_dim": encoder.embed_dim,
+        "parameters": sum(parameter.numel() for parameter in encoder.backbone.parameters()),
+        "fingerprint": encoder.fingerprint,
+        "preprocessing": asdict(preprocessing),
+        "provenance": dict(encoder.config.nnclr) if encoder.config else {},
+    }
+    if source in MODELS:
+        published = MODELS[source]
+        facts |= {"license": published.license, "data": published.data, "metrics": dict(published.metrics)}
+    if as_json:
+        print_json(facts)
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", str(value))
+    out.print(table)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+) -> None:
+    """Copy a run's encoder to a model folder that timm, transformers and nnclr load.
+
+    Example: nnclr export runs/photos models/photos
+    """
+    from nnclr_hub.publish.export import export_run
+
+    out.print(f"written: {export_run(run, folder, dtype=dtype)}")

@@ -1,0 +1,165 @@
+"""nnclr embed, index, search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, fail, out, print_json
+from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
+
+Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
+SHOWN = 20  # broken files listed before the rest is only counted
+CHUNK = 256  # pictures between two moves of the bar
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(embed)
+    app.command()(index)
+    app.command()(search)
+
+
+def embed(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    model: Model = None,
+    to: Annotated[Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")] = None,
+) -> None:
+    """Turn pictures into vectors: a line of JSON each, or one .npy file.
+
+    Example: nnclr embed photos --out photos.npy
+    """
+    import numpy as np
+
+    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench import Encoders
+
+    if to is not None and to.suffix != ".npy":
+        raise InvalidRequest(f"--out {to} must end in .npy, for example --out {to.with_suffix('.npy')}.")
+    paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
+    encoder = Encoders(model).get()
+    good: list[tuple[Path, Any]] = []
+    broken: list[tuple[str, str]] = []
+    with bar(err, "embedding") as advance:
+        for start in range(0, len(paths), CHUNK):
+            chunk = paths[start : start + CHUNK]
+            for path, result in zip(chunk, encoder.embed_each(chunk), strict=True):
+                if isinstance(result, ImageError):
+                    broken.append((str(path), str(result)))
+                else:
+                    good.append((path, result))
+            advance(start + len(chunk), len(paths))
+    list_broken(broken)
+    if not good:
+        raise ImageError(f"Not one of the {len(paths)} pictures could be read.")
+    if to is None:
+        for path, vector in good:
+            typer.echo(json.dumps({"path": str(path), "embedding": vector.tolist()}))
+        return
+    np.save(to, np.stack([vector for _, vector in good]))
+    names = to.with_suffix(".txt")
+    names.write_text("".join(f"{path}\n" for path, _ in good))
+    err.print(f"written: {to} ({len(good)} x {encoder.embed_dim} float32) and {names}")
+
+
+def index(
+    photos: Annotated[Path, typer.Argument(help="Folder of pictures, searched with its subfolders.")],
+    collection: Collection,
+    store: Store = DEFAULT_STORE,
+    model: Model = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file is gone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed a folder into a collection; again, to take up what is new or changed.
+
+    Example: nnclr index photos --collection photos
+    """
+    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import Encoders, Workbench
+
+    list_images(photos)  # a wrong folder must not leave an empty store behind
+    with open_store(str(store)) as opened, bar(err, "indexing") as advance:
+        bench = Workbench(Encoders(model), opened)
+        report = bench.index_folder(collection, photos, model=model, prune=prune, progress=advance)
+        total = bench.collection(collection).count()
+    if as_json:
+        print_json({"collection": collection, "items": total, **asdict(report)})
+        return
+    list_broken(report.broken)
+    out.print(
+        f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
+        f"{report.removed} removed, {len(report.broken)} broken; {total} items in {store}"
+    )
+
+
+def search(
+    images: Annotated[list[Path], typer.Argument(help="Query pictures.")],
+    collection: Collection,
+    store: Store = DEFAULT_STORE,
+    k: Annotated[int, typer.Option("-k", help="Neighbours a picture.")] = 5,
+    where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Find the nearest pictures of a collection; works beside a running server.
+
+    Example: nnclr search query.jpg --collection photos -k 5
+    """
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import Encoders, Workbench
+
+    try:
+        condition = json.loads(where) if where else None
+    except ValueError as error:
+        raise InvalidFilter(
+            f"--where is not JSON ({error}): write it like "
+            '\'{"must": [{"key": "label", "match": "cat"}]}\'.'
+        ) from error
+    answers: list[dict[str, Any]] = []
+    failed: list[ImageError] = []
+    with open_store(str(store), read_only=True) as opened:
+        bench = Workbench(Encoders(model), opened)
+        bench.embedder_of(bench.collection(collection), model)
+        for image in images:
+            try:
+                matches = bench.search(collection, image=image, k=k, where=condition)
+            except ImageError as error:
+                failed.append(type(error)(f"{image}: {error}"))
+                answers.append({"error": {"code": error.code, "detail": str(error)}})
+            else:
+                answers.append({"matches": [{"id": m.id, "score": m.score, "metadata": dict(m.metadata)} for m in matches]})
+    if as_json and len(failed) < len(images):
+        print_json(answers[0] if len(images) == 1 else answers)
+    elif not as_json:
+        _print_matches(images, answers)
+    if failed:
+        fail(failed[0])
+
+
+def _print_matches(images: Sequence[Path], answers: Sequence[dict[str, Any]]) -> None:
+    for image, answer in zip(images, answers, strict=True):
+        if "error" in answer:
+            continue
+        table = Table("score", "label", "path", box=None, header_style="bold", title=str(image), title_justify="left")
+        for match in answer["matches"]:
+            about = match["metadata"]
+            path = str(Path(about.get("root", ""), about["path"])) if "path" in about else match["id"]
+            table.add_row(f"{match['score']:.4f}", str(about.get("label", "")), path)
+        out.print(table)
+
+
+def list_broken(broken: Sequence[tuple[str, str]]) -> None:
+    """Names the files that could not be read, on standard error."""
+    for path, reason in broken[:SHOWN]:
+        err.print(f"skipped {path}: {reason}", style="yellow", markup=False, soft_wrap=True)
+    if len(broken) > SHOWN:
+        err.print(f"... and {len(broken) - SHOWN} more", style="yellow")

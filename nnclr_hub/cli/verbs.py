@@ -1,0 +1,78 @@
+"""What all verbs share: errors as one sentence, exit codes, tables for people and JSON for programs.
+
+Exit codes: 0 done; 1 it could not be done; 2 the call was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+import nnclr_hub
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Store = Annotated[Path, typer.Option("--store", help="Folder of the vector store.")]
+Model = Annotated[str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")]
+DEFAULT_STORE = Path("nnclr-store")
+
+
+class OneSentence(TyperGroup):
+    """Ends with the sentence of a library error instead of its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NNCLRHubError as error:
+            fail(error)
+        except BrokenPipeError:  # the reader of our output went away, as `| head` does
+            raise typer.Exit(1) from None
+
+
+def fail(error: NNCLRHubError) -> None:
+    """Prints the error's sentence and ends the program.
+
+    Raises:
+        typer.Exit: 2 for a wrong call, else 1.
+    """
+    err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
+
+
+def new_app() -> typer.Typer:
+    """An empty command line with --version."""
+    app = typer.Typer(
+        cls=OneSentence,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="NNCLR encoders: pretrain, embed, index, search, serve.",
+    )
+
+    def version(wanted: bool) -> None:
+        if wanted:
+            out.print(nnclr_hub.__version__)
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print it.")] = False,
+    ) -> None: ...
+
+    return app
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

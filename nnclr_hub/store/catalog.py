@@ -1,0 +1,168 @@
+"""The truth: SQLite files, and how they are opened.
+
+    STORE/catalog.sqlite             names of collections
+    STORE/collections/UUID.sqlite    a collection: items, vectors and thumbnails in tables of their own,
+                                     the log of changes, the index snapshots
+
+Write-ahead log with synchronous=FULL: a COMMIT that returned survives kill -9, a crash of the system
+and, if the disk honours fsync, the loss of power.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nnclr_hub.errors import DiskFull, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.where import key_expression
+
+SCHEMA = 1
+PAGE_SIZE = 16_384
+BUSY_SECONDS = 5.0
+
+_ROOT_TABLES = """
+CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
+"""
+
+# rid: a new one on every upsert, never used again, so a stale index can never mean another item by it
+_COLLECTION_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE items (
+    rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL) STRICT;
+CREATE TABLE vectors (
+    rid INTEGER PRIMARY KEY REFERENCES items ON DELETE CASCADE, vector BLOB NOT NULL, crc INTEGER NOT NULL) STRICT;
+CREATE TABLE thumbnails (
+    rid INTEGER PRIMARY KEY REFERENCES items ON DELETE CASCADE, jpeg BLOB NOT NULL) STRICT;
+CREATE TABLE oplog (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT NOT NULL CHECK (op IN ('+', '-')), rid INTEGER NOT NULL) STRICT;
+CREATE TABLE snapshots (
+    generation INTEGER PRIMARY KEY, seq INTEGER NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
+    blake2b TEXT NOT NULL, ntotal INTEGER NOT NULL) STRICT;
+"""
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection with the durability settings, read back.
+
+    Raises:
+        StoreTooNew: a later version's file.
+        StoreCorrupt: no SQLite file, or a setting that would not take.
+    """
+    with translated(path):
+        mode = "ro" if read_only else "rwc"
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,  # transactions are begun by hand
+            check_same_thread=False,  # each is used by one thread, but closed by the one that closes the store
+            timeout=BUSY_SECONDS,
+        )
+        try:
+            _configure(connection, path, read_only)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _configure(connection: sqlite3.Connection, path: Path, read_only: bool) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise StoreTooNew(
+            f"{path} was written by a later version of nnclr_hub (format {version}, this one reads {SCHEMA}): "
+            "install the later version."
+        )
+    wanted = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
+    if not read_only:
+        if version == 0:
+            connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        wanted["journal_mode"] = "wal"
+    for name, value in wanted.items():
+        connection.execute(f"PRAGMA {name} = {value}")
+        actual = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        if actual != value:
+            raise StoreCorrupt(
+                f"{path} cannot be kept safely here ({name} is {actual}, not {value}): use a folder on a local disk."
+            )
+
+
+def create_root(connection: sqlite3.Connection) -> None:
+    """Makes the root catalog's tables if the file is new."""
+    _create(connection, _ROOT_TABLES)
+
+
+def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
+    """Makes a collection's tables, its specification and its indexes on metadata keys."""
+    try:
+        indexes = "".join(
+            f'CREATE INDEX "by_{i}" ON items ({key_expression(key)});\n' for i, key in enumerate(spec.indexed)
+        )
+    except InvalidFilter as error:
+        raise InvalidFilter(f"indexed: {error}") from error
+    _create(connection, _COLLECTION_TABLES + indexes)
+    connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(vars(spec))])
+
+
+def _create(connection: sqlite3.Connection, tables: str) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {tables} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
+    """The specification a collection was made with."""
+    fields = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()[0])
+    return CollectionSpec(**fields)
+
+
+def quick_check(connection: sqlite3.Connection, path: Path) -> None:
+    """SQLite's own check of the file.
+
+    Raises:
+        StoreCorrupt: it found damage.
+    """
+    with translated(path):
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise StoreCorrupt(f"{path} is damaged ({found}): restore it from a backup; nothing was changed.")
+
+
+def last_seq(connection: sqlite3.Connection) -> int:
+    """Number of the last change; it stays when the log is trimmed."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'oplog'").fetchone()
+    return row[0] if row else 0
+
+
+@contextmanager
+def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """One read transaction: everything in the block sees the same state."""
+    connection.execute("BEGIN")
+    try:
+        yield connection
+    finally:
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours.
+
+    Raises:
+        DiskFull, StoreReadOnly, StoreCorrupt, StoreError.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
+        if code == sqlite3.SQLITE_FULL:
+            raise DiskFull(f"The disk that holds {path} is full; nothing was written: free some space, then repeat.") from error
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+            raise StoreReadOnly(f"The disk failed while writing {path} ({error}): check it, then open the store again.") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise StoreCorrupt(f"{path} is damaged ({error}): restore it from a backup.") from error
+        if code == sqlite3.SQLITE_CANTOPEN:
+            raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
+        raise StoreError(f"{path}: {error}.") from error

@@ -1,0 +1,127 @@
+"""`where`: filters on metadata, checked and turned into SQL.
+
+    {"must": [{"key": "label", "match": "cat"}, {"key": "size", "range": {"gte": 1000}}],
+     "should": [...], "must_not": [...]}
+
+A condition names a top-level key and one of
+
+    match   equal to a string, number, boolean or null
+    in      equal to one of a list
+    range   gt, gte, lt, lte: numbers with numbers, strings with strings
+    exists  true or false: the key is there, whatever its value
+    prefix  a string that starts so
+
+A condition on a key that an item lacks does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nnclr_hub.errors import InvalidFilter
+
+Clause = tuple[str, list[Any]]
+_CLAUSES = ("must", "should", "must_not")
+_KINDS = ("match", "in", "range", "exists", "prefix")
+_COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+MAX_CONDITIONS = 64
+MAX_IN = 500
+
+
+def to_sql(where: Mapping[str, Any] | None) -> Clause:
+    """An expression over the column `metadata` and its parameters; ("1", []) without a filter.
+
+    Raises:
+        InvalidFilter: what is wrong, and where.
+    """
+    if where is None:
+        return "1", []
+    if not isinstance(where, Mapping):
+        raise InvalidFilter(f"`where` is an object with {', '.join(_CLAUSES)}; got {where!r:.80}.")
+    unknown = [key for key in where if key not in _CLAUSES]
+    if unknown:
+        raise InvalidFilter(f"`where` has no {unknown[0]!r}: it takes {', '.join(_CLAUSES)}.")
+    if any(not isinstance(conditions, list | tuple) for conditions in where.values()):
+        raise InvalidFilter("The parts of `where` are lists of conditions.")
+    if sum(map(len, where.values())) > MAX_CONDITIONS:
+        raise InvalidFilter(f"`where` has more than {MAX_CONDITIONS} conditions.")
+    parts: list[str] = []
+    parameters: list[Any] = []
+    for name, joint, form in (("must", " AND ", "({})"), ("should", " OR ", "({})"), ("must_not", " OR ", "NOT ({})")):
+        clauses = [_condition(condition) for condition in where.get(name, ())]
+        if clauses:
+            parts.append(form.format(joint.join(sql for sql, _ in clauses)))
+            parameters += [value for _, values in clauses for value in values]
+    return " AND ".join(parts) or "1", parameters
+
+
+def key_expression(key: str) -> str:
+    """SQL for the value of a metadata key; the same text as the expression index of that key.
+
+    Raises:
+        InvalidFilter: the key is no string that can stand there.
+    """
+    return f"json_extract(metadata, {_path(key)})"
+
+
+def _path(key: str) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= 128 or '"' in key or "\\" in key or "\0" in key:
+        raise InvalidFilter(f"A metadata key is 1 to 128 characters without quotes or backslashes; got {key!r:.80}.")
+    # an expression index needs the path in the SQL itself, not as a parameter
+    return "'$.\"" + key.replace("'", "''") + "\"'"
+
+
+def _condition(condition: Any) -> Clause:
+    """Never NULL: 0 or 1 for every item, so that NOT means what it says."""
+    if not isinstance(condition, Mapping) or "key" not in condition:
+        raise InvalidFilter(f'A condition looks like {{"key": "label", "match": "cat"}}; got {condition!r:.80}.')
+    kinds = [kind for kind in condition if kind != "key"]
+    if len(kinds) != 1 or kinds[0] not in _KINDS:
+        raise InvalidFilter(f"A condition has a key and one of {', '.join(_KINDS)}; got {', '.join(map(repr, kinds))}.")
+    key, kind, value = condition["key"], kinds[0], condition[kinds[0]]
+    kind_of = f"json_type(metadata, {_path(key)})"
+    if kind == "exists":
+        if not isinstance(value, bool):
+            raise InvalidFilter(f"exists is true or false; got {value!r:.80}.")
+        return f"({kind_of} IS {'NOT ' if value else ''}NULL)", []
+    if kind == "match":
+        return _equals(key, kind_of, value)
+    if kind == "in":
+        if not isinstance(value, list | tuple) or len(value) > MAX_IN:
+            raise InvalidFilter(f"in takes a list of at most {MAX_IN} values; got {value!r:.80}.")
+        clauses = [_equals(key, kind_of, one) for one in value]
+        sql = " OR ".join(clause for clause, _ in clauses) or "0"
+        return f"({sql})", [parameter for _, parameters in clauses for parameter in parameters]
+    if kind == "prefix":
+        if not isinstance(value, str):
+            raise InvalidFilter(f"prefix takes a string; got {value!r:.80}.")
+        return f"({kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?)", [len(value), value]
+    return _range(key, kind_of, value)
+
+
+def _equals(key: str, kind_of: str, value: Any) -> Clause:
+    if value is None:
+        return f"({kind_of} IS 'null')", []
+    if isinstance(value, bool):
+        return f"({kind_of} IS '{str(value).lower()}')", []
+    return f"({_same_type(kind_of, value, 'match')} AND {key_expression(key)} = ?)", [value]
+
+
+def _range(key: str, kind_of: str, value: Any) -> Clause:
+    if not isinstance(value, Mapping) or not value or any(name not in _COMPARISONS for name in value):
+        raise InvalidFilter(f"range takes some of {', '.join(_COMPARISONS)}; got {value!r:.80}.")
+    parts = [
+        f"{_same_type(kind_of, bound, 'range')} AND {key_expression(key)} {_COMPARISONS[name]} ?"
+        for name, bound in value.items()
+    ]
+    return f"({' AND '.join(parts)})", list(value.values())
+
+
+def _same_type(kind_of: str, value: Any, kind: str) -> str:
+    """JSON's true and 1 look alike to SQL, and so do text and numbers in comparisons; their types do not."""
+    if isinstance(value, str):
+        return f"{kind_of} IS 'text'"
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
+        return f"ifnull({kind_of} IN ('integer', 'real'), 0)"
+    raise InvalidFilter(f"{kind} takes a string or a number; got {value!r:.80}.")

@@ -1,0 +1,189 @@
+"""One thread that writes, with group commit.
+
+Requests that arrive while the last commit is on its way to the disk share the next one. Each runs in
+a savepoint of its own, so that one that fails takes no other with it. The order is the promise:
+
+    BEGIN IMMEDIATE -> rows and log -> COMMIT (durable) -> index (searchable) -> answer
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
+from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.store.catalog import last_seq, translated
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# requests that one transaction takes at most, which bounds how long the first of them waits
+GROUP = 256
+
+
+@dataclass
+class Changes:
+    """What a request did, for the index: rows that died, and rows that came with their vectors."""
+
+    died: list[int] = field(default_factory=list)
+    came: list[int] = field(default_factory=list)
+    vectors: list[np.ndarray] = field(default_factory=list)
+
+
+Apply = Callable[[sqlite3.Connection, Changes], T]
+
+
+@dataclass
+class _Request(Generic[T]):
+    apply: Apply[T]
+    answer: Future[T]
+    alone: bool = False
+    changes: Changes = field(default_factory=Changes)
+    result: Any = None
+
+
+class Writer:
+    """The only writer of a collection's file.
+
+    Args:
+        connection: its own, used by its thread alone.
+        index: updated after each commit.
+        path: of the file, for messages.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, index: AnnIndex, path: Path) -> None:
+        self._connection = connection
+        self._index = index
+        self._path = path
+        self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self.durable_seq = self.indexed_seq = last_seq(connection)
+        self.failure: str | None = None  # why the collection is read-only now
+        self.commits = 0
+        self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, apply: Apply[T]) -> T:
+        """Runs `apply` in the next transaction and returns its result when that is durable and searchable.
+
+        Raises:
+            StoreReadOnly: an earlier write failed on the disk, or the store is closed.
+            whatever `apply` raises; DiskFull, StoreError from the commit.
+        """
+        return self._ask(_Request(apply, Future()))
+
+    def exclusively(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `work` on the writer's thread outside of any transaction, with no write beside it."""
+        return self._ask(_Request(lambda connection, _: work(connection), Future(), alone=True))
+
+    def _ask(self, request: _Request[T]) -> T:
+        with self._closing:
+            if self._closed:
+                raise StoreReadOnly(f"{self._path} is closed: open the store again.")
+            self._requests.put(request)
+        return request.answer.result()
+
+    def close(self) -> None:
+        """Finishes what was submitted, then ends the thread."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._requests.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        open_for_business = True
+        while open_for_business:
+            group = [self._requests.get()]
+            while len(group) < GROUP and not self._requests.empty():
+                group.append(self._requests.get())
+            open_for_business = None not in group
+            waiting = [request for request in group if request is not None and not request.alone]
+            if waiting:
+                self._commit(waiting)
+            for request in group:
+                if request is not None and request.alone:
+                    self._alone(request)
+
+    def _alone(self, request: _Request[Any]) -> None:
+        try:
+            with translated(self._path):
+                request.answer.set_result(request.apply(self._connection, request.changes))
+        except Exception as error:  # noqa: BLE001 - handed to the caller; the thread must go on
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            request.answer.set_exception(error)
+
+    def _commit(self, group: list[_Request[Any]]) -> None:
+        """One transaction for all; every request is answered, whatever happens."""
+        try:
+            if self.failure is not None:
+                raise StoreReadOnly(self.failure)
+            with translated(self._path):
+                done = self._transact(group)
+        except NNCLRHubError as error:
+            if isinstance(error, StoreReadOnly):
+                self.failure = str(error)  # after a failed fsync nobody knows what is on the disk
+            self._fail(group, error)
+        except Exception as error:  # noqa: BLE001 - the thread must outlive any request
+            log.exception("a write to %s failed", self._path)
+            self._fail(group, StoreError(f"The write to {self._path} failed ({type(error).__name__}); nothing was written."))
+        else:
+            self._publish(done)
+
+    def _transact(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            done = [request for request in group if self._try(request)]
+            execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+        self.commits += 1
+        self.durable_seq = last_seq(self._connection)
+        return done
+
+    def _try(self, request: _Request[Any]) -> bool:
+        """Runs one request in a savepoint; its own mistakes are its own alone."""
+        self._connection.execute("SAVEPOINT one")
+        try:
+            request.result = request.apply(self._connection, request.changes)
+        except NNCLRHubError as error:
+            self._connection.execute("ROLLBACK TO one")
+            request.answer.set_exception(error)
+            return False
+        finally:
+            if self._connection.in_transaction:  # a full disk rolls the whole transaction back
+                self._connection.execute("RELEASE one")
+        return True
+
+    def _publish(self, done: list[_Request[Any]]) -> None:
+        """After the commit: into the index, then the answers."""
+        died = [rid for request in done for rid in request.changes.died]
+        came = [rid for request in done for rid in request.changes.came]
+        if came:
+            vectors = np.stack([vector for request in done for vector in request.changes.vectors])
+            self._index.add(np.array(came, np.int64), vectors)
+        if died:
+            self._index.remove(np.sort(np.array(died, np.int64)))
+        self.indexed_seq = self.durable_seq
+        for request in done:
+            request.answer.set_result(request.result)
+
+    @staticmethod
+    def _fail(group: list[_Request[Any]], error: BaseException) -> None:
+        for request in group:
+            if not request.answer.done():
+                request.answer.set_exception(error)
