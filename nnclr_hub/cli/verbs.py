@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -29,7 +28,7 @@ DEFAULT_STORE = Path("nnclr-store")
 class OneSentence(TyperGroup):
     """Ends with the sentence of a library error instead of its traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
         except NNCLRHubError as error:
@@ -48,6 +47,12 @@ def fail(error: NNCLRHubError) -> None:
     raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(nnclr_hub.__version__)
+        raise typer.Exit
+
+
 def new_app() -> typer.Typer:
     """An empty command line with --version."""
     app = typer.Typer(
@@ -60,14 +65,9 @@ def new_app() -> typer.Typer:
         help="NNCLR encoders: pretrain, embed, index, search, serve.",
     )
 
-    def version(wanted: bool) -> None:
-        if wanted:
-            out.print(nnclr_hub.__version__)
-            raise typer.Exit
-
     @app.callback()
     def root(
-        version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print it.")] = False,
+        version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
     ) -> None: ...
 
     return app
