@@ -25,7 +25,7 @@ Advance = Callable[[int, int], None]  # (done, total)
 
 @contextmanager
 def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) -> Iterator[Advance]:
-    """Shows a bar while the block runs; off a terminal, its last state alone.
+    """Shows a bar from the first step on; off a terminal, its last state alone.
 
     Args:
         console: where to draw.
@@ -42,7 +42,7 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=None, rate="")
+        task = progress.add_task(title, total=None, rate="", visible=False)
         began: tuple[float, int] | None = None
 
         def advance(done: int, total: int) -> None:
@@ -50,6 +50,6 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
             began = began or (time.perf_counter(), done)
             seconds, since = time.perf_counter() - began[0], done - began[1]
             rate = f"{since * each / seconds:.0f} {unit}/s" if since and seconds else ""
-            progress.update(task, completed=done, total=total, rate=rate)
+            progress.update(task, completed=done, total=total, rate=rate, visible=True)
 
         yield advance

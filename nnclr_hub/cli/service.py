@@ -1,4 +1,106 @@
 """nnclr serve, demo."""
+
 from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
-def register(app: typer.Typer) -> None: ...
+
+from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Model, Store, err
+from nnclr_hub.errors import PortInUse
+
+Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
+DEMO_COLLECTION = "gallery"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(serve)
+    app.command()(demo)
+
+
+def serve(
+    store: Store = DEFAULT_STORE,
+    model: Model = None,
+    port: Port = 8000,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without keys.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+) -> None:
+    """Serve embeddings and retrieval over REST, with the page at /ui.
+
+    Example: nnclr serve --store nnclr-store --port 8000
+    """
+    flags: dict[str, Any] = {"port": port}
+    flags |= {"host": host} if host else {}
+    flags |= {"insecure": True} if insecure else {}
+    _serve(store, model, flags, page=page)
+
+
+def demo(
+    images: Annotated[Path | None, typer.Option("--images", help="Folder of pictures for the gallery.")] = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Folder of the store; a cache folder by default.")] = None,
+    model: Model = None,
+    port: Port = 8000,
+) -> None:
+    """Index a gallery and open the page on it: everything with one command.
+
+    Example: nnclr demo --images photos
+    """
+    from nnclr_hub.cache import cache_folder
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import Encoders, Workbench
+
+    _check_port("127.0.0.1", port)
+    gallery = load_program("app", "gallery")
+    folder, told = (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
+    err.print(told)
+    where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
+    with open_store(str(where)) as opened, bar(err, "indexing") as advance:
+        Workbench(Encoders(model), opened).index_folder(
+            DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
+        )
+    _serve(where, model, {"port": port}, page=True)
+
+
+def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
+    """Engines, workbench, API and page, until a signal comes."""
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import Workbench
+
+    api = load_program("serving", "api")
+    settings = load_program("serving", "settings").Settings(**flags)
+    _check_port(settings.host, settings.port)
+    with open_store(str(store)) as opened:
+        engines = load_program("serving", "models").Engines(model, settings)
+        bench = Workbench(engines, opened)
+        app = api.create_app(settings, engines, bench)
+        if page:
+            load_program("app", "mount").mount_page(app, bench)
+        address = f"http://{settings.host}:{settings.port}"
+        err.print(f"page: {address}/ui   API: {address}/api/v1   ready: {address}/readyz" if page else f"API: {address}/api/v1")
+        try:
+            load_program("serving", "run").run(app, settings)
+        finally:
+            engines.close()
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuses a port that is taken before anything is loaded.
+
+    Raises:
+        PortInUse: names the flag.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(
+                f"Port {port} on {host} cannot be used ({error.strerror}): stop the program there, or give another --port."
+            ) from error

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,10 +53,17 @@ def decode_image(source: Source) -> Image.Image:
         file = io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
     except OSError as error:
         raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
-    with file, _image_errors(), Image.open(file, formats=FORMATS) as image:
+    with file, _image_errors(), Image.open(file, formats=_readable_formats()) as image:
         _check_size(image)
         image.load()
         return _upright_rgb(image)
+
+
+@cache
+def _readable_formats() -> tuple[str, ...]:
+    """Those of the formats that this Pillow was built with; naming another makes it fail on every file."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 @contextmanager

@@ -11,7 +11,10 @@ from nnclr_hub.encoder.embedder import Embedder
 class Models(Protocol):
     """Hands out embedders by source."""
 
-    default: str
+    @property
+    def default(self) -> str:
+        """Source of the embedder that is used where none is named."""
+        ...
 
     def get(self, source: str | None = None) -> Embedder:
         """The embedder of that source (see `nnclr_hub.hub.sources`); None: the default one."""
@@ -28,13 +31,17 @@ class Encoders:
     """
 
     def __init__(self, default: str | None = None, *, device: str | None = None, precision: str = "fp32") -> None:
-        from nnclr_hub.hub.registry import default_model
-
-        self.default = default or default_model()
+        self._default = default
         self._device = device
         self._precision = precision
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
+
+    @property
+    def default(self) -> str:
+        from nnclr_hub.hub.registry import default_model
+
+        return self._default or default_model()
 
     def get(self, source: str | None = None) -> Embedder:
         """The encoder of that source, loaded once.

@@ -1,0 +1,1 @@
+"""The page: a Gradio app on the workbench."""

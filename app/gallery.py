@@ -1,0 +1,87 @@
+"""The demo's gallery where the user names no folder: Imagenette, or without a network the photos
+that scikit-image carries, cut into overlapping crops."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+IMAGENETTE = "https://s3.amazonaws.com"  # where torchvision's download lies
+PATIENCE_S = 4
+PHOTOS = (
+    "astronaut",
+    "camera",
+    "cat",
+    "coffee",
+    "coins",
+    "hubble_deep_field",
+    "immunohistochemistry",
+    "page",
+    "rocket",
+    "brick",
+    "grass",
+    "gravel",
+)
+SIDE = 0.5  # of the photo's shorter side, for a crop
+STEPS = 5  # crops along each side
+
+
+def default_gallery(folder: Path) -> tuple[Path, str]:
+    """A folder of pictures, made or fetched below `folder` the first time; and what to tell about it."""
+    ready = folder / "imagenette2-160" / "val"
+    if ready.is_dir():
+        return ready, f"gallery: Imagenette's validation pictures, in {ready}"
+    if _reachable():
+        from torchvision.datasets import Imagenette
+
+        Imagenette(str(folder), split="val", size="160px", download=True)
+        return ready, f"gallery: Imagenette's validation pictures, in {ready}"
+    crops = offline_gallery(folder / "photos")
+    return crops, f"gallery: no network, so scikit-image's photos cut into crops, in {crops}"
+
+
+def offline_gallery(folder: Path) -> Path:
+    """Overlapping crops of scikit-image's photos, a subfolder a photo; made once."""
+    if not folder.is_dir():
+        half = folder.with_name(folder.name + ".part")
+        shutil.rmtree(half, ignore_errors=True)
+        for name in PHOTOS:
+            _cut(name, half / name)
+        half.rename(folder)
+    return folder
+
+
+def key_of(folder: Path) -> str:
+    """A short name for a gallery's store."""
+    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:12]
+
+
+def _cut(name: str, folder: Path) -> None:
+    from skimage import data
+
+    photo = Image.fromarray(np.asarray(getattr(data, name)())).convert("RGB")
+    folder.mkdir(parents=True)
+    side = int(min(photo.size) * SIDE)
+    across, down = (np.linspace(0, length - side, STEPS).astype(int) for length in photo.size)
+    for row, top in enumerate(down):
+        for column, left in enumerate(across):
+            crop = photo.crop((left, top, left + side, top + side))
+            crop.thumbnail((256, 256))
+            crop.save(folder / f"{name}-{row}{column}.jpg", quality=90)
+
+
+def _reachable() -> bool:
+    """Whether the download's host answers."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(IMAGENETTE, method="HEAD"), timeout=PATIENCE_S):
+            return True
+    except urllib.error.HTTPError:
+        return True  # it answers, if only to say no to this address
+    except OSError:
+        return False

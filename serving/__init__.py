@@ -1,0 +1,1 @@
+"""The service: embeddings and retrieval over REST."""

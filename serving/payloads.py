@@ -1,0 +1,50 @@
+"""Pictures and vectors as text: base64 and data URIs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+
+
+def decode_text(text: str, what: str) -> bytes:
+    """The bytes of a data URI or of base64.
+
+    Raises:
+        InvalidRequest: it is neither; a web address is not fetched.
+    """
+    if text.startswith(("http://", "https://")):
+        raise InvalidRequest(f"{what} is a web address, which this server does not fetch: send the picture itself.")
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InvalidRequest(f"{what} is a data URI without base64: write data:image/jpeg;base64,....")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{what} is neither base64 nor a data URI.") from error
+    if not data:
+        raise InvalidRequest(f"{what} is empty.")
+    return data
+
+
+def decode_vector(vector: list[float] | str, what: str) -> np.ndarray:
+    """(D,) float32 of a list of numbers, or of base64 of little-endian float32.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if isinstance(vector, str):
+        data = decode_text(vector, what)
+        if len(data) % 4:
+            raise InvalidRequest(f"{what} has {len(data)} bytes, which is no whole number of float32.")
+        return np.frombuffer(data, "<f4").astype(np.float32)
+    return np.asarray(vector, np.float32)
+
+
+def encode_vector(vector: np.ndarray) -> str:
+    """Base64 of little-endian float32, as OpenAI's clients expect it."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,0 +1,42 @@
+"""What the routes work with: the server's settings, engines and workbench, from the app's state."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from nnclr_hub.errors import UnknownModel
+from nnclr_hub.workbench import Workbench
+
+from ..engine import Engine
+from ..models import Engines
+from ..settings import Settings
+
+
+def _settings(request: Request) -> Settings:
+    return request.app.state.settings
+
+
+def _engines(request: Request) -> Engines:
+    return request.app.state.engines
+
+
+def _workbench(request: Request) -> Workbench:
+    return request.app.state.workbench
+
+
+AppSettings = Annotated[Settings, Depends(_settings)]
+AppEngines = Annotated[Engines, Depends(_engines)]
+AppWorkbench = Annotated[Workbench, Depends(_workbench)]
+
+
+def served_engine(engines: Engines, name: str | None) -> Engine:
+    """The engine of a model that a request names: one that is served, never any source whatever.
+
+    Raises:
+        UnknownModel: names those that are served.
+    """
+    if name is not None and name not in engines.served():
+        raise UnknownModel(f"This server has no model {name!r}: it serves {', '.join(engines.served())}.")
+    return engines.get(name)
