@@ -10,8 +10,6 @@ from typing import Any
 
 import gradio as gr
 
-from gradio.events import Dependency
-
 class RawImage(gr.Image):
     """The value is the path of the uploaded file, or None."""
 
@@ -20,8 +18,11 @@ class RawImage(gr.Image):
 
     def get_block_name(self) -> str:
         return "image"
-    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from collections.abc import Callable, Sequence
+    from typing import TYPE_CHECKING, Any, Literal
+
     from gradio.blocks import Block
+
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component

@@ -27,7 +27,8 @@ element.addEventListener('click', event => {
 CSS = """
 .tiles {display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .75rem}
 .tile {border: 1px solid var(--border-color-primary); border-radius: .5rem; overflow: hidden; padding: 0;
-  background: var(--block-background-fill); cursor: pointer; text-align: left; color: var(--body-text-color)}
+  background: var(--block-background-fill); cursor: pointer; text-align: left; color: var(--body-text-color);
+  display: flex; flex-direction: column; justify-content: flex-start}
 .tile:hover, .tile:focus-visible {outline: 3px solid var(--primary-500)}
 .tile img {width: 100%; aspect-ratio: 1; object-fit: cover; display: block; background: var(--border-color-primary)}
 .tile .caption {display: block; padding: .35rem .5rem; font-size: .85rem; overflow-wrap: anywhere}

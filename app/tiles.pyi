@@ -33,7 +33,6 @@ CSS = """
 .tile .caption {display: block; padding: .35rem .5rem; font-size: .85rem; overflow-wrap: anywhere}
 """
 
-
 @dataclass(frozen=True)
 class Tile:
     """A picture of a collection and what stands below it."""
@@ -42,14 +41,11 @@ class Tile:
     src: str
     caption: str
 
-
 def tile(collection: str, id: str, metadata: Mapping[str, Any], score: float | None = None) -> Tile:
     """The tile of an item: its score, if it was found, and its label or else its file's name."""
     name = str(metadata.get("label") or metadata.get("path") or metadata.get("name") or id)
     caption = name if score is None else f"{score:.3f} · {name}"
     return Tile(id, f"/api/v1/collections/{quote(collection)}/items/{quote(id)}/thumbnail", caption)
-
-from gradio.events import Dependency
 
 class Tiles(gr.HTML):
     """Shows a list of tiles; its `click` carries the id of the one that was clicked."""
@@ -59,12 +55,14 @@ class Tiles(gr.HTML):
 
     def get_block_name(self) -> str:
         return "html"
-    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from collections.abc import Callable, Sequence
+    from typing import TYPE_CHECKING, Any, Literal
+
     from gradio.blocks import Block
+
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component
-
 
 def shown(tiles: list[Tile]) -> list[dict[str, Any]]:
     """Tiles as the component's value."""

@@ -31,7 +31,21 @@ _HOME = {
     "export_model": "nnclr_hub.publish.export",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = [
+    "CollectionSpec",
+    "EmbeddedStore",
+    "Encoder",
+    "ImageError",
+    "Item",
+    "Match",
+    "NNCLRHubError",
+    "__version__",
+    "export_model",
+    "list_models",
+    "load_encoder",
+    "model_info",
+    "open_store",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """A progress bar with rate and time left, for programs; the library itself never prints.
 
-    with bar(console, "decoding") as advance:
-        advance(done, total)
+with bar(console, "decoding") as advance:
+    advance(done, total)
 """
 
 from __future__ import annotations

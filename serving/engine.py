@@ -164,7 +164,7 @@ class Engine:
             crop = self._encoder.prepare(image)
         except ImageError as error:
             _settle(answer, error)
-        except Exception as error:  # noqa: BLE001 - a caller waits for this answer
+        except Exception as error:
             log.exception("decoding failed")
             _settle(answer, ServiceError(f"Decoding failed ({type(error).__name__})."))
         else:
@@ -198,7 +198,7 @@ class Engine:
     def _forward(self, batch: Sequence[_Work]) -> None:
         try:
             vectors = self._encoder.forward_crops(np.stack([work.crop for work in batch]))
-        except Exception as error:  # noqa: BLE001 - the thread must outlive any batch
+        except Exception as error:
             log.exception("a batch of %d failed", len(batch))
             if len(batch) > 1:
                 for work in batch:

@@ -83,7 +83,9 @@ def install(app: FastAPI) -> None:
         status = status_of(error)
         if status == 500:
             log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
+        headers = (
+            {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
+        )
         return problem(request.url.path, status, error.code, str(error), headers=headers)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
@@ -93,7 +95,9 @@ def install(app: FastAPI) -> None:
             return problem(request.url.path, 400, "malformed", "The body is not valid JSON.")
         items = [{"loc": ".".join(map(str, part["loc"])), "msg": part["msg"]} for part in parts]
         detail = "; ".join(f"{item['loc']}: {item['msg']}" for item in items[:5])
-        return problem(request.url.path, 422, "invalid_request", f"The request is not as it must be: {detail}.", items=items)
+        return problem(
+            request.url.path, 422, "invalid_request", f"The request is not as it must be: {detail}.", items=items
+        )
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -22,7 +22,7 @@ def make_optimizer(learner: nn.Module, recipe: Recipe, batch_size: int) -> torch
     ]
     lr = recipe.base_lr * batch_size / 256
     if recipe.optimizer == "lars":
-        return Lars(groups, lr=lr, momentum=recipe.momentum)
+        return Lars(groups, lr=lr, momentum=recipe.momentum)  # type: ignore[arg-type]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum)
     return torch.optim.AdamW(groups, lr=lr)

@@ -110,7 +110,7 @@ def pretrain(
     # ------------------------------------------------------------------------ network
     recipe = dataclasses.replace(recipe, precision=choose_precision(recipe.precision, where))
     torch.manual_seed(recipe.seed)
-    learner = build_learner(recipe).to(where, memory_format=torch.channels_last)
+    learner = build_learner(recipe).to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(learner, recipe, recipe.batch_size)
     schedule = make_schedule(optimizer, recipe, steps, steps_per_epoch)
     draws = torch.Generator().manual_seed(recipe.seed)  # every draw of the augmentation
@@ -169,11 +169,12 @@ def pretrain(
     aspect = torch.from_numpy(pack.aspect)
     labels = torch.from_numpy(files.labels)
     first, second = AUGMENTATIONS[recipe.augmentation]
+    order: Tensor | None = None
     learner.train()
     with stop_signals() as stop, bar(say, name, each=recipe.batch_size) as advance:
         while step < steps:
             epoch, place = divmod(step, steps_per_epoch)
-            if place == 0 or "order" not in locals():
+            if place == 0 or order is None:
                 order = epoch_order(len(pack), recipe.seed, epoch)
             started = time.perf_counter()
             rows = order[place * recipe.batch_size : (place + 1) * recipe.batch_size]
@@ -225,7 +226,9 @@ def fit_to_data(recipe: Recipe, images: int, say: Console) -> Recipe:
     if recipe.queue_size > images:
         changes["queue_size"] = images
     for setting, value in changes.items():
-        say.print(f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}", highlight=False)
+        say.print(
+            f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}", highlight=False
+        )
     return dataclasses.replace(recipe, **changes)
 
 

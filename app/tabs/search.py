@@ -34,14 +34,15 @@ class Query:
 
 
 def in_one_sentence(handler: Handler) -> Handler:
-    """Shows a library error as its sentence instead of Gradio's 'An error occurred'."""
+    """Shows a library error as its sentence, and leaves the page as it was."""
 
     @wraps(handler)
     def shielded(*args: Any) -> Any:
         try:
             return handler(*args)
         except NNCLRHubError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            gr.Warning(str(error), title="That did not work")
+            return gr.skip()
 
     return shielded
 
@@ -100,7 +101,9 @@ class SearchTab:
             return EMPTY, [], Query()
         collection = self._bench.collection(name)
         items = collection.scroll(limit=BROWSED).items
-        status = f"**{name}** holds {collection.count()} pictures. Click one to find its neighbours, or upload your own."
+        status = (
+            f"**{name}** holds {collection.count()} pictures. Click one to find its neighbours, or upload your own."
+        )
         return status, shown([tile(name, item.id, item.metadata) for item in items]), Query()
 
     def search_picture(self, path: str | None, name: str | None, k: float) -> tuple[str, list[dict[str, Any]], Query]:

@@ -1,6 +1,6 @@
 """`nnclr`: the command line. Each verb group is a file; the work is done elsewhere.
 
-    python -m nnclr_hub.cli --help          # the same without installing
+python -m nnclr_hub.cli --help          # the same without installing
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 def embed(
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
     model: Model = None,
-    to: Annotated[Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")
+    ] = None,
 ) -> None:
     """Turn pictures into vectors: a line of JSON each, or one .npy file.
 
@@ -121,8 +123,7 @@ def search(
         condition = json.loads(where) if where else None
     except ValueError as error:
         raise InvalidFilter(
-            f"--where is not JSON ({error}): write it like "
-            '\'{"must": [{"key": "label", "match": "cat"}]}\'.'
+            f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
         ) from error
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
@@ -136,7 +137,9 @@ def search(
                 failed.append(type(error)(f"{image}: {error}"))
                 answers.append({"error": {"code": error.code, "detail": str(error)}})
             else:
-                answers.append({"matches": [{"id": m.id, "score": m.score, "metadata": dict(m.metadata)} for m in matches]})
+                answers.append(
+                    {"matches": [{"id": m.id, "score": m.score, "metadata": dict(m.metadata)} for m in matches]}
+                )
     if as_json and len(failed) < len(images):
         print_json(answers[0] if len(images) == 1 else answers)
     elif not as_json:

@@ -42,7 +42,9 @@ def serve(
 
 def demo(
     images: Annotated[Path | None, typer.Option("--images", help="Folder of pictures for the gallery.")] = None,
-    store: Annotated[Path | None, typer.Option("--store", help="Folder of the store; a cache folder by default.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Folder of the store; a cache folder by default.")
+    ] = None,
     model: Model = None,
     port: Port = 8000,
 ) -> None:
@@ -57,7 +59,9 @@ def demo(
 
     _check_port("127.0.0.1", port)
     gallery = load_program("app", "gallery")
-    folder, told = (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
+    folder, told = (
+        (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
+    )
     err.print(told)
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
@@ -82,7 +86,7 @@ def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool)
         if page:
             load_program("app", "mount").mount_page(app, bench)
         address = f"http://{settings.host}:{settings.port}"
-        err.print(f"page: {address}/ui   API: {address}/api/v1   ready: {address}/readyz" if page else f"API: {address}/api/v1")
+        err.print(f"API: {address}/api/v1   ready: {address}/readyz" + (f"   page: {address}/ui" if page else ""))
         try:
             load_program("serving", "run").run(app, settings)
         finally:
@@ -102,5 +106,6 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise PortInUse(
-                f"Port {port} on {host} cannot be used ({error.strerror}): stop the program there, or give another --port."
+                f"Port {port} on {host} cannot be used ({error.strerror}): stop the program there, "
+                "or give another --port."
             ) from error

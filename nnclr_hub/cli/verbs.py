@@ -21,14 +21,16 @@ err = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Store = Annotated[Path, typer.Option("--store", help="Folder of the vector store.")]
-Model = Annotated[str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")
+]
 DEFAULT_STORE = Path("nnclr-store")
 
 
 class OneSentence(TyperGroup):
     """Ends with the sentence of a library error instead of its traceback."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except NNCLRHubError as error:

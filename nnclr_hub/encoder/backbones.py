@@ -1,13 +1,14 @@
 """Backbones: the one place that builds networks with timm.
 
-    backbone = create_backbone("resnet50")          # (B, 3, H, W) -> (B, 2048)
-    feature_map(backbone, x)                        # (B, h, w, 2048)
+backbone = create_backbone("resnet50")          # (B, 3, H, W) -> (B, 2048)
+feature_map(backbone, x)                        # (B, h, w, 2048)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -76,6 +77,24 @@ def create_backbone(
             f"timm's weights for {name} cannot be had ({type(error).__name__}): check the connection to the Hugging "
             "Face Hub, or name a model that is on this machine."
         ) from error
+
+
+def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Module:
+    """The weights of a verified model folder in a network with these arguments of timm's.
+
+    timm itself adapts what they change: num_classes adds a fresh classifier, in_chans folds the first
+    convolution, another img_size resamples positions.
+
+    Raises:
+        InvalidRequest: the architecture does not take them.
+        WeightsMismatch: the weights do not fit.
+    """
+    try:
+        return timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {error}") from error
+    except RuntimeError as error:
+        raise WeightsMismatch(f"The weights of {folder} do not fit {dict(arguments)}: {error}") from error
 
 
 def sized(architecture: str) -> bool:

@@ -1,9 +1,9 @@
 """Encoder: pictures in, unit vectors out.
 
-    encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
-    encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
-    encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
-    encoder.tokens(["a.jpg"])                       # (1, h, w, D)
+encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
+encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
+encoder.tokens(["a.jpg"])                       # (1, h, w, D)
 """
 
 from __future__ import annotations
@@ -71,9 +71,13 @@ class Encoder:
         """D, length of a vector."""
         return int(self.backbone.num_features)  # type: ignore[arg-type]
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing: the same on every device."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(vars(self.transform.preprocessing), sort_keys=True).encode())
         for key, value in sorted(self.backbone.state_dict().items()):
             value = value.detach().cpu().contiguous()

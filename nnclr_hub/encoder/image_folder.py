@@ -8,7 +8,28 @@ from pathlib import Path
 from nnclr_hub.errors import NoImages
 
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .dib .tif .tiff .avif .ppm .pgm .pbm .pnm .ico .qoi .jp2 .j2k".split()
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".avif",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".ico",
+        ".qoi",
+        ".jp2",
+        ".j2k",
+    ]
 )
 SPLITS = ("train", "val", "test", "unlabelled")
 

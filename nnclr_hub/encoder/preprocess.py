@@ -49,11 +49,12 @@ def decode_image(source: Source) -> Image.Image:
     if isinstance(source, Image.Image):
         with _image_errors():
             return _upright_rgb(source)
-    try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
-    except OSError as error:
-        raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
-    with file, _image_errors(), Image.open(file, formats=_readable_formats()) as image:
+    if not isinstance(source, bytes):
+        try:
+            source = Path(source).read_bytes()
+        except OSError as error:
+            raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
+    with _image_errors(), Image.open(io.BytesIO(source), formats=_readable_formats()) as image:
         _check_size(image)
         image.load()
         return _upright_rgb(image)
@@ -194,9 +195,7 @@ class EvalTransform:
         size = self.preprocessing.input_size
         short = math.floor(size / self.preprocessing.crop_pct)
         width, height = image.size
-        wide, high = (
-            (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-        )
+        wide, high = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
         left, top = round((wide - size) / 2), round((high - size) / 2)
         across, down = width / wide, height / high  # source pixels a resized pixel
         box = (left * across, top * down, (left + size) * across, (top + size) * down)

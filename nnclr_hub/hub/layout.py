@@ -1,9 +1,9 @@
 """The model folder: one set of files that timm, transformers, torch.hub and this library load.
 
-    config.json                timm's layout, with a block "nnclr" of our own
-    model.safetensors          the bare timm state dict
-    nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
-    README.md                  the model card
+config.json                timm's layout, with a block "nnclr" of our own
+model.safetensors          the bare timm state dict
+nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
+README.md                  the model card
 """
 
 from __future__ import annotations
@@ -111,8 +111,10 @@ def require(folder: Path, name: str) -> Path:
     """
     path = Path(folder) / name
     if not path.is_file():
-        there = "the folder does not exist" if not Path(folder).is_dir() else "a model folder holds " + " and ".join(
-            (CONFIG, WEIGHTS)
+        there = (
+            "the folder does not exist"
+            if not Path(folder).is_dir()
+            else "a model folder holds " + " and ".join((CONFIG, WEIGHTS))
         )
         raise ModelFilesMissing(f"{path} is missing: {there}; fetch or export the model again.")
     return path

@@ -80,7 +80,9 @@ def resolve(source: str) -> Resolved:
     if "/" in source or "\\" in source or source.startswith("."):
         raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists.")
     model_info(source.partition("@")[0])  # says which name is the nearest
-    raise UnknownModel(f"{source!r} names a revision, but the published models are bundled and have none: leave it out.")
+    raise UnknownModel(
+        f"{source!r} names a revision, but the published models are bundled and have none: leave it out."
+    )
 
 
 def _untrained_or_timm(kind: str, rest: str) -> Resolved:

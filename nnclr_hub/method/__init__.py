@@ -1,11 +1,11 @@
 """The paper's method in plain torch, one concept a file, for anyone's training loop.
 
-    from nnclr_hub.method import METHODS, PredictionHead, ProjectionHead, SupportSet, info_nce
+from nnclr_hub.method import METHODS, PredictionHead, ProjectionHead, SupportSet, info_nce
 
-    Q = SupportSet(size=98_304, dim=256)
-    loss = info_nce(Q.lookup(z1).embeddings, p2) / 2 + info_nce(Q.lookup(z2).embeddings, p1) / 2
-    ...                                         # backward, optimizer step
-    Q.enqueue(z1)
+Q = SupportSet(size=98_304, dim=256)
+loss = info_nce(Q.lookup(z1).embeddings, p2) / 2 + info_nce(Q.lookup(z2).embeddings, p1) / 2
+...                                         # backward, optimizer step
+Q.enqueue(z1)
 """
 
 from nnclr_hub.method.heads import PredictionHead, ProjectionHead

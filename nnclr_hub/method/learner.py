@@ -1,10 +1,10 @@
 """One training step of a method: two views in, a loss out (Algorithm 1).
 
-    learner = Learner(backbone, METHODS["nnclr"], projection, prediction, SupportSet(8192, 256))
-    step = learner(x1, x2, ids=ids)
-    step.loss.backward()
-    optimizer.step()
-    learner.enqueue(step, ids=ids)
+learner = Learner(backbone, METHODS["nnclr"], projection, prediction, SupportSet(8192, 256))
+step = learner(x1, x2, ids=ids)
+step.loss.backward()
+optimizer.step()
+learner.enqueue(step, ids=ids)
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def info_nce(targets: Tensor, predictions: Tensor, temperature: float = 0.1, *, transposed_term: bool = False) -> Tensor:
+def info_nce(
+    targets: Tensor, predictions: Tensor, temperature: float = 0.1, *, transposed_term: bool = False
+) -> Tensor:
     """n-way cross-entropy in which row i must pick out prediction i (eq. 3; eq. 2 when targets are views).
 
     The negatives of a row are the other n - 1 predictions of the batch, and nothing else: neither

@@ -1,8 +1,8 @@
 """Q: the support set, a first-in-first-out queue of projections ("Support set", section 3.2).
 
-    Q = SupportSet(size=98_304, dim=256)
-    found = Q.lookup(z1, ids=ids)           # before the optimizer step
-    Q.enqueue(z1.detach(), ids=ids)         # after it: one view only
+Q = SupportSet(size=98_304, dim=256)
+found = Q.lookup(z1, ids=ids)           # before the optimizer step
+Q.enqueue(z1.detach(), ids=ids)         # after it: one view only
 """
 
 from __future__ import annotations

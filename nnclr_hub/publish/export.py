@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DTYPES = ("fp32", "fp16")
+PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
 def export_model(
@@ -99,7 +100,9 @@ def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
         for key, value in module.state_dict().items():
             name = f"{prefix}.{key}" if prefix else key
             if value.is_floating_point() and not value.isfinite().all():
-                raise WeightsMismatch(f"{name} holds NaN or infinity: this encoder is broken; export an older checkpoint.")
+                raise WeightsMismatch(
+                    f"{name} holds NaN or infinity: this encoder is broken; export an older checkpoint."
+                )
             state[name] = _as(dtype, value.detach().cpu())
     return dict(sorted(state.items()))
 
@@ -132,7 +135,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing) -> dict[s
         "classifier": timm_cfg.get("classifier"),
         "license": "apache-2.0",
         "paper_ids": "arXiv:2104.14548",
-        "paper_name": "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations",
+        "paper_name": PAPER,
     }
 
 
@@ -151,7 +154,12 @@ def _write(folder: Path, config: ModelConfig, state: dict[str, Tensor], heads: d
             hashes[HEADS] = sha256_of(half / HEADS)
         about = {key: value for key, value in config.nnclr.items() if key != "sha256"} | {"sha256": hashes}
         config = ModelConfig(
-            config.architecture, config.model_args, config.num_features, config.global_pool, config.pretrained_cfg, about
+            config.architecture,
+            config.model_args,
+            config.num_features,
+            config.global_pool,
+            config.pretrained_cfg,
+            about,
         )
         (half / CONFIG).write_text(config.to_json())
         (half / CARD).write_text(model_card(folder.resolve().name, config))

@@ -1,9 +1,9 @@
 """Vectors to neighbours, kept safely.
 
-    with open_store("./nnclr-store") as store:
-        collection = store.create("photos", CollectionSpec(dim=256))
-        collection.upsert([Item("a", vector, {"label": "cat"})])      # returns when durable
-        collection.search(query, k=5, where={"must": [{"key": "label", "match": "cat"}]})
+with open_store("./nnclr-store") as store:
+    collection = store.create("photos", CollectionSpec(dim=256))
+    collection.upsert([Item("a", vector, {"label": "cat"})])      # returns when durable
+    collection.search(query, k=5, where={"must": [{"key": "label", "match": "cat"}]})
 """
 
 from __future__ import annotations

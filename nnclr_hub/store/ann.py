@@ -143,8 +143,8 @@ class AnnIndex:
             alive = ~parts.main_dead if parts.main_dead.any() else None
         # the selector reads the bitmap by address: the name keeps it alive while faiss works
         bitmap = None if alive is None else np.packbits(alive, bitorder="little")
-        selector = None if bitmap is None else faiss.IDSelectorBitmap(bitmap)
-        parameters = None if selector is None else faiss.SearchParameters(sel=selector)
+        selector = None if bitmap is None else faiss.IDSelectorBitmap(bitmap)  # pyright: ignore[reportCallIssue]
+        parameters = None if selector is None else faiss.SearchParameters(sel=selector)  # pyright: ignore[reportCallIssue]
         values, rows = parts.main.search(query[None], min(k, len(parts.main_rids)), params=parameters)
         values, rows = values[0][rows[0] >= 0], rows[0][rows[0] >= 0]
         return -np.sqrt(np.maximum(values, 0)) if self._spec.metric == "l2" else values, parts.main_rids[rows]

@@ -148,7 +148,7 @@ class Collection(Protocol):
     spec: CollectionSpec
 
     def upsert(self, items: Sequence[Item]) -> int:
-        """Adds items or replaces those of the same id; returns when they are durable and searchable: the sequence number."""
+        """Adds items or replaces those of the same id; returns, with a number, when they are durable and searchable."""
         ...
 
     def delete(self, ids: Sequence[str]) -> int:

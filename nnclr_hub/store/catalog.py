@@ -76,7 +76,7 @@ def _configure(connection: sqlite3.Connection, path: Path, read_only: bool) -> N
             f"{path} was written by a later version of nnclr_hub (format {version}, this one reads {SCHEMA}): "
             "install the later version."
         )
-    wanted = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
+    wanted: dict[str, int | str] = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
     if not read_only:
         if version == 0:
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
@@ -158,9 +158,13 @@ def translated(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
         if code == sqlite3.SQLITE_FULL:
-            raise DiskFull(f"The disk that holds {path} is full; nothing was written: free some space, then repeat.") from error
+            raise DiskFull(
+                f"The disk that holds {path} is full; nothing was written: free some space, then repeat."
+            ) from error
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
-            raise StoreReadOnly(f"The disk failed while writing {path} ({error}): check it, then open the store again.") from error
+            raise StoreReadOnly(
+                f"The disk failed while writing {path} ({error}): check it, then open the store again."
+            ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(f"{path} is damaged ({error}): restore it from a backup.") from error
         if code == sqlite3.SQLITE_CANTOPEN:

@@ -89,9 +89,7 @@ class EmbeddedCollection:
         def apply(connection: sqlite3.Connection, changes: Changes) -> None:
             for id, metadata, vector, thumbnail in rows:
                 _delete(connection, changes, id)
-                rid = connection.execute(
-                    "INSERT INTO items (id, metadata) VALUES (?, ?)", [id, metadata]
-                ).lastrowid
+                rid = connection.execute("INSERT INTO items (id, metadata) VALUES (?, ?)", [id, metadata]).lastrowid
                 assert rid is not None
                 blob = vector.astype("<f4").tobytes()
                 connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", [rid, blob, zlib.crc32(blob)])
@@ -178,7 +176,9 @@ class EmbeddedCollection:
 
     def thumbnail(self, id: str) -> bytes | None:
         with self._reader() as connection:
-            row = connection.execute("SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]).fetchone()
+            row = connection.execute(
+                "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]
+            ).fetchone()
         if row is None:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}: list its items to see their ids.")
         return row[0]
@@ -202,7 +202,9 @@ class EmbeddedCollection:
 
     def verify(self) -> VerifyReport:
         with self._reader() as connection:
-            rows = connection.execute("SELECT id, vector, crc FROM items JOIN vectors USING (rid) ORDER BY rid").fetchall()
+            rows = connection.execute(
+                "SELECT id, vector, crc FROM items JOIN vectors USING (rid) ORDER BY rid"
+            ).fetchall()
         damaged = tuple(id for id, blob, crc in rows if zlib.crc32(blob) != crc or len(blob) != 4 * self.spec.dim)
         whole = [(id, np.frombuffer(blob, "<f4")) for id, blob, _ in rows if id not in set(damaged)]
         disagreements = []
@@ -320,7 +322,9 @@ def _vector(blob: bytes) -> np.ndarray:
 
 def _metadata_json(item: Item) -> str:
     if not isinstance(item.metadata, Mapping):
-        raise InvalidRequest(f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}.")
+        raise InvalidRequest(
+            f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
+        )
     try:
         return json.dumps(_without_surrogates(item.metadata), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:

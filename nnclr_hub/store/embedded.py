@@ -1,6 +1,6 @@
 """EmbeddedStore: a folder of collections, written by one process at a time.
 
-    STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
+STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import uuid
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    InvalidRequest,
+    StoreError,
+    StoreLocked,
+    StoreReadOnly,
+)
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, check_name
 from nnclr_hub.store.catalog import connect, create_collection, create_root, translated
 from nnclr_hub.store.collection import EmbeddedCollection
@@ -69,7 +76,9 @@ class EmbeddedStore:
         self._refuse_if_read_only()
         with self._names:
             if name in self._uuids():
-                raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
+                raise CollectionExists(
+                    f"There is a collection {name!r} already: use it, drop it, or take another name."
+                )
             key = uuid.uuid4().hex
             path = self._path(key)
             path.parent.mkdir(exist_ok=True)
@@ -94,7 +103,9 @@ class EmbeddedStore:
         with self._names:
             uuids = self._uuids()
             if name not in uuids:
-                hint = f"there are {', '.join(sorted(uuids))}." if uuids else "the store is empty; index pictures first."
+                hint = (
+                    f"there are {', '.join(sorted(uuids))}." if uuids else "the store is empty; index pictures first."
+                )
                 raise CollectionNotFound(f"There is no collection {name!r} in {self.folder}: {hint}")
             return self._opened(name, uuids[name])
 
@@ -148,9 +159,7 @@ class EmbeddedStore:
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
         if name not in self._open:
-            self._open[name] = EmbeddedCollection(
-                name, self._path(key), self.folder / LOST, read_only=self.read_only
-            )
+            self._open[name] = EmbeddedCollection(name, self._path(key), self.folder / LOST, read_only=self.read_only)
         return self._open[name]
 
     def _path(self, key: str) -> Path:
@@ -165,14 +174,16 @@ class EmbeddedStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / "LOCK").open("ab")
         except OSError as error:
-            raise StoreError(f"The store {self.folder} cannot be opened ({error.strerror}): name a folder that can be written.") from error
+            raise StoreError(
+                f"The store {self.folder} cannot be opened ({error.strerror}): name a folder that can be written."
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
             raise StoreLocked(
-                f"Another process has the store {self.folder} open for writing: stop it (a server, or an `nnclr index`), "
-                "or send your request to that server."
+                f"Another process has the store {self.folder} open for writing: stop that one (a server, or an "
+                "`nnclr index`), or send your request to that server."
             ) from error
 
     def _release_lock(self) -> None:

@@ -21,6 +21,7 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -80,7 +81,7 @@ def recover(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpe
 
 
 def replay(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, seq: int) -> bool:
-    """Applies the changes after `seq`, within the caller's read transaction; False if the log no longer reaches back."""
+    """Applies the changes after `seq`, in the caller's read transaction; False if the log no longer reaches back."""
     last = last_seq(connection)
     operations = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [seq]).fetchall()
     if len(operations) != last - seq:
@@ -134,9 +135,7 @@ def _recorded(connection: sqlite3.Connection) -> set[str]:
     return {row[0] for row in connection.execute("SELECT file FROM snapshots")}
 
 
-def _load_snapshot(
-    connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, folder: Path
-) -> int | None:
+def _load_snapshot(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, folder: Path) -> int | None:
     """Loads the newest snapshot that is whole; returns the change it is up to, or None."""
     rows = connection.execute("SELECT seq, file, size, blake2b, ntotal FROM snapshots ORDER BY generation DESC")
     for seq, name, size, digest, total in rows.fetchall():
@@ -171,8 +170,8 @@ def _serialised(rids: np.ndarray, vectors: np.ndarray) -> bytes:
 
 
 def _deserialised(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    loaded = faiss.deserialize_index(np.frombuffer(data, np.uint8))
-    inner = faiss.downcast_index(loaded.index)
+    loaded: Any = faiss.deserialize_index(np.frombuffer(data, np.uint8))
+    inner: Any = faiss.downcast_index(loaded.index)
     rids = faiss.vector_to_array(loaded.id_map)
     vectors = faiss.rev_swig_ptr(inner.get_xb(), inner.ntotal * inner.d).reshape(inner.ntotal, inner.d).copy()
     return rids, vectors

@@ -135,9 +135,11 @@ class Writer:
             if isinstance(error, StoreReadOnly):
                 self.failure = str(error)  # after a failed fsync nobody knows what is on the disk
             self._fail(group, error)
-        except Exception as error:  # noqa: BLE001 - the thread must outlive any request
+        except Exception as error:
             log.exception("a write to %s failed", self._path)
-            self._fail(group, StoreError(f"The write to {self._path} failed ({type(error).__name__}); nothing was written."))
+            self._fail(
+                group, StoreError(f"The write to {self._path} failed ({type(error).__name__}); nothing was written.")
+            )
         else:
             self._publish(done)
 

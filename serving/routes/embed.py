@@ -29,7 +29,9 @@ async def embed(
 ) -> Response:
     """Vectors of pictures: 200 if any could be read, else 422. With Accept: application/x-npy all must be."""
     if len(files) > settings.max_images:
-        raise RequestTooLarge(f"{len(files)} pictures are too many for one request: send at most {settings.max_images}.")
+        raise RequestTooLarge(
+            f"{len(files)} pictures are too many for one request: send at most {settings.max_images}."
+        )
     engine = await run_in_threadpool(served_engine, engines, model)
     results = await engine.embed_each_async([await file.read() for file in files])
     broken = [

@@ -35,7 +35,9 @@ async def add_files(
 ) -> Response:
     """Embeds pictures into the collection: a result or an error each; 200 if any was stored, else 422."""
     if len(files) > settings.max_images:
-        raise RequestTooLarge(f"{len(files)} pictures are too many for one request: send at most {settings.max_images}.")
+        raise RequestTooLarge(
+            f"{len(files)} pictures are too many for one request: send at most {settings.max_images}."
+        )
     notes = _notes(items, len(files))
     images = []
     for file, note in zip(files, notes, strict=True):
@@ -46,7 +48,9 @@ async def add_files(
     results: list[dict[str, Any]] = []
     for index, (image, error) in enumerate(zip(images, errors, strict=True)):
         entry: dict[str, Any] = {"index": index, "name": files[index].filename}
-        results.append(entry | ({"id": image.id} if error is None else {"error": {"code": error.code, "detail": str(error)}}))
+        results.append(
+            entry | ({"id": image.id} if error is None else {"error": {"code": error.code, "detail": str(error)}})
+        )
     broken = [{k: v for k, v in one.items() if k != "error"} | one["error"] for one in results if "error" in one]
     if len(broken) == len(files):
         detail = f"None of the {len(files)} pictures could be read; the first: {broken[0]['detail']}"
@@ -128,6 +132,4 @@ def _not_found(collection: Collection, id: str) -> ItemNotFound:
 
 
 def _response(item: Item, with_vector: bool) -> ItemResponse:
-    return ItemResponse(
-        id=item.id, metadata=dict(item.metadata), vector=item.vector.tolist() if with_vector else None
-    )
+    return ItemResponse(id=item.id, metadata=dict(item.metadata), vector=item.vector.tolist() if with_vector else None)

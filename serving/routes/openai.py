@@ -23,7 +23,9 @@ async def embeddings(body: EmbeddingsRequest, engines: AppEngines, settings: App
     if not inputs:
         raise InvalidRequest("input is empty: give a picture as a data URI or base64, or a list of them.")
     if len(inputs) > settings.max_images:
-        raise RequestTooLarge(f"{len(inputs)} pictures are too many for one request: send at most {settings.max_images}.")
+        raise RequestTooLarge(
+            f"{len(inputs)} pictures are too many for one request: send at most {settings.max_images}."
+        )
     engine = await run_in_threadpool(served_engine, engines, body.model)
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
         raise InvalidRequest(f"dimensions={body.dimensions} is not possible: {body.model} has {engine.embed_dim}.")

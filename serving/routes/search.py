@@ -21,7 +21,9 @@ _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": SearchRequest.model_json_schema(ref_template="#/components/schemas/{model}")},
+            "application/json": {
+                "schema": SearchRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+            },
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
@@ -79,7 +81,9 @@ async def _read(request: Request) -> tuple[SearchRequest, bytes | None]:
         form = await request.form()
         file, part = form.get("image"), form.get("query")
         if not isinstance(file, UploadFile):
-            raise InvalidRequest("A multipart search has a file part named image, and may have a JSON part named query.")
+            raise InvalidRequest(
+                "A multipart search has a file part named image, and may have a JSON part named query."
+            )
         picture = await file.read()
         text = await part.read() if isinstance(part, UploadFile) else part or "{}"
     else:

@@ -58,7 +58,9 @@ def test_resized_crop_equals_torchvision_for_whole_pixel_boxes(out):
     """Bicubic with antialiasing, when shrinking and when enlarging, mirrored or not."""
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (BATCH, 40, 40, 3), dtype=np.uint8))
-    boxes = torch.tensor([[0, 0, 40, 40], [3, 5, 20, 30], [10, 0, 8, 8], [39, 39, 1, 1], [0, 20, 40, 5], [7, 7, 16, 16]])
+    boxes = torch.tensor(
+        [[0, 0, 40, 40], [3, 5, 20, 30], [10, 0, 8, 8], [39, 39, 1, 1], [0, 20, 40, 5], [7, 7, 16, 16]]
+    )
     flip = torch.tensor([False, True, False, True, True, False])
     got = pixel_ops.resized_crop(images, boxes.float(), flip, out)
     for i in range(BATCH):

@@ -110,9 +110,7 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
     return torch.stack([top, left / aspect, h, w / aspect], dim=1)
 
 
-def _some(
-    x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator
-) -> None:
+def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> None:
     """Applies operation(pictures, their rows), in place, to the pictures that the draw picks."""
     rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1).to(x.device)
     if len(rows):

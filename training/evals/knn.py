@@ -49,7 +49,9 @@ class KNN:
     def run(self, encoder: Encoder) -> Iterator[tuple[str, float]]:
         """Yields ("knn20/NAME", top-1 accuracy in [0, 1])."""
         (train, train_labels), (test, test_labels) = self._train, self._test
-        predicted = knn_classify(_embed(encoder, train), train_labels, _embed(encoder, test), k=K, temperature=TEMPERATURE)
+        predicted = knn_classify(
+            _embed(encoder, train), train_labels, _embed(encoder, test), k=K, temperature=TEMPERATURE
+        )
         yield f"knn{K}/{self.name}", float((predicted == test_labels).mean())
 
 

@@ -120,7 +120,9 @@ class Recipe:
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(hints)}."
                 raise UnknownSetting(f"No setting is called {key!r}: {hint}")
             if not equals:
-                raise UnknownSetting(f"--set takes KEY=VALUE, for example {key}={getattr(self, key)}; got {assignment!r}.")
+                raise UnknownSetting(
+                    f"--set takes KEY=VALUE, for example {key}={getattr(self, key)}; got {assignment!r}."
+                )
             changes[key] = _parse(key, text, hints[key])
         return dataclasses.replace(self, **changes)
 

@@ -1,0 +1,41 @@
+# Every target makes what it needs; `make demo` and `make test` are all a fresh machine has to know.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PORT ?= 8000
+
+.PHONY: demo test check gpu bench clean
+
+demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
+	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev  ## the default test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+gpu: $(VENV)/.dev  ## tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
+	$(BIN)/python benchmarks/search.py
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing torch and the rest; this takes a few minutes the first time"
+	$(BIN)/python -m pip install --quiet -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing torch and the rest; this takes a few minutes the first time"
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist
