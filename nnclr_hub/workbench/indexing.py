@@ -170,9 +170,10 @@ def _decoded_ahead(
     """Batches with their decoded pictures; the next one is decoded while the caller embeds this one."""
     batches = [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
     with ThreadPoolExecutor(max_workers=4) as pool:
-        ahead = [pool.submit(_decode, new) for new in batches[0]] if batches else []
-        for batch, following in zip(batches, [*batches[1:], []], strict=True):
-            current, ahead = ahead, [pool.submit(_decode, new) for new in following]
+        ahead = [pool.submit(_decode, new) for new in images[:BATCH]]
+        for number, batch in enumerate(batches, 1):
+            current = ahead
+            ahead = [pool.submit(_decode, new) for new in images[number * BATCH : (number + 1) * BATCH]]
             yield batch, [future.result() for future in current]
 
 
