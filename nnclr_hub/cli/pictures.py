@@ -88,9 +88,13 @@ def index(
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
-    list_images(photos)  # a wrong folder must not leave an empty store behind
+    # neither a wrong folder nor a wrong model may leave an empty store behind
+    list_images(photos)
+    encoders = Encoders(model)
+    if model is not None or not store.exists():
+        encoders.get()
     with open_store(str(store)) as opened, bar(err, "indexing") as advance:
-        bench = Workbench(Encoders(model), opened)
+        bench = Workbench(encoders, opened)
         report = bench.index_folder(collection, photos, model=model, prune=prune, progress=advance)
         total = bench.collection(collection).count()
     if as_json:

@@ -199,7 +199,7 @@ class EvalTransform:
         left, top = round((wide - size) / 2), round((high - size) / 2)
         across, down = width / wide, height / high  # source pixels a resized pixel
         box = (left * across, top * down, (left + size) * across, (top + size) * down)
-        return np.asarray(self._resize(image, box, size))
+        return np.array(self._resize(image, box, size))  # a copy: torch refuses the read-only original
 
     def _resize(self, image: Image.Image, box: tuple[float, float, float, float], size: int) -> Image.Image:
         resample = _RESAMPLING[self.preprocessing.interpolation]

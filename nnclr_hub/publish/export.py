@@ -93,8 +93,6 @@ def export_run(run: Path, folder: Path, *, dtype: str = "fp32") -> Path:
 
 def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
     """State of modules under "name." prefixes, contiguous on the CPU, in one order."""
-    if dtype not in DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is none of {', '.join(DTYPES)}.")
     state = {}
     for prefix, module in modules.items():
         for key, value in module.state_dict().items():
@@ -110,6 +108,8 @@ def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
 def _as(dtype: str, value: Tensor) -> Tensor:
     import torch
 
+    if dtype not in DTYPES:
+        raise InvalidRequest(f"dtype {dtype!r} is none of {', '.join(DTYPES)}.")
     if not value.is_floating_point():
         return value.contiguous()
     return value.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +27,7 @@ from nnclr_hub.store.base import (
     check_vector,
 )
 from nnclr_hub.store.catalog import connect, last_seq, quick_check, read_spec, reading, translated
+from nnclr_hub.store.rows import MAX_IN, delete_row, insert_row, metadata_json, to_item, to_matches
 from nnclr_hub.store.where import to_sql
 from nnclr_hub.store.writer import Changes, Writer
 
@@ -36,7 +35,6 @@ MAX_LIMIT = 10_000
 # changes since the last snapshot from which closing writes a new one; fewer are replayed faster
 SNAPSHOT_AFTER = 1000
 VERIFY_SAMPLE = 50
-_IN = 10_000
 
 
 class EmbeddedCollection:
@@ -79,7 +77,7 @@ class EmbeddedCollection:
         rows = [
             (
                 check_name(item.id, "Item id"),
-                _metadata_json(item),
+                metadata_json(item),
                 check_vector(item.vector, self.spec, f"item {item.id!r}"),
                 item.thumbnail,
             )
@@ -88,14 +86,8 @@ class EmbeddedCollection:
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> None:
             for id, metadata, vector, thumbnail in rows:
-                _delete(connection, changes, id)
-                rid = connection.execute("INSERT INTO items (id, metadata) VALUES (?, ?)", [id, metadata]).lastrowid
-                assert rid is not None
-                blob = vector.astype("<f4").tobytes()
-                connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", [rid, blob, zlib.crc32(blob)])
-                if thumbnail is not None:
-                    connection.execute("INSERT INTO thumbnails VALUES (?, ?)", [rid, thumbnail])
-                connection.execute("INSERT INTO oplog (op, rid) VALUES ('+', ?)", [rid])
+                delete_row(connection, changes, id)
+                rid = insert_row(connection, id, metadata, vector, thumbnail)
                 changes.came.append(rid)
                 changes.vectors.append(vector)
 
@@ -106,7 +98,7 @@ class EmbeddedCollection:
         wanted = [check_name(id, "Item id") for id in ids]
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            return sum(_delete(connection, changes, id) for id in wanted)
+            return sum(delete_row(connection, changes, id) for id in wanted)
 
         return self._writing().submit(apply)
 
@@ -115,14 +107,14 @@ class EmbeddedCollection:
     def get(self, ids: Sequence[str]) -> list[Item]:
         found: dict[str, Item] = {}
         with self._reader() as connection:
-            for start in range(0, len(ids), _IN):
-                chunk = list(ids[start : start + _IN])
+            for start in range(0, len(ids), MAX_IN):
+                chunk = list(ids[start : start + MAX_IN])
                 rows = connection.execute(
                     "SELECT id, vector, metadata, jpeg FROM items JOIN vectors USING (rid) "
                     f"LEFT JOIN thumbnails USING (rid) WHERE id IN ({','.join('?' * len(chunk))})",
                     chunk,
                 )
-                found |= {row[0]: _item(*row) for row in rows}
+                found |= {row[0]: to_item(*row) for row in rows}
         return [found[id] for id in ids if id in found]
 
     def count(self, where: Where | None = None) -> int:
@@ -141,7 +133,7 @@ class EmbeddedCollection:
                 "ORDER BY id LIMIT ?",
                 [after, *parameters, limit + 1],
             ).fetchall()
-        items = [_item(*row) for row in rows[:limit]]
+        items = [to_item(*row) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
     def search(
@@ -167,7 +159,7 @@ class EmbeddedCollection:
             wanted = k
             while True:
                 scores, rids = self._index.search(query, wanted, among)
-                matches = _join(connection, scores, rids, k, with_vector)
+                matches = to_matches(connection, scores, rids, k, with_vector)
                 # rows that died since the index was asked leave a gap; ask for more to fill it
                 if len(matches) == k or len(rids) < wanted:
                     break
@@ -277,66 +269,3 @@ class EmbeddedCollection:
 def _take_clean_mark(connection: sqlite3.Connection) -> bool:
     """Whether the last writer closed the file; until this one does, it counts as not closed."""
     return connection.execute("DELETE FROM meta WHERE key = 'clean'").rowcount == 1
-
-
-def _delete(connection: sqlite3.Connection, changes: Changes, id: str) -> bool:
-    row = connection.execute("DELETE FROM items WHERE id = ? RETURNING rid", [id]).fetchone()
-    if row is None:
-        return False
-    connection.execute("INSERT INTO oplog (op, rid) VALUES ('-', ?)", row)
-    if row[0] in changes.came:  # the same id twice in one request: it never was searchable
-        place = changes.came.index(row[0])
-        del changes.came[place], changes.vectors[place]
-    else:
-        changes.died.append(row[0])
-    return True
-
-
-def _join(
-    connection: sqlite3.Connection, scores: np.ndarray, rids: np.ndarray, k: int, with_vector: bool
-) -> list[Match]:
-    """Rows to matches through the catalog, which decides what exists."""
-    vector = "vector" if with_vector else "NULL"
-    source = "items JOIN vectors USING (rid)" if with_vector else "items"
-    rows: dict[int, tuple[str, str, bytes | None]] = {}
-    for start in range(0, len(rids), _IN):
-        chunk = rids[start : start + _IN].tolist()
-        marks = ",".join("?" * len(chunk))
-        found = connection.execute(f"SELECT rid, id, metadata, {vector} FROM {source} WHERE rid IN ({marks})", chunk)
-        rows |= {row[0]: row[1:] for row in found}
-    matches = []
-    for score, rid in zip(scores.tolist(), rids.tolist(), strict=True):
-        if rid in rows:
-            id, metadata, blob = rows[rid]
-            matches.append(Match(id, score, json.loads(metadata), None if blob is None else _vector(blob)))
-    return matches[:k]
-
-
-def _item(id: str, blob: bytes, metadata: str, jpeg: bytes | None) -> Item:
-    return Item(id, _vector(blob), json.loads(metadata), jpeg)
-
-
-def _vector(blob: bytes) -> np.ndarray:
-    return np.frombuffer(blob, "<f4").astype(np.float32)
-
-
-def _metadata_json(item: Item) -> str:
-    if not isinstance(item.metadata, Mapping):
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
-        )
-    try:
-        return json.dumps(_without_surrogates(item.metadata), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
-
-
-def _without_surrogates(value: Any) -> Any:
-    """SQLite keeps text as UTF-8, which has no half surrogates; the names of files may hold some."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(one) for one in value]
-    return value

@@ -1,0 +1,217 @@
+"""The verbs: what they do, what they print, and how they say no."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnclr_hub import load_encoder
+from nnclr_hub.cli.app import app
+from nnclr_hub.hub.registry import default_model
+from nnclr_hub.store import open_store
+
+runner = CliRunner()
+
+
+def nnclr(*arguments) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    result = runner.invoke(app, [str(one) for one in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def said(*arguments, code: int) -> str:
+    """The error's one sentence."""
+    exit_code, _, err = nnclr(*arguments)
+    assert exit_code == code, err
+    lines = [line for line in err.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+@pytest.fixture
+def folder(photos, tmp_path) -> Path:
+    return shutil.copytree(photos, tmp_path / "photos")
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    return tmp_path / "store"
+
+
+def index(folder, store, *more, model):
+    code, out, err = nnclr("index", folder, "--collection", "c", "--store", store, "--model", model, "--json", *more)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_index_adds_what_is_new_takes_up_what_changed_and_prunes_what_is_gone(folder, store, model, pictures):
+    report = index(folder, store, model=model)
+    assert (report["added"], report["items"]) == (60, 60)
+    again = index(folder, store, model=model)
+    assert (again["added"], again["unchanged"], again["items"]) == (0, 60, 60)
+    shutil.copy(pictures[0], folder / "new.jpg")
+    changed, gone = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg"
+    changed.write_bytes(pictures[-1].read_bytes())
+    os.utime(changed, (1, 1))
+    gone.unlink()
+    third = index(folder, store, model=model)
+    assert [third[key] for key in ("added", "updated", "removed", "items")] == [1, 1, 0, 61]
+    fourth = index(folder, store, "--prune", model=model)
+    assert [fourth[key] for key in ("added", "updated", "removed", "items")] == [0, 0, 1, 60]
+    with open_store(str(store), read_only=True) as opened:
+        item = next(i for i in opened.get("c").scroll(limit=100).items if i.metadata["path"] == "cat/00.jpg")
+    np.testing.assert_allclose(item.vector, load_encoder(model, device="cpu").embed([pictures[-1]])[0], atol=1e-5)
+    assert item.metadata["label"] == "cat"
+
+
+def test_index_skips_broken_files_and_lists_them(folder, store, model):
+    (folder / "cat" / "00.jpg").write_bytes(b"garbage")
+    data = (folder / "cat" / "01.jpg").read_bytes()
+    (folder / "cat" / "01.jpg").write_bytes(data[: len(data) // 2])
+    code, out, err = nnclr("index", folder, "--collection", "c", "--store", store, "--model", model)
+    assert code == 0
+    assert "58 added" in out
+    assert "2 broken" in out
+    assert "skipped" in err
+    assert "cat/00.jpg" in err.replace("\n", "")
+    report = index(folder, store, model=model)
+    assert len(report["broken"]) == 2
+
+
+def test_search_finds_the_picture_itself_and_speaks_json(folder, store, model, pictures):
+    index(folder, store, model=model)
+    code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "-k", 5, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert len(answer["matches"]) == 5
+    best = answer["matches"][0]
+    assert best["score"] == pytest.approx(1, abs=1e-4)
+    assert best["metadata"]["path"] == pictures[3].relative_to(pictures[3].parents[1]).as_posix()
+    _, out, _ = nnclr("search", *pictures[:2], "--collection", "c", "--store", store, "--json")
+    assert [len(one["matches"]) for one in json.loads(out)] == [5, 5]
+    where = '{"must": [{"key": "label", "match": "coffee"}]}'
+    _, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "--where", where, "--json")
+    assert {match["metadata"]["label"] for match in json.loads(out)["matches"]} == {"coffee"}
+    code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store)
+    assert "score" in out
+
+
+def test_embed_writes_vectors_and_their_paths(photos, pictures, model, tmp_path):
+    code, _, err = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy")
+    assert code == 0, err
+    vectors = np.load(tmp_path / "v.npy")
+    paths = (tmp_path / "v.txt").read_text().splitlines()
+    assert paths == [str(path) for path in pictures]
+    np.testing.assert_allclose(vectors, load_encoder(model, device="cpu").embed(pictures), atol=1e-5)
+    _, out, _ = nnclr("embed", pictures[0], "--model", model)
+    np.testing.assert_allclose(json.loads(out)["embedding"], vectors[0], atol=1e-5)
+
+
+def test_models_and_info_speak_to_people_and_programs(model):
+    code, out, _ = nnclr("models", "--json")
+    assert code == 0
+    assert default_model() in [one["name"] for one in json.loads(out)]
+    assert default_model() in nnclr("models")[1]
+    about = json.loads(nnclr("info", model, "--json")[1])
+    assert about["embed_dim"] == 32
+    assert about["architecture"] == "resnet18"
+    assert nnclr("info", default_model())[0] == 0
+
+
+def test_export_copies_a_model_folder(model, tmp_path):
+    assert nnclr("export", model, tmp_path / "half", "--dtype", "fp16")[0] == 0
+    assert load_encoder(tmp_path / "half", device="cpu").embed_dim == 32
+
+
+def test_every_verb_has_help_with_an_example():
+    for verb in ("models", "info", "embed", "index", "search", "pretrain", "export", "serve", "demo"):
+        code, out, _ = nnclr(verb, "--help")
+        assert code == 0
+        if verb not in ("models",):
+            assert f"Example: nnclr {verb}" in " ".join(out.split())
+    assert nnclr("--version")[1].strip()
+
+
+def test_a_recipe_shows_its_settings():
+    code, out, _ = nnclr("pretrain", "small_cpu", "--settings", "--set", "epochs=3")
+    assert code == 0
+    assert "epochs" in out
+    assert "Hardware" in out
+
+
+def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model, tmp_path, pictures):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    call = ("--collection", "c", "--store", store)
+    assert "holds no picture" in said("index", empty, *call, "--model", model, code=2)
+    assert "does not exist" in said("index", tmp_path / "nowhere", *call, code=2)
+    assert not store.exists()
+    assert "No model is called" in said("index", folder, *call, "--model", "nnclr_resnt", code=2)
+    assert "holds no store" in said("search", pictures[0], *call, code=2)
+    index(folder, store, model=model)
+    assert "there are c" in said("search", pictures[0], "--collection", "d", "--store", store, code=1)
+    assert "holds vectors of" in said("index", folder, *call, "--model", "random:test_resnet", code=1)
+    assert "holds vectors of" in said("search", pictures[0], *call, "--model", "random:test_resnet", code=1)
+    assert "not JSON" in said("search", pictures[0], *call, "--where", "{", code=2)
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"nothing")
+    assert "broken.jpg" in said("search", broken, *call, code=1)
+    with open_store(str(store)):
+        assert "Another process" in said("index", folder, *call, code=1)
+        assert nnclr("search", pictures[0], *call)[0] == 0  # reading goes on beside a writer
+    run = tmp_path / "run"
+    assert "did you mean 'small_cpu'" in said("pretrain", "small_gpu", "--data", folder, "--out", run, code=2)
+    assert "did you mean 'epochs'" in said("pretrain", "small_cpu", "--set", "epoch=3", code=2)
+    assert "whole number" in said("pretrain", "small_cpu", "--set", "epochs=many", code=2)
+    assert "KEY=VALUE" in said("pretrain", "small_cpu", "--set", "epochs", code=2)
+    assert "must be above 0" in said("pretrain", "small_cpu", "--set", "epochs=0", code=2)
+    assert "--data" in said("pretrain", "small_cpu", code=2)
+    assert "holds no picture" in said("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
+    assert not run.exists()
+
+
+def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, store, model, tmp_path):
+    index(folder, store, model=model)
+    other = shutil.copytree(folder, tmp_path / "other")
+    sentence = said("index", other, "--collection", "c", "--store", store, "--model", model, code=2)
+    assert "collection of its own" in sentence
+    moved = folder.rename(tmp_path / "moved")  # a folder that moved may be indexed again
+    assert index(moved, store, model=model)["items"] == 60
+
+
+def test_index_killed_in_the_middle_loses_nothing_it_had_acknowledged(photos, store, model, tmp_path):
+    """kill -9 between two batches; what the bar had counted is there, and a rerun completes it."""
+    big = tmp_path / "big"
+    for i in range(6):
+        shutil.copytree(photos, big / str(i))
+    code = (
+        "import sys\n"
+        "from nnclr_hub.store import open_store\n"
+        "from nnclr_hub.workbench import Encoders, Workbench\n"
+        "from pathlib import Path\n"
+        "bench = Workbench(Encoders(sys.argv[1]), open_store(sys.argv[2]))\n"
+        "bench.index_folder('c', Path(sys.argv[3]), progress=lambda done, total: print(done, flush=True))"
+    )
+    command = [sys.executable, "-c", code, str(model), str(store), str(big)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        done = 0
+        for line in process.stdout:
+            done = int(line)
+            if done >= 128:
+                process.kill()
+    with open_store(str(store), read_only=True) as opened:
+        count = opened.get("c").count()
+    assert done <= count < 360
+    report = index(big, store, model=model)
+    assert report["items"] == 360
+    assert report["unchanged"] == count

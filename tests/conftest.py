@@ -1,0 +1,107 @@
+"""What the tests share: pictures that scikit-image carries, packs where they are, one small model folder."""
+
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+# a warning-free cache of its own: no test may read or fill the user's
+os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-tests-mpl")
+NARROW = {"channels": [8, 16, 24, 32]}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """No test touches the user's cache folder."""
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> Path:
+    """60 small pictures in three class folders: crops of three of scikit-image's photos."""
+    from skimage import data
+
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name in ("astronaut", "coffee", "cat"):
+        photo = Image.fromarray(getattr(data, name)())
+        (folder / name).mkdir()
+        for i in range(20):
+            left, top = (int(rng.integers(0, side - 160)) for side in photo.size)
+            crop = photo.crop((left, top, left + 160, top + 160)).resize((64, 64))
+            crop.save(folder / name / f"{i:02}.jpg", quality=90)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures(photos) -> list[Path]:
+    """The files of `photos`, sorted."""
+    return sorted(photos.rglob("*.jpg"))
+
+
+def randomised(backbone: nn.Module, seed: int = 0) -> nn.Module:
+    """Random norms, biases and statistics: in a fresh ResNet the residual branches count for nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in backbone.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            with torch.no_grad():
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.normal_(0, 0.3, generator=generator)
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3, generator=generator)
+                module.running_var.uniform_(0.5, 1.5, generator=generator)
+    return backbone.eval()
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory) -> Callable[..., Path]:
+    """make_model(architecture, model_args, input_size, dtype, seed) -> a model folder of random weights."""
+    from nnclr_hub.encoder.backbones import create_backbone
+    from nnclr_hub.encoder.preprocess import Preprocessing
+    from nnclr_hub.publish.export import export_model
+
+    def make(architecture="resnet18", model_args=NARROW, input_size=48, dtype="fp32", seed=0) -> Path:
+        torch.manual_seed(seed)
+        backbone = randomised(create_backbone(architecture, model_args=model_args), seed)
+        return export_model(
+            backbone,
+            tmp_path_factory.mktemp("model") / architecture,
+            architecture=architecture,
+            model_args=model_args,
+            preprocessing=Preprocessing(input_size),
+            provenance={"metrics": {"knn20/made_up": 0.5}, "license": "apache-2.0", "data": "none"},
+            dtype=dtype,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model) -> Path:
+    """A narrow ResNet-18 at 48 pixels."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory) -> Callable[[str], Path]:
+    """pack("nasty.tar") -> the unpacked folder; skips without the packs, fails where they are required."""
+
+    def unpack(name: str) -> Path:
+        source = Path(os.environ.get("NNCLR_TEST_DATA", "")) / name
+        if "NNCLR_TEST_DATA" not in os.environ or not source.is_file():
+            message = f"{name} is not in the folder that NNCLR_TEST_DATA names"
+            if os.environ.get("NNCLR_REQUIRE_DATA") == "1":
+                pytest.fail(message)
+            pytest.skip(message)
+        folder = tmp_path_factory.mktemp(name.split(".")[0])
+        with tarfile.open(source) as tar:
+            tar.extractall(folder, filter="data")
+        return folder
+
+    return unpack

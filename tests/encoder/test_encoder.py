@@ -1,0 +1,133 @@
+"""The encoder: the same vectors by every way in, and one bad picture for itself."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from nnclr_hub import Encoder, ImageError, load_encoder
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.errors import InvalidRequest, UnknownModel
+
+
+@pytest.fixture(scope="module")
+def encoder(model) -> Encoder:
+    return load_encoder(model, device="cpu")
+
+
+def test_vectors_are_unit_and_equal_timms(encoder, model, pictures):
+    """timm on the same folder, fed with the encoder's own transform."""
+    reference = timm.create_model(f"local-dir:{model}", pretrained=True).eval()
+    with torch.no_grad():
+        want = F.normalize(reference(torch.stack([encoder.transform(path) for path in pictures])))
+    got = encoder.embed(pictures)
+    assert got.dtype == np.float32
+    assert got.shape == (len(pictures), encoder.embed_dim)
+    np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
+
+
+def test_all_kinds_of_input_give_the_same_vector(encoder, pictures):
+    path = pictures[0]
+    picture = Image.open(path).convert("RGB")
+    pixels = np.asarray(picture)
+    ways = [path, str(path), path.read_bytes(), picture, pixels]
+    want = encoder.embed([path])[0]
+    for way in ways:
+        np.testing.assert_allclose(encoder.embed([way])[0], want, atol=1e-6)
+    uint8 = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+    np.testing.assert_allclose(encoder.embed(uint8)[0], want, atol=1e-5)
+    np.testing.assert_allclose(encoder.embed(encoder.transform(path)[None])[0], want, atol=1e-5)
+
+
+def test_a_picture_has_the_same_vector_alone_and_in_any_batch(encoder, pictures):
+    many = encoder.embed(pictures * 3)  # 180: three batches
+    alone = np.concatenate([encoder.embed([path]) for path in pictures[:10]])
+    np.testing.assert_allclose(many[:10], alone, atol=1e-5)
+
+
+def test_one_bad_picture_is_its_own_error(encoder, pictures, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(pictures[0].read_bytes()[:500])
+    results = encoder.embed_each([pictures[0], broken, b"", pictures[1]])
+    assert [isinstance(result, ImageError) for result in results] == [False, True, True, False]
+    np.testing.assert_allclose(results[3], encoder.embed([pictures[1]])[0], atol=1e-5)
+    with pytest.raises(ImageError, match=r"broken\.jpg"):
+        encoder.embed([pictures[0], broken])
+
+
+def test_nothing_in_gives_nothing_out(encoder):
+    assert encoder.embed([]).shape == (0, encoder.embed_dim)
+    assert encoder.embed_each(iter([])) == []
+
+
+def test_generators_are_read_batch_by_batch(encoder, pictures):
+    """Not more than two batches ahead, so that a list of a million needs no memory for a million."""
+    taken, shown = [], []
+
+    def stream():
+        for i in range(400):
+            taken.append(i)
+            yield pictures[i % len(pictures)]
+
+    original = encoder.forward_crops
+    encoder.forward_crops = lambda crops: (shown.append(len(taken)), original(crops))[1]
+    try:
+        assert len(encoder.embed_each(stream())) == 400
+    finally:
+        del encoder.forward_crops
+    assert shown[0] <= 128
+
+
+@pytest.mark.parametrize(
+    "images", ["picture.jpg", torch.zeros(3, 48, 48), torch.zeros(1, 3, 48, 48, dtype=torch.int64), [np.zeros((4, 4))]]
+)
+def test_what_is_no_list_of_pictures_is_refused(encoder, images):
+    with pytest.raises(InvalidRequest):
+        encoder.embed(images)
+
+
+def test_nan_in_a_tensor_is_refused(encoder):
+    with pytest.raises(InvalidRequest, match="NaN"):
+        encoder.embed(torch.full((1, 3, 48, 48), float("nan")))
+
+
+@pytest.mark.parametrize(("architecture", "args", "size", "grid"), [("resnet18", {}, 64, 2), ("test_vit", {}, 160, 10)])
+def test_tokens_are_the_map_before_pooling(make_model, pictures, architecture, args, size, grid):
+    """A ResNet's mean over them is its vector; a ViT's are its normed patch tokens."""
+    encoder = load_encoder(make_model(architecture, args, size), device="cpu")
+    tokens = encoder.tokens(pictures[:3])
+    assert tokens.shape == (3, grid, grid, encoder.embed_dim)
+    if architecture == "resnet18":
+        pooled = torch.from_numpy(tokens.mean(axis=(1, 2)))
+        np.testing.assert_allclose(F.normalize(pooled), encoder.embed(pictures[:3]), atol=1e-5)
+        assert tokens.min() >= 0  # after the ReLU
+
+
+def test_bf16_stays_near_fp32(model, pictures):
+    exact, fast = (load_encoder(model, device="cpu", precision=p).embed(pictures[:20]) for p in ("fp32", "bf16"))
+    assert (exact * fast).sum(axis=1).min() > 0.999
+
+
+def test_the_fingerprint_tells_weights_and_preprocessing_and_nothing_else(make_model, model):
+    one = load_encoder(model, device="cpu")
+    assert one.fingerprint == load_encoder(model, device="cpu", precision="bf16").fingerprint
+    assert one.fingerprint != load_encoder(make_model(seed=1), device="cpu").fingerprint
+    assert one.fingerprint != load_encoder(make_model(input_size=64), device="cpu").fingerprint
+
+
+def test_loading_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    load_encoder("random:test_resnet@3", device="cpu")
+    assert torch.equal(torch.rand(3), want)
+
+
+def test_backbones_are_explained_when_they_cannot_be_built():
+    with pytest.raises(UnknownModel, match="resnet50"):
+        create_backbone("resnet_50")
+    with pytest.raises(InvalidRequest, match="num_legs"):
+        create_backbone("resnet18", model_args={"num_legs": 4})

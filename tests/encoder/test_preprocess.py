@@ -1,0 +1,160 @@
+"""Decoding is safe and right; the transform is timm's."""
+
+import csv
+import io
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import timm.data
+import torch
+from PIL import Image
+
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.errors import ImageError, ImageTooLarge, UnsupportedImage
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000"]
+)
+def test_every_promised_format_is_read(format):
+    picture = Image.new("RGB", (32, 32), (200, 100, 50))
+    try:
+        data = encoded(picture, format)
+    except (KeyError, OSError):
+        pytest.skip(f"this Pillow cannot write {format}")
+    read = decode_image(data)
+    assert (read.mode, read.size) == ("RGB", (32, 32))
+    assert np.abs(np.asarray(read).mean(axis=(0, 1)) - (200, 100, 50)).max() < 8
+
+
+def test_pictures_are_turned_upright_by_their_exif():
+    picture = Image.new("RGB", (20, 10), "red")
+    picture.paste("blue", (0, 0, 10, 10))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees clockwise
+    read = decode_image(encoded(picture, "PNG", exif=exif))
+    assert read.size == (10, 20)
+    assert read.getpixel((5, 2)) == (0, 0, 255)
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped():
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(2, 0)
+    read = np.asarray(decode_image(encoded(Image.fromarray(ramp))))
+    assert np.abs(read[0, :, 0].astype(int) - np.arange(256)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("image", "pixel"),
+    [
+        (Image.new("L", (4, 4), 77), (77, 77, 77)),
+        (Image.new("1", (4, 4), 1), (255, 255, 255)),
+        (Image.new("LA", (4, 4), (0, 0)), (255, 255, 255)),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 0)), (255, 255, 255)),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 255)), (255, 0, 0)),
+        (Image.new("RGBA", (4, 4), (0, 0, 0, 127)), (128, 128, 128)),
+    ],
+)
+def test_grey_becomes_rgb_and_transparency_goes_over_white(image, pixel):
+    assert decode_image(encoded(image)).getpixel((1, 1)) == pixel
+
+
+def test_the_first_of_several_frames_counts():
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    assert decode_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])).getpixel((0, 0)) == (
+        255,
+        0,
+        0,
+    )
+
+
+def test_one_pixel_is_a_picture_and_extreme_aspects_need_little_memory():
+    transform = EvalTransform(Preprocessing(224))
+    for size in ((1, 1), (1, 3000), (3000, 1), (8000, 16)):
+        picture = decode_image(encoded(Image.new("RGB", size, "green")))
+        tracemalloc.start()
+        crop = transform.crop(picture)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert crop.shape == (224, 224, 3)
+        assert (crop == (0, 128, 0)).all()
+        assert peak < 20e6
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A PNG whose header promises more pixels than anyone should decode."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    signature = b"\x89PNG\r\n\x1a\n"
+    return (
+        signature + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\x0aIDAT" + bytes(20)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", ImageError),
+        (b"nonsense" * 100, UnsupportedImage),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", UnsupportedImage),
+        (encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")[:700], ImageError),
+        (png_that_claims(100_000, 100_000), ImageTooLarge),
+        (png_that_claims(8000, 5001), ImageTooLarge),
+        (Image.fromarray(np.zeros((4, 4), np.uint8)).tobytes(), ImageError),
+    ],
+)
+def test_what_is_no_picture_is_one_error_with_a_sentence(data, kind):
+    with pytest.raises(kind) as caught:
+        decode_image(data)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_an_image_error(tmp_path):
+    with pytest.raises(ImageError, match="cannot be opened"):
+        decode_image(tmp_path / "missing.jpg")
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (301, 1024), (63, 91)])
+@pytest.mark.parametrize(("input_size", "crop_pct"), [(224, 0.875), (64, 0.875), (96, 1.0), (128, 0.9)])
+def test_the_transform_is_timms(size, input_size, crop_pct):
+    """Within one grey level in the mean of timm's evaluation transform, though it crops before it resizes."""
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+    picture = small.resize(size, Image.Resampling.BICUBIC)
+    preprocessing = Preprocessing(input_size, crop_pct)
+    reference = timm.data.create_transform(
+        input_size=input_size,
+        crop_pct=crop_pct,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        interpolation="bicubic",
+    )
+    ours, theirs = EvalTransform(preprocessing)(picture), reference(picture)
+    grey_levels = (ours - theirs).abs() * torch.tensor(preprocessing.std)[:, None, None] * 255
+    assert grey_levels.mean() < 1.0
+
+
+@pytest.mark.data
+def test_every_file_of_the_nasty_pack_ends_well(pack):
+    """Decoded or refused as its manifest says, and whatever it is, by nothing but an ImageError."""
+    folder = pack("nasty.tar")
+    wrong = []
+    with (folder / "manifest.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            path = folder / row["file"]
+            try:
+                outcome = "decode" if decode_image(path).mode == "RGB" else "not RGB"
+            except ImageError:
+                outcome = "refuse"
+            if row["expect"] not in (outcome, "either"):
+                wrong.append((row["file"], row["expect"], outcome))
+    assert wrong == []

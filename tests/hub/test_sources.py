@@ -1,0 +1,132 @@
+"""Every kind of source resolves to verified files, or to a sentence that says what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, TamperedModel, UnknownModel, WeightsMismatch
+from nnclr_hub.hub.registry import MODELS, default_model, list_models, model_info
+from nnclr_hub.hub.sources import resolve
+
+
+def test_a_folder_is_found_by_all_its_spellings(model):
+    for source in (str(model), f"local-dir:{model}", model.as_uri()):
+        assert resolve(source).folder.resolve() == model.resolve()
+
+
+def test_random_weights_come_from_their_seed(pictures):
+    vectors = [load_encoder(f"random:test_resnet{seed}", device="cpu").embed(pictures[:2]) for seed in ("", "@0", "@1")]
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert not np.allclose(vectors[0], vectors[2])
+
+
+def test_every_registered_model_is_there_and_verifies():
+    assert default_model() == list_models()[0]
+    for name, info in MODELS.items():
+        resolved = resolve(name)
+        assert resolved.config.num_features == info.embed_dim
+        encoder = load_encoder(name, device="cpu")
+        assert sum(p.numel() for p in encoder.backbone.parameters()) == info.parameters
+        assert encoder.transform.preprocessing.input_size == info.input_size
+        for metric, value in info.metrics.items():
+            assert resolved.config.nnclr["metrics"][metric] == value
+
+
+@pytest.fixture
+def copy(model, tmp_path):
+    return shutil.copytree(model, tmp_path / "copy")
+
+
+def test_changed_weights_are_refused(copy):
+    weights = load_file(copy / "model.safetensors")
+    weights["conv1.weight"][0, 0, 0, 0] += 1
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TamperedModel, match=r"model\.safetensors is not the published file"):
+        load_encoder(copy)
+
+
+def test_a_changed_config_of_a_pinned_model_is_refused(tmp_path, monkeypatch):
+    """The registry pins config.json as well: a preprocessing that was changed changes every vector."""
+    name = default_model()
+    folder = shutil.copytree(model_info(name).folder, tmp_path / name)
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["crop_pct"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("nnclr_hub.hub.registry.ModelInfo.folder", folder)
+    with pytest.raises(TamperedModel, match=r"config\.json"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(copy, file):
+    (copy / file).unlink()
+    with pytest.raises(ModelFilesMissing, match=file):
+        load_encoder(copy)
+
+
+def test_a_truncated_or_foreign_folder_is_explained(copy):
+    config = json.loads((copy / "config.json").read_text())
+    del config["nnclr"]["sha256"]  # a folder of somebody else's, without hashes
+    (copy / "config.json").write_text(json.dumps(config))
+    data = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(WeightsMismatch, match="damaged"):
+        load_encoder(copy)
+    save_file({"conv1.weight": torch.zeros(1)}, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsMismatch, match="missing"):
+        load_encoder(copy)
+    (copy / "config.json").write_text("{")
+    with pytest.raises(WeightsMismatch, match="not valid JSON"):
+        load_encoder(copy)
+    (copy / "config.json").write_text("{}")
+    with pytest.raises(WeightsMismatch, match="lacks architecture"):
+        load_encoder(copy)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "sentence"),
+    [
+        ("nnclr_resnet18_small_cpu_startr", UnknownModel, "did you mean"),
+        ("zzz", UnknownModel, "there are"),
+        ("./nowhere", UnknownModel, "does not exist"),
+        ("local-dir:/nowhere", UnknownModel, "is no folder"),
+        ("random:", InvalidRequest, "needs an architecture"),
+        ("random:resnet18@x", InvalidRequest, "whole number"),
+        ("random:resnet_18", UnknownModel, "resnet18"),
+        ("hf-hub:nonsense", InvalidRequest, "ORGANISATION/NAME"),
+        ("https://example.com/model", InvalidRequest, "web address"),
+    ],
+)
+def test_a_source_that_is_none_is_explained(source, kind, sentence):
+    with pytest.raises(kind, match=sentence):
+        load_encoder(source)
+
+
+def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):
+    """The Hub's own cache layout, seeded by hand, in a process that is told it has no network."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    for ref in ("main", "v1.0"):
+        (repository / "refs" / ref).write_text(commit)
+    shutil.copytree(model, repository / "snapshots" / commit)
+    code = (
+        "import sys; from nnclr_hub import load_encoder\n"
+        "for s in ('hf-hub:org/name', 'hf-hub:org/name@v1.0'): print(load_encoder(s, device='cpu').fingerprint)\n"
+        "try: load_encoder('hf-hub:org/other')\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    first, second, refusal = done.stdout.splitlines()
+    assert first == second == load_encoder(model, device="cpu").fingerprint
+    assert refusal.startswith("ModelFilesMissing")
+    assert "HF_HUB_CACHE" in refusal

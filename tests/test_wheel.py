@@ -1,0 +1,89 @@
+"""The wheel: one name in site-packages, and everything starts from it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_it_holds_one_top_level_name_and_a_starter(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"nnclr_hub"}
+    assert "nnclr_hub/training/pretrain.py" in names
+    assert [name for name in names if re.fullmatch(r"nnclr_hub/weights/\w+/model\.safetensors", name)]
+    assert wheel.stat().st_size < 30e6
+
+
+def test_an_installed_wheel_serves(wheel, tmp_path):
+    """In an environment that sees this one's packages, but not this checkout; with an `app` of somebody else's about."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "app.py").write_text("raise RuntimeError('the wrong app')")
+    # packages of the parent, without the link that an editable install of this checkout leaves there
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    shared = (
+        "import sys, site; sys.path[:] = [p for p in sys.path if p != {root!r}]; sys.path.append({packages!r}); "
+        "import nnclr_hub; assert nnclr_hub.__file__.startswith({site!r}), nnclr_hub.__file__; "
+        "from nnclr_hub.cli import main; main()"
+    ).format(root=str(ROOT), packages=sysconfig.get_paths()["purelib"], site=str(site))
+    port = free_port()
+    arguments = ["serve", "--port", str(port), "--store", "store"]
+    with subprocess.Popen(
+        [python, "-c", shared, *arguments], cwd=tmp_path / "work", env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            wait_until_ready(port, server)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
+                assert json.load(answer)["data"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui/") as answer:
+                assert b"nnclr_hub" in answer.read()
+        finally:
+            server.terminate()
+            assert server.stderr is not None
+            server.stderr.read()
+        assert server.wait(30) == 0
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_ready(port: int, server: subprocess.Popen) -> None:
+    for _ in range(300):
+        if server.poll() is not None:
+            assert server.stderr is not None
+            pytest.fail(f"the server ended: {server.stderr.read()}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail("the server did not become ready")
