@@ -18,9 +18,7 @@ class RawImage(gr.Image):
 
     def get_block_name(self) -> str:
         return "image"
-    from collections.abc import Callable, Sequence
-    from typing import TYPE_CHECKING, Any, Literal
-
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
 
     if TYPE_CHECKING:

@@ -55,9 +55,7 @@ class Tiles(gr.HTML):
 
     def get_block_name(self) -> str:
         return "html"
-    from collections.abc import Callable, Sequence
-    from typing import TYPE_CHECKING, Any, Literal
-
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
 
     if TYPE_CHECKING:

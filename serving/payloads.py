@@ -42,7 +42,8 @@ def decode_vector(vector: list[float] | str, what: str) -> np.ndarray:
         if len(data) % 4:
             raise InvalidRequest(f"{what} has {len(data)} bytes, which is no whole number of float32.")
         return np.frombuffer(data, "<f4").astype(np.float32)
-    return np.asarray(vector, np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, which the store refuses
+        return np.asarray(vector, np.float32)
 
 
 def encode_vector(vector: np.ndarray) -> str:

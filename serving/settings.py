@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -42,11 +42,28 @@ class Settings(BaseSettings):
     def has_keys(self) -> bool:
         return bool(self.api_keys or self.write_keys)
 
-    @model_validator(mode="after")
-    def _refuse_an_open_door(self) -> Self:
-        if not self.is_local and not self.has_keys and not self.insecure:
+    @classmethod
+    def read(cls, **flags: Any) -> Self:
+        """Settings from flags, and from the environment where there is no flag.
+
+        Raises:
+            InvalidRequest: a value that cannot be, or a door that would stand open to the network.
+        """
+        try:
+            settings = cls(**flags)
+        except (ValidationError, SettingsError) as error:
+            raise InvalidRequest(f"The server's settings cannot be read: {_first(error)}") from error
+        if not settings.is_local and not settings.has_keys and not settings.insecure:
             raise InvalidRequest(
-                f"Listening on {self.host} would let anyone on the network read and write: set NNCLR_WRITE_KEYS and "
-                "NNCLR_API_KEYS to lists of keys, or give --insecure."
+                f"Listening on {settings.host} would let anyone on the network read and write: set NNCLR_WRITE_KEYS "
+                'and NNCLR_API_KEYS to lists like ["a-long-key"], or give --insecure.'
             )
-        return self
+        return settings
+
+
+def _first(error: ValidationError | SettingsError) -> str:
+    if isinstance(error, SettingsError):
+        return f"{error}; lists are written as JSON."
+    part = error.errors()[0]
+    name = ".".join(map(str, part["loc"]))
+    return f"NNCLR_{name.upper()} (or its flag) is {part['input']!r}: {part['msg']}."

@@ -35,7 +35,7 @@ def test_it_holds_one_top_level_name_and_a_starter(wheel):
 
 
 def test_an_installed_wheel_serves(wheel, tmp_path):
-    """In an environment that sees this one's packages, but not this checkout; with an `app` of somebody else's about."""
+    """In an environment that sees the parent's packages but not this checkout, with a foreign `app` on its path."""
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"

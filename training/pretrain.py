@@ -49,7 +49,8 @@ from .optimisation import make_optimizer, make_schedule
 from .recipes import Recipe
 from .report import write_report
 
-EVAL_CROP = 0.875  # share of the resized short side that the exported encoder's centre crop keeps
+# settings that leave the weights alone, and so may differ between the parts of one run
+FREE = ("eval_size", "eval_crop", "log_every", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def pretrain(
         draws.set_state(saved["draws"])
         torch.set_rng_state(saved["torch_rng"])
         step, scores = saved["step"], saved["scores"]
-        if step == steps:
+        if step == steps and not evaluation_changed(saved, recipe):
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
         say.print(f"going on at step {step} of {steps}", highlight=False)
@@ -133,7 +134,7 @@ def pretrain(
     write_about(out, name, recipe, data, files, where)
 
     # ------------------------------------------------------------------------ evaluation
-    preprocessing = Preprocessing(recipe.eval_size, EVAL_CROP, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, IMAGENET_MEAN, IMAGENET_STD)
     judges = []
     for one in evaluation_sets(data):
         with bar(say, f"decoding {one.name} for 20-NN") as advance:
@@ -163,6 +164,11 @@ def pretrain(
         save_checkpoint(out, state)
         export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores)
         write_report(out)
+
+    if step == steps:  # trained already, but evaluated and exported otherwise than asked for now
+        evaluate()
+        save()
+        return Outcome(True, step, scores)
 
     # ------------------------------------------------------------------------ go
     pixels = resident(pack, where)
@@ -196,15 +202,17 @@ def pretrain(
             step += 1
 
             # -------------------------------------------------------------- once in a while
-            if step % recipe.log_every == 0 or step == steps:
+            log_due = step % recipe.log_every == 0 or step == steps
+            checkpoint_due = step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps
+            if log_due or checkpoint_due or stop.is_set():
+                stop_if_diverged(float(result.loss), step, out)  # before anything of it is written
+            if log_due:
                 lr = optimizer.param_groups[0]["lr"]
-                line = monitor.log(step, step / steps_per_epoch, lr=lr, rankme=rankme(result.z1))
-                stop_if_diverged(line, out)
+                monitor.log(step, step / steps_per_epoch, lr=lr, rankme=rankme(result.z1))
             advance(step, steps)
-            if step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps:
+            if checkpoint_due:
                 evaluate()
-                save()
-            elif stop.is_set():
+            if checkpoint_due or stop.is_set():
                 save()
             if stop.is_set() and step < steps:
                 say.print(f"stopped at step {step} of {steps}; go on with --resume", highlight=False)
@@ -266,7 +274,9 @@ def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: Imag
     """Refuses a checkpoint that this call would continue as something else."""
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
-    changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
+    changed = [
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
+    ]
     if saved["recipe"] != name:
         changed.insert(0, f"recipe was {saved['recipe']}, is {name}")
     if saved["files"] != digest(files):
@@ -276,6 +286,11 @@ def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: Imag
             f"The checkpoint in {out} is of another run ({'; '.join(changed)}): resume it with its own settings, "
             "or name another folder with --out."
         )
+
+
+def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether the encoder is to take its pictures otherwise than the checkpoint's was."""
+    return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
 
 
 def digest(files: ImageFiles) -> list[Any]:
@@ -321,12 +336,11 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(images, generator=torch.Generator().manual_seed(key))
 
 
-def stop_if_diverged(line: dict[str, float], out: Path) -> None:
-    """Raises TrainingDiverged if the mean loss since the last line is not finite."""
-    if not np.isfinite(line["loss"]):
+def stop_if_diverged(loss: float, step: int, out: Path) -> None:
+    """Raises TrainingDiverged if the loss is not finite."""
+    if not np.isfinite(loss):
         raise TrainingDiverged(
-            f"The loss is {line['loss']} at step {line['step']:.0f}: lower base_lr; the last good checkpoint, if any, "
-            f"is in {out}."
+            f"The loss is {loss} at step {step}: lower base_lr; the last good checkpoint, if there is one, is in {out}."
         )
 
 

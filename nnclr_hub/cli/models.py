@@ -80,6 +80,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
     dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    license: Annotated[str | None, typer.Option(help="Licence of the weights, for the card.")] = None,
+    data: Annotated[str | None, typer.Option(help="The training pictures and their terms, for the card.")] = None,
 ) -> None:
     """Copy a run's encoder to a model folder that timm, transformers and nnclr load.
 
@@ -87,4 +89,5 @@ def export(
     """
     from nnclr_hub.publish.export import export_run
 
-    out.print(f"written: {export_run(run, folder, dtype=dtype)}")
+    about = {name: value for name, value in (("license", license), ("data", data)) if value is not None}
+    out.print(f"written: {export_run(run, folder, dtype=dtype, provenance=about)}")

@@ -77,7 +77,7 @@ def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool)
     from nnclr_hub.workbench import Workbench
 
     api = load_program("serving", "api")
-    settings = load_program("serving", "settings").Settings(**flags)
+    settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
     with open_store(str(store)) as opened:
         engines = load_program("serving", "models").Engines(model, settings)

@@ -15,7 +15,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
 
 # the paper's names for timm's
 ALIASES = {
@@ -58,25 +58,38 @@ def create_backbone(
         pretrained: take timm's own weights, which need the network or its cache.
 
     Raises:
-        UnknownModel: no such architecture.
+        UnknownModel: no such architecture, or no weights of timm's for it.
         InvalidRequest: it does not take those arguments.
-        WeightsMismatch: timm's own weights cannot be had.
+        ModelFilesMissing: timm's own weights cannot be fetched.
     """
     name = timm_name(architecture)
+    if pretrained:
+        _require_published(name)
     args = dict(model_args or {})
     if image_size is not None and sized(name):
         args.setdefault("img_size", image_size)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **args)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise InvalidRequest(f"{name} cannot be built with {args}: {error}") from error
-    except (OSError, RuntimeError) as error:
-        if not pretrained:
-            raise InvalidRequest(f"{name} cannot be built with {args}: {error}") from error
-        raise WeightsMismatch(
-            f"timm's weights for {name} cannot be had ({type(error).__name__}): check the connection to the Hugging "
-            "Face Hub, or name a model that is on this machine."
+    except OSError as error:  # huggingface_hub's errors are OSErrors, some of them ValueErrors as well
+        raise ModelFilesMissing(
+            f"timm's weights for {name} are not in the cache and cannot be fetched ({type(error).__name__}): connect "
+            "to the Hugging Face Hub, set HF_HUB_CACHE to a folder that has them, or give a local model folder."
         ) from error
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error
+
+
+def _require_published(name: str) -> None:
+    """Refuses names that timm has no weights for: it would hand out random ones with no more than a log line."""
+    published = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    if published is None or not published.has_weights:
+        tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        hint = f"there are {', '.join(tags[:5])}" if tags else f"random:{name} gives it without"
+        raise UnknownModel(f"timm publishes no weights called {name!r}: {hint}.")
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Module:
@@ -92,15 +105,23 @@ def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Modul
     try:
         return timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments)
     except (TypeError, ValueError, AssertionError) as error:
-        raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {error}") from error
+        raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {_in_a_line(error)}") from error
     except RuntimeError as error:
-        raise WeightsMismatch(f"The weights of {folder} do not fit {dict(arguments)}: {error}") from error
+        raise WeightsMismatch(f"The weights of {folder} do not fit {dict(arguments)}: {_in_a_line(error)}") from error
 
 
 def sized(architecture: str) -> bool:
     """Whether the network's parameters depend on the input's size, as a vision transformer's do."""
     config = timm.get_pretrained_cfg(timm_name(architecture), allow_unregistered=False)
     return bool(config is not None and config.fixed_input_size)
+
+
+def input_side(backbone: nn.Module) -> int | None:
+    """The one input size, in pixels, that the network takes; None where any will do."""
+    patches: Any = getattr(backbone, "patch_embed", None)
+    if getattr(patches, "img_size", None) is None or not getattr(patches, "strict_img_size", True):
+        return None
+    return int(patches.img_size[0])
 
 
 def pooling(backbone: nn.Module) -> str:
@@ -124,8 +145,8 @@ def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
         return features if str(getattr(backbone, "output_fmt", "NCHW")) == "NHWC" else features.permute(0, 2, 3, 1)
     if features.ndim == 3 and hasattr(backbone, "patch_embed"):
         patches = features[:, int(getattr(backbone, "num_prefix_tokens", 0)) :]
-        grid: Any = backbone.patch_embed.grid_size  # type: ignore[union-attr]
-        return patches.unflatten(1, tuple(grid))
+        patch: Any = backbone.patch_embed.patch_size  # type: ignore[union-attr]
+        return patches.unflatten(1, (x.shape[2] // patch[0], x.shape[3] // patch[1]))
     raise InvalidRequest(f"{type(backbone).__name__} has no feature map: its features are {tuple(features.shape)}.")
 
 

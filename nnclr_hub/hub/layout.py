@@ -25,7 +25,7 @@ WEIGHTS = "model.safetensors"
 HEADS = "nnclr_heads.safetensors"
 CARD = "README.md"
 FORMAT_VERSION = 1
-REQUIRED = ("architecture", "num_features", "pretrained_cfg")
+REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ModelConfig:
             "pretrained_cfg": dict(self.pretrained_cfg),
             "nnclr": dict(self.nnclr),
         }
-        return json.dumps(fields, indent=2) + "\n"
+        return json.dumps(fields, indent=2, allow_nan=False) + "\n"
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -66,14 +66,17 @@ def read_config(folder: Path) -> ModelConfig:
 
     Raises:
         ModelFilesMissing: there is none.
-        WeightsMismatch: it cannot be read, or lacks a field.
+        WeightsMismatch: it cannot be read, or a field is missing or of another type.
     """
     path = require(folder, CONFIG)
     try:
-        fields = json.loads(path.read_text())
-        missing = [name for name in REQUIRED if name not in fields]
-    except (ValueError, TypeError) as error:
+        fields = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
         raise WeightsMismatch(f"{path} is not valid JSON ({error}): fetch or export the model again.") from error
+    if not isinstance(fields, dict):
+        raise WeightsMismatch(f"{path} is not a JSON object: fetch or export the model again.")
+    missing = [name for name, kind in REQUIRED.items() if not isinstance(fields.get(name), kind)]
+    missing += [name for name in ("model_args", "nnclr") if not isinstance(fields.get(name) or {}, dict)]
     if missing:
         raise WeightsMismatch(f"{path} lacks {', '.join(missing)}: it is no model folder of ours; export it again.")
     return ModelConfig(

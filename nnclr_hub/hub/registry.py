@@ -64,7 +64,13 @@ def list_models() -> list[str]:
 
 
 def default_model() -> str:
-    """The encoder that is used where none is named: the best starter, which stands first."""
+    """The encoder that is used where none is named: the best starter, which stands first.
+
+    Raises:
+        UnknownModel: none is published.
+    """
+    if not MODELS:
+        raise UnknownModel("This version publishes no encoder: name a source, such as a model folder, yourself.")
     return next(iter(MODELS))
 
 
@@ -76,6 +82,6 @@ def model_info(name: str) -> ModelInfo:
     """
     if name not in MODELS:
         close = get_close_matches(name, MODELS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(MODELS)}."
+        hint = f"did you mean {close[0]!r}?" if close else f"published are {', '.join(MODELS) or 'none yet'}."
         raise UnknownModel(f"No model is called {name!r}: {hint}")
     return MODELS[name]

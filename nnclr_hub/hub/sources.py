@@ -4,7 +4,8 @@
     hf-hub:org/repo[@revision]            a model folder on the Hugging Face Hub
     local-dir:/models/mine, ./mine, file:///models/mine
     timm:resnet50.a1_in1k                 timm's own weights
-    random:resnet50[@seed]                untrained weights, a baseline
+    random:resnet50[@seed]                untrained weights, a baseline; timm starts a ResNet's residual
+                                          branches at zero, so this one is weaker than its size suggests
 
 `resolve` turns one into local files whose hashes are right: those that the registry pins, or else
 those that the folder's own config.json records.
@@ -130,6 +131,7 @@ def _download(reference: str) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -154,10 +156,23 @@ def _download(reference: str) -> Path:
         ) from error
     except RevisionNotFoundError as error:
         raise UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.") from error
+    except HFValidationError as error:
+        raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
     except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached: connect"
         raise ModelFilesMissing(
-            f"{reference} is not in the cache {constants.HF_HUB_CACHE} and the Hub cannot be reached: connect, set "
-            "HF_HUB_CACHE to a folder that has it, or give a local model folder."
+            f"{reference} is not in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to a folder that "
+            "has it, or give a local model folder."
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, OSError, *_network_errors()) as error:
         raise ModelError(f"{reference} could not be fetched ({type(error).__name__}): try again later.") from error
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client lets through when a connection breaks: httpx's errors, unlike those of requests, are no
+    OSErrors."""
+    try:
+        from httpx import HTTPError
+    except ImportError:
+        return ()
+    return (HTTPError,)

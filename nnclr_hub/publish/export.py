@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,14 @@ def export_model(
     return _write(Path(folder), config, state, head_state)
 
 
-def export_run(run: Path, folder: Path, *, dtype: str = "fp32") -> Path:
+def export_run(run: Path, folder: Path, *, dtype: str = "fp32", provenance: Mapping[str, Any] | None = None) -> Path:
     """Copies a run's encoder, or any model folder, to a folder of its own; fp16 halves it.
+
+    Args:
+        run: a run folder, or a model folder.
+        folder: where to.
+        dtype: "fp32" or "fp16".
+        provenance: added to what the source records, such as "license", "data" and "metrics".
 
     Raises:
         ModelFilesMissing: the run has no encoder yet.
@@ -88,6 +95,7 @@ def export_run(run: Path, folder: Path, *, dtype: str = "fp32") -> Path:
     create_backbone(config.architecture, model_args=config.model_args)  # the config must at least build
     state = {key: _as(dtype, value) for key, value in read_weights(source).items()}
     heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
+    config = replace(config, nnclr={**config.nnclr, **(provenance or {})})
     return _write(folder, config, state, heads)
 
 
@@ -153,14 +161,7 @@ def _write(folder: Path, config: ModelConfig, state: dict[str, Tensor], heads: d
             save_file(heads, half / HEADS, metadata={"format": "pt"})
             hashes[HEADS] = sha256_of(half / HEADS)
         about = {key: value for key, value in config.nnclr.items() if key != "sha256"} | {"sha256": hashes}
-        config = ModelConfig(
-            config.architecture,
-            config.model_args,
-            config.num_features,
-            config.global_pool,
-            config.pretrained_cfg,
-            about,
-        )
+        config = replace(config, nnclr=about)
         (half / CONFIG).write_text(config.to_json())
         (half / CARD).write_text(model_card(folder.resolve().name, config))
         if not heads:

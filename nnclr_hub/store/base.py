@@ -233,7 +233,8 @@ def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndar
         InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.
     """
     try:
-        checked = np.asarray(vector, np.float32)
+        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused below
+            checked = np.asarray(vector, np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"The vector of {what} is no list of numbers.") from error
     if checked.shape != (spec.dim,):

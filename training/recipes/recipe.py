@@ -49,6 +49,7 @@ class Recipe:
     image_size: int = setting(224, "side of the views, in pixels")
     pack_size: int = setting(256, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
+    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's centre crop keeps")
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     # ---- optimisation
     epochs: int = setting(1000, "passes over the pictures")
@@ -77,6 +78,7 @@ class Recipe:
             _require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
         for name in ("warm_start", "ramp", "gate"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must lie between 0 and 1")
+        _require(0 < self.eval_crop <= 1, "eval_crop", self.eval_crop, "must be above 0 and at most 1")
         for name in ("weight_decay", "momentum", "warmup_epochs", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         _require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2: batch norm and InfoNCE")
