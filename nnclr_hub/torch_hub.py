@@ -30,7 +30,7 @@ ARCHITECTURES = {
 _HELP = """{title}
 
     Args:
-        pretrained: load weights; False gives a fresh network.
+        pretrained: load weights; False gives a fresh network, unless weights are named.
         weights: a source: {default}, a model folder, hf-hub:org/repo@rev, ...
         progress: accepted for the custom of torch.hub; bundled weights need no download.
         timm_kwargs: passed on to timm, such as num_classes=10 or in_chans=1; with these timm itself
@@ -62,7 +62,7 @@ def _entry_point(name: str, architecture: str, default: str | None, dim: str, ti
     ) -> nn.Module:
         del progress
         source = str(weights) if weights is not None else default
-        if not pretrained:
+        if not pretrained and weights is None:
             own = read_config(MODELS[name].folder).model_args if name in MODELS else {}
             return create_backbone(architecture, model_args={**own, **timm_kwargs}).eval()
         if source is None:

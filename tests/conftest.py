@@ -105,3 +105,11 @@ def pack(tmp_path_factory) -> Callable[[str], Path]:
         return folder
 
     return unpack
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable:
+    """serve(model, store, page=False, **settings) -> a generator that yields the running server."""
+    from running_server import start
+
+    return start

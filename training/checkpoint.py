@@ -6,6 +6,9 @@ the middle leaves the last good one.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import os
 import pickle
 from pathlib import Path
@@ -15,7 +18,12 @@ import torch
 
 from nnclr_hub.errors import CheckpointError
 
+from .data.datasets import ImageFiles
+from .recipes import Recipe
+
 NAME = "checkpoint.pt"
+# settings that leave the weights alone, and so may differ between the parts of one run
+FREE = ("eval_size", "eval_crop", "log_every", "checkpoint_every")
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
@@ -52,3 +60,31 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{run / NAME} is damaged ({type(error).__name__}): move it away and start anew with --resume."
         ) from error
+
+
+def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, out: Path) -> None:
+    """Refuses a checkpoint that this call would continue as something else."""
+    now = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    before = json.loads(json.dumps(saved["settings"]))
+    changed = [
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
+    ]
+    if saved["recipe"] != name:
+        changed.insert(0, f"recipe was {saved['recipe']}, is {name}")
+    if saved["files"] != digest(files):
+        changed.append("the pictures are not the same")
+    if changed:
+        raise CheckpointError(
+            f"The checkpoint in {out} is of another run ({'; '.join(changed)}): resume it with its own settings, "
+            "or name another folder with --out."
+        )
+
+
+def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether the encoder is to take its pictures otherwise than the checkpoint's was."""
+    return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
+
+
+def digest(files: ImageFiles) -> str:
+    """A hash of the pictures' names in their order: rows of the queue carry places in that list."""
+    return hashlib.sha256("\n".join(path.name for path in files.paths).encode("utf-8", "surrogateescape")).hexdigest()

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nnclr_hub.errors import TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
 
 LOG = "log.jsonl"
@@ -126,3 +128,11 @@ def peak_memory_mb() -> float:
         return round(torch.cuda.max_memory_allocated() / 2**20, 1)
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
+
+
+def stop_if_diverged(loss: float, step: int, out: Path) -> None:
+    """Raises TrainingDiverged if the loss is not finite."""
+    if not np.isfinite(loss):
+        raise TrainingDiverged(
+            f"The loss is {loss} at step {step}: lower base_lr; the last good checkpoint, if there is one, is in {out}."
+        )

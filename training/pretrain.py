@@ -12,45 +12,32 @@ resumed run is bit for bit the run that was never stopped.
 from __future__ import annotations
 
 import dataclasses
-import json
-import platform
-import signal
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import numpy as np
-import timm
 import torch
 from rich.console import Console
 from torch import Tensor
 
-import nnclr_hub
-from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.errors import CheckpointError, NoImages, RunExists, TrainingDiverged
-from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.errors import RunExists
 from nnclr_hub.progress import bar
-from nnclr_hub.publish.export import export_model
 
-from .checkpoint import load_checkpoint, save_checkpoint
+from .assemble import build_learner, choose_precision, fit_to_data
+from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
 from .data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, make_view
-from .data.datasets import ImageFiles, evaluation_sets, training_files
-from .data.image_pack import ImagePack, build_pack
+from .data.datasets import epoch_order, evaluation_sets, training_files
+from .data.image_pack import build_pack, resident
 from .evals.knn import KNN
-from .monitor import Monitor, measure_step, rankme
+from .interrupt import stop_signals
+from .monitor import Monitor, measure_step, rankme, stop_if_diverged
 from .optimisation import make_optimizer, make_schedule
 from .recipes import Recipe
 from .report import write_report
-
-# settings that leave the weights alone, and so may differ between the parts of one run
-FREE = ("eval_size", "eval_crop", "log_every", "checkpoint_every")
+from .run_folder import export_encoder, write_about
 
 
 @dataclass(frozen=True)
@@ -219,181 +206,3 @@ def pretrain(
                 return Outcome(False, step, scores)
     say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
     return Outcome(True, step, scores)
-
-
-# ------------------------------------------------------------------------------ before the loop
-
-
-def fit_to_data(recipe: Recipe, images: int, say: Console) -> Recipe:
-    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of pictures."""
-    if images < 8:
-        raise NoImages(f"{images} readable pictures are too few to learn from: give at least 8, better some thousands.")
-    changes = {}
-    if recipe.batch_size > images // 4:
-        changes["batch_size"] = 1 << (images // 4).bit_length() - 1  # a power of two
-    if recipe.queue_size > images:
-        changes["queue_size"] = images
-    for setting, value in changes.items():
-        say.print(
-            f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}", highlight=False
-        )
-    return dataclasses.replace(recipe, **changes)
-
-
-def choose_precision(precision: str, where: torch.device) -> str:
-    """bf16 where the hardware multiplies it; elsewhere it would be slower than fp32."""
-    if precision != "auto":
-        return precision
-    if where.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
-
-
-def build_learner(recipe: Recipe) -> Learner:
-    """Backbone, heads and support set as the recipe and its method say."""
-    method = METHODS[recipe.method]
-    if recipe.prediction != "method":
-        method = dataclasses.replace(method, prediction=recipe.prediction)
-    backbone = create_backbone(recipe.backbone, model_args=recipe.model_args, image_size=recipe.image_size)
-    d = recipe.projection_dim
-    return Learner(
-        backbone,
-        method,
-        ProjectionHead(int(backbone.num_features), recipe.projection_hidden, d),  # type: ignore[arg-type]
-        PredictionHead(d, recipe.prediction_hidden) if method.prediction == "paper" else None,
-        SupportSet(recipe.queue_size, d, mask_own=recipe.mask_own, seed=recipe.seed)
-        if method.target == "neighbour"
-        else None,
-        temperature=recipe.temperature,
-        transposed_term=recipe.transposed_term,
-    )
-
-
-def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, out: Path) -> None:
-    """Refuses a checkpoint that this call would continue as something else."""
-    now = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    before = json.loads(json.dumps(saved["settings"]))
-    changed = [
-        f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
-    ]
-    if saved["recipe"] != name:
-        changed.insert(0, f"recipe was {saved['recipe']}, is {name}")
-    if saved["files"] != digest(files):
-        changed.append("the pictures are not the same")
-    if changed:
-        raise CheckpointError(
-            f"The checkpoint in {out} is of another run ({'; '.join(changed)}): resume it with its own settings, "
-            "or name another folder with --out."
-        )
-
-
-def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether the encoder is to take its pictures otherwise than the checkpoint's was."""
-    return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
-
-
-def digest(files: ImageFiles) -> list[Any]:
-    """What must not change between the parts of one run: number, first and last picture."""
-    return [len(files.paths), files.paths[0].name, files.paths[-1].name]
-
-
-def write_about(
-    out: Path, name: str, recipe: Recipe, data: Sequence[Path], files: ImageFiles, where: torch.device
-) -> None:
-    """RUN/run.json: what the report shows at its foot."""
-    about = {
-        "recipe": name,
-        "data": [folder.name for folder in map(Path, data)],
-        "pictures": len(files.paths),
-        "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "nnclr_hub": nnclr_hub.__version__,
-        },
-        **dataclasses.asdict(recipe),
-    }
-    (out / "run.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-def resident(pack: ImagePack, where: torch.device) -> Tensor:
-    """The pixels on the device if they take less than half of its free memory, else memory-mapped."""
-    pixels = torch.from_numpy(pack.pixels)
-    if where.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(where)[0] / 2:
-        return pixels.to(where)
-    return pixels
-
-
-# ------------------------------------------------------------------------------ in the loop
-
-
-def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """A permutation that depends on seed and epoch alone, so that a resumed epoch goes on in the same order."""
-    key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
-    return torch.randperm(images, generator=torch.Generator().manual_seed(key))
-
-
-def stop_if_diverged(loss: float, step: int, out: Path) -> None:
-    """Raises TrainingDiverged if the loss is not finite."""
-    if not np.isfinite(loss):
-        raise TrainingDiverged(
-            f"The loss is {loss} at step {step}: lower base_lr; the last good checkpoint, if there is one, is in {out}."
-        )
-
-
-def export_encoder(
-    learner: Learner,
-    preprocessing: Preprocessing,
-    recipe: Recipe,
-    out: Path,
-    name: str,
-    step: int,
-    steps: int,
-    scores: dict[str, float],
-) -> None:
-    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its 20-NN in it."""
-    heads = {"projection": learner.projection}
-    if learner.method.prediction != "none":
-        heads["prediction"] = learner.prediction
-    export_model(
-        learner.backbone,
-        out / "encoder",
-        architecture=recipe.backbone,
-        model_args=recipe.model_args,
-        preprocessing=preprocessing,
-        heads=heads,
-        provenance={
-            "recipe": name,
-            "method": recipe.method,
-            "step": step,
-            "steps": steps,
-            "epochs": recipe.epochs,
-            "seed": recipe.seed,
-            "temperature": recipe.temperature,
-            "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
-            "metrics": {key: round(value, 4) for key, value in scores.items()},
-        },
-    )
-
-
-@contextmanager
-def stop_signals():
-    """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once."""
-    event = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        event.set()
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before.update({one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGINT)})
-    try:
-        yield event
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

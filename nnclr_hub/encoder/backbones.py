@@ -81,11 +81,19 @@ def create_backbone(
 
 def _require_published(name: str) -> None:
     """Refuses names that timm has no weights for: it would hand out random ones with no more than a log line."""
-    published = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    published = _pretrained_cfg(name)
     if published is None or not published.has_weights:
         tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
         hint = f"there are {', '.join(tags[:5])}" if tags else f"random:{name} gives it without"
         raise UnknownModel(f"timm publishes no weights called {name!r}: {hint}.")
+
+
+def _pretrained_cfg(name: str) -> Any:
+    """timm's settings of an architecture; None for a tag that it does not have."""
+    try:
+        return timm.get_pretrained_cfg(name, allow_unregistered=False)
+    except RuntimeError:
+        return None
 
 
 def _in_a_line(error: Exception) -> str:
@@ -110,9 +118,15 @@ def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Modul
         raise WeightsMismatch(f"The weights of {folder} do not fit {dict(arguments)}: {_in_a_line(error)}") from error
 
 
+def default_side(architecture: str) -> int:
+    """timm's own input size of an architecture, in pixels."""
+    config = _pretrained_cfg(timm_name(architecture))
+    return int(config.input_size[-1]) if config is not None else 224
+
+
 def sized(architecture: str) -> bool:
     """Whether the network's parameters depend on the input's size, as a vision transformer's do."""
-    config = timm.get_pretrained_cfg(timm_name(architecture), allow_unregistered=False)
+    config = _pretrained_cfg(timm_name(architecture))
     return bool(config is not None and config.fixed_input_size)
 
 

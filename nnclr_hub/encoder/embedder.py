@@ -38,3 +38,7 @@ class Embedder(Protocol):
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """(N, D) float32 unit rows; raises the first ImageError."""
         ...
+
+    def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
+        """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
+        ...

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.backbones import create_backbone, feature_map, is_convolutional, load_state
+from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -44,6 +44,10 @@ class Encoder:
         device: None: the GPU if there is one.
         precision: "fp32", or "bf16" for autocast.
         config: the model folder's config.json, if it came from one.
+        batch_size: pictures a forward pass.
+
+    Raises:
+        InvalidRequest: another precision, or a device that is not there.
     """
 
     def __init__(
@@ -55,16 +59,18 @@ class Encoder:
         device: str | torch.device | None = None,
         precision: str = "fp32",
         config: ModelConfig | None = None,
+        batch_size: int = BATCH,
     ) -> None:
         if precision not in ("fp32", "bf16"):
             raise InvalidRequest(f"Precision {precision!r} is none of fp32, bf16.")
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = _device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
         self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.transform = EvalTransform(preprocessing)
         self.name = name
         self.precision = precision
         self.config = config
+        self.batch_size = batch_size
 
     @property
     def embed_dim(self) -> int:
@@ -83,9 +89,12 @@ class Encoder:
             value = value.detach().cpu().contiguous()
             digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        if self.config is not None:  # equal weights under other arguments make another network
-            arguments = [self.config.architecture, dict(self.config.model_args), self.config.global_pool]
-            digest.update(json.dumps(arguments, sort_keys=True).encode())
+        # equal weights under another architecture or other arguments make another network
+        if self.config is not None:
+            network: Any = [self.config.architecture, dict(self.config.model_args), self.config.global_pool]
+        else:
+            network = getattr(self.backbone, "pretrained_cfg", {}).get("architecture")
+        digest.update(json.dumps(network, sort_keys=True).encode())
         return digest.hexdigest()[:32]
 
     # ---- vectors
@@ -100,14 +109,7 @@ class Encoder:
         Raises:
             InvalidRequest: a tensor of another shape, or something that is no picture.
         """
-        if isinstance(images, Tensor):
-            return self._embed_tensor(images)
-        results: list[np.ndarray | ImageError] = []
-        for crops in self._prepared(images):
-            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-            vectors = iter(self.forward_crops(np.stack(good)) if good else ())
-            results += [crop if isinstance(crop, ImageError) else next(vectors) for crop in crops]
-        return results
+        return list(self._embed_in_order(images))
 
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """(N, D) float32, unit rows.
@@ -116,13 +118,12 @@ class Encoder:
             ImageError: the first picture that cannot be read; its message names the picture.
         """
         images = images if isinstance(images, Tensor) else _as_list(images)
-        results = self.embed_each(images)
-        for index, result in enumerate(results):
+        rows = []
+        for index, result in enumerate(self._embed_in_order(images)):
             if isinstance(result, ImageError):
-                given = images[index]
-                which = str(given) if isinstance(given, str | Path) else f"number {index}"
-                raise type(result)(f"Image {which}: {result}") from result
-        return np.stack(results) if results else np.zeros((0, self.embed_dim), np.float32)  # type: ignore[arg-type]
+                raise _named(result, images[index], index) from result
+            rows.append(result)
+        return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """The feature map before pooling, not normalised: (N, h, w, D) float32.
@@ -131,12 +132,13 @@ class Encoder:
             ImageError: the first picture that cannot be read.
         """
         if isinstance(images, Tensor):
-            return np.concatenate([self._forward(x, feature_map) for x in self._as_inputs(images).split(BATCH)])
-        maps = []
-        for crops in self._prepared(_as_list(images)):
-            for crop in crops:
+            return np.concatenate([self._forward(x, feature_map) for x in self._inputs(images)])
+        images, seen, maps = _as_list(images), 0, []
+        for crops in self._prepared(images):
+            for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
-                    raise crop
+                    raise _named(crop, images[index], index) from crop
+            seen += len(crops)
             maps.append(self._forward(self.transform.normalise(np.stack(crops)), feature_map))  # type: ignore[arg-type]
         if not maps:
             raise InvalidRequest("No image was given: tokens needs at least one.")
@@ -154,9 +156,20 @@ class Encoder:
 
     def forward_crops(self, crops: np.ndarray | Tensor) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 unit rows, in one batch."""
-        return self._forward(self.transform.normalise(crops), lambda backbone, x: F.normalize(backbone(x).float()))
+        return self._forward(self.transform.normalise(crops), _unit)
 
     # ---- inside
+
+    def _embed_in_order(self, images: Iterable[ImageLike] | Tensor) -> Iterator[np.ndarray | ImageError]:
+        if isinstance(images, Tensor):
+            for x in self._inputs(images):
+                yield from self._forward(x, _unit)
+            return
+        for crops in self._prepared(images):
+            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
+            vectors = iter(self.forward_crops(np.stack(good)) if good else ())
+            for crop in crops:
+                yield crop if isinstance(crop, ImageError) else next(vectors)
 
     def _prepared(self, images: Iterable[ImageLike]) -> Iterator[list[np.ndarray | ImageError]]:
         """Batches of crops; the next batch is decoded while the caller runs this one through the network."""
@@ -169,30 +182,36 @@ class Encoder:
 
         rest = iter(images)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead = [pool.submit(prepare, image) for image in islice(rest, BATCH)]
+            ahead = [pool.submit(prepare, image) for image in islice(rest, self.batch_size)]
             while ahead:
-                current, ahead = ahead, [pool.submit(prepare, image) for image in islice(rest, BATCH)]
+                current, ahead = ahead, [pool.submit(prepare, image) for image in islice(rest, self.batch_size)]
                 yield [future.result() for future in current]
 
-    def _embed_tensor(self, images: Tensor) -> list[np.ndarray | ImageError]:
-        inputs = self._as_inputs(images)
-        unit = [self._forward(x, lambda net, x: F.normalize(net(x).float())) for x in inputs.split(BATCH)]
-        return [row for rows in unit for row in rows]
-
-    def _as_inputs(self, images: Tensor) -> Tensor:
-        """(N, 3, S, S) float of a uint8 or an already transformed batch."""
-        if images.ndim != 4 or images.shape[1] != 3:
+    def _inputs(self, images: Tensor) -> Iterator[Tensor]:
+        """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""
+        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
             raise InvalidRequest(f"A tensor of images is (N, 3, H, W); this one is {tuple(images.shape)}.")
         if images.dtype == torch.uint8:
-            pictures = [Image.fromarray(one) for one in images.permute(0, 2, 3, 1).cpu().numpy()]
-            size = self.transform.preprocessing.input_size
-            crops = [self.transform.crop(picture) for picture in pictures]
-            return self.transform.normalise(np.stack(crops) if crops else np.zeros((0, size, size, 3), np.uint8))
+            return map(self._transformed, images.split(self.batch_size))
         if not images.is_floating_point():
             raise InvalidRequest(f"A tensor of images is uint8 RGB or transformed float; this one is {images.dtype}.")
+        side = input_side(self.backbone)
+        if side is not None and tuple(images.shape[2:]) != (side, side):
+            raise InvalidRequest(
+                f"{self.name} takes transformed images of {side} x {side} pixels; these are "
+                f"{images.shape[3]} x {images.shape[2]}: give them as uint8 RGB, or through encoder.transform."
+            )
         if not images.isfinite().all():
             raise InvalidRequest("The tensor of images holds NaN or infinity: check how it was made.")
-        return images
+        return (x.float() for x in images.split(self.batch_size))
+
+    def _transformed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) uint8 RGB through the whole transform."""
+        size = self.transform.preprocessing.input_size
+        crops = np.zeros((len(images), size, size, 3), np.uint8)
+        for crop, pixels in zip(crops, images.permute(0, 2, 3, 1).cpu().numpy(), strict=True):
+            crop[:] = self.transform.crop(Image.fromarray(np.ascontiguousarray(pixels)))
+        return self.transform.normalise(crops)
 
     @torch.inference_mode()
     def _forward(self, x: Tensor, compute: Any) -> np.ndarray:
@@ -211,13 +230,15 @@ def load_encoder(source: str | Path, *, device: str | None = None, precision: st
 
     Raises:
         UnknownModel, ModelFilesMissing, TamperedModel, WeightsMismatch.
+        InvalidRequest: the source cannot be read, or the device is not there.
     """
     found = resolve(str(source))
     if found.folder is None:
         return _load_from_timm(str(source), found.architecture, found.seed, device, precision)
     config = found.config
     preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
-    backbone = create_backbone(config.architecture, model_args=config.model_args)
+    with torch.random.fork_rng(devices=[]):  # the fresh weights, soon gone, must not move the caller's generator
+        backbone = create_backbone(config.architecture, model_args=config.model_args)
     load_state(backbone, read_weights(found.folder), str(source))
     return Encoder(backbone, preprocessing, name=str(source), device=device, precision=precision, config=config)
 
@@ -232,6 +253,25 @@ def _load_from_timm(source: str, architecture: str, seed: int | None, device: st
             backbone = create_backbone(architecture)
     preprocessing = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
     return Encoder(backbone, preprocessing, name=source, device=device, precision=precision)
+
+
+def _device(wanted: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise InvalidRequest(f"There is no device {wanted!r}: name cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"{device} is not there: torch sees {torch.cuda.device_count()} GPUs; use cpu.")
+    return device
+
+
+def _unit(backbone: nn.Module, x: Tensor) -> Tensor:
+    return F.normalize(backbone(x).float())
+
+
+def _named(error: ImageError, image: ImageLike | Tensor, index: int) -> ImageError:
+    which = str(image) if isinstance(image, str | Path) else f"number {index}"
+    return type(error)(f"Image {which}: {error}")
 
 
 def _as_list(images: Iterable[ImageLike]) -> list[ImageLike]:

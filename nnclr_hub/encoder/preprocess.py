@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
+from nnclr_hub.encoder.quiet import pillow_kept_quiet
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
 FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
 MAX_PIXELS = 40_000_000
 MAX_CHANNELS = 4
+_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
+_JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before its sizes
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 Source = Path | str | bytes | Image.Image
@@ -45,19 +47,62 @@ def decode_image(source: Source) -> Image.Image:
         UnsupportedImage: a format or number of channels that we do not read.
         ImageTooLarge: above 40 megapixels.
         ImageError: no picture, or a broken one.
+        InvalidRequest: `source` is none of these.
     """
     if isinstance(source, Image.Image):
         with _image_errors():
             return _upright_rgb(source)
-    if not isinstance(source, bytes):
+    with _opened(source) as file, _image_errors():
         try:
-            source = Path(source).read_bytes()
-        except OSError as error:
-            raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
-    with _image_errors(), Image.open(io.BytesIO(source), formats=_readable_formats()) as image:
-        _check_size(image)
-        image.load()
-        return _upright_rgb(image)
+            image = Image.open(file, formats=_readable_formats())
+        except UnidentifiedImageError:
+            _check_channels(_channels_of_unidentified(file))
+            raise
+        with image:
+            _check_size(image)
+            _check_channels(getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
+            image.load()
+            return _upright_rgb(image)
+
+
+def _opened(source: Path | str | bytes) -> BinaryIO:
+    """The file, not yet read: a film among the pictures must not be taken into memory."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if not isinstance(source, str | Path):
+        raise InvalidRequest(
+            f"A {type(source).__name__} is no image: give a path, the file's bytes, a PIL image, or an (H, W, 3) "
+            "uint8 array."
+        )
+    try:
+        if Path(source).exists() and not Path(source).is_file():
+            raise ImageError("The file cannot be opened (it is a folder or a device).")
+        return Path(source).open("rb")
+    except OSError as error:
+        raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
+    except ValueError as error:
+        raise ImageError("The file cannot be opened (its name is not one that a file can have).") from error
+
+
+def _channels_of_unidentified(file: BinaryIO) -> int:
+    """Channels that a TIFF or JPEG 2000 header tells of where Pillow only says that it knows no such picture."""
+    file.seek(0)
+    header = file.read(8)
+    try:
+        if header[:4] in (b"II*\0", b"MM\0*"):
+            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
+            file.seek(tags.next)
+            tags.load(file)
+            return int(tags.get(_SAMPLES_PER_PIXEL, 1))
+    except Exception:  # noqa: BLE001 - the header is broken as well: not to be identified, then
+        return 1
+    start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
+    return int.from_bytes(start[36:38], "big")
+
+
+def _check_channels(channels: int) -> None:
+    if channels > MAX_CHANNELS:
+        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
 
 
 @cache
@@ -71,15 +116,13 @@ def _readable_formats() -> tuple[str, ...]:
 def _image_errors() -> Iterator[None]:
     """Whatever Pillow raises in the block becomes an ImageError."""
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of odd metadata and of large pictures; the one does no harm, the other we check
-            warnings.simplefilter("ignore")
+        with pillow_kept_quiet():
             yield
     except ImageError:
         raise
     except UnidentifiedImageError as error:
         raise UnsupportedImage(f"This is not a picture in a format we read: {FORMATS_IN_WORDS}.") from error
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(_too_large("The picture")) from error
     except MemoryError as error:
         raise ImageTooLarge("The picture needs more memory to decode than there is.") from error
@@ -105,9 +148,7 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     _check_size(image)
     if min(image.size) < 1:
         raise ImageError("The picture has no pixels.")
-    channels = len(image.getbands())
-    if channels > MAX_CHANNELS:
-        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
+    _check_channels(len(image.getbands()))
     try:
         # the orientation is read before any conversion, which drops the metadata
         upright = ImageOps.exif_transpose(image)
@@ -169,14 +210,14 @@ class Preprocessing:
 
     @classmethod
     def from_pretrained_cfg(cls, config: Mapping[str, Any]) -> Self:
-        """Reads timm's names."""
-        interpolation = str(config.get("interpolation", "bicubic"))
+        """Reads timm's names; what is left out has timm's defaults, which are those of this class."""
+        interpolation = str(config.get("interpolation"))
         return cls(
-            input_size=int(config["input_size"][-1]),
-            crop_pct=float(config.get("crop_pct") or 1.0),
-            mean=tuple(config["mean"]),
-            std=tuple(config["std"]),
-            interpolation=interpolation if interpolation in _RESAMPLING else "bicubic",
+            input_size=int(config.get("input_size", (cls.input_size,))[-1]),
+            crop_pct=float(config.get("crop_pct") or cls.crop_pct),
+            mean=tuple(map(float, config.get("mean") or cls.mean)),
+            std=tuple(map(float, config.get("std") or cls.std)),
+            interpolation=interpolation if interpolation in _RESAMPLING else cls.interpolation,
         )
 
 
@@ -210,8 +251,10 @@ class EvalTransform:
         return image.resize((size, size), resample, box=inside)
 
     def normalise(self, crops: np.ndarray | Tensor) -> Tensor:
-        """(N, S, S, 3) uint8 -> (N, 3, S, S) float32, channels last in memory."""
-        pixels = torch.as_tensor(crops).permute(0, 3, 1, 2)  # a view: memory stays as it was
+        """(N, S, S, 3) or (N, 3, S, S) uint8 -> (N, 3, S, S) float32; the first stays channels last in memory."""
+        pixels = torch.as_tensor(crops)
+        if pixels.shape[-1] == 3:
+            pixels = pixels.permute(0, 3, 1, 2)  # a view: memory stays as it was
         mean, std = (
             torch.tensor(values, device=pixels.device).view(1, 3, 1, 1)
             for values in (self.preprocessing.mean, self.preprocessing.std)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from nnclr_hub.hub.layout import CONFIG, WEIGHTS, ModelConfig
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
 
+from nnclr_hub.hub.layout import CONFIG, ModelConfig
+
+NO_LICENSE = "unknown"  # the Hub's word for weights whose licence nobody has stated
 _BODY = """
 # {name}
 
 A {architecture} that turns a picture into a vector of {dim} numbers; trained without labels by NNCLR's code
-({method}, {steps} steps, {epochs} epochs, seed {seed}).
+({training}).
 
 ## Load it
 
@@ -20,6 +26,10 @@ vectors = encoder.embed(["a.jpg", "b.jpg"])     # (2, {dim}) float32, unit rows
 import timm                                     # without nnclr_hub; pretrained=True, or the weights are random
 backbone = timm.create_model("local-dir:./{name}", pretrained=True)
 ```
+
+From the Hugging Face Hub name the commit, so that the weights stay the same:
+`load_encoder("hf-hub:ORGANISATION/{name}@COMMIT")`,
+`timm.create_model("hf-hub:ORGANISATION/{name}@COMMIT", pretrained=True)`.
 
 ## Input
 
@@ -35,45 +45,84 @@ Weights: {license}. Training pictures: {data}.
 
 ## Files
 
-`{config_file}` `{weights_file}` sha256 `{sha256}`
+| file | sha256 |
+|---|---|
+{files}
+
+`{config_file}` is timm's, with a block `nnclr` that says how the encoder came to be.
 """
 
 
 def model_card(name: str, config: ModelConfig) -> str:
-    """The card's text, front matter included; metrics come from config.nnclr["metrics"]."""
+    """The card's text, front matter included.
+
+    Args:
+        name: of the model.
+        config: its config.json; config.nnclr may hold "metrics" {name: value}, "license" of the weights, and of the
+            training pictures their "data" (a name or several) and "data_terms".
+    """
     about, preprocessing = config.nnclr, config.pretrained_cfg
     size = preprocessing["input_size"][-1]
-    metrics = about.get("metrics") or {}
-    table = "\n".join(["| metric | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in metrics.items())])
-    weights_license = about.get("license", "apache-2.0")
-    front = "\n".join(
-        [
-            "---",
-            "library_name: timm",
-            "pipeline_tag: image-feature-extraction",
-            f"license: {weights_license}",
-            "tags: [image-feature-extraction, timm, transformers, nnclr, nnclr_hub, self-supervised]",
-            "---",
-        ]
-    )
     body = _BODY.format(
         name=name,
         architecture=config.architecture,
         dim=config.num_features,
-        method=about.get("method", "method not recorded"),
-        steps=about.get("step", "?"),
-        epochs=about.get("epochs", "?"),
-        seed=about.get("seed", "?"),
+        training=_training(about),
         interpolation=preprocessing["interpolation"],
-        resize=int(size / preprocessing["crop_pct"]),
+        resize=math.floor(size / preprocessing["crop_pct"]),
         size=size,
         mean=list(preprocessing["mean"]),
         std=list(preprocessing["std"]),
-        metrics=table if metrics else "Nothing yet.",
-        license=weights_license,
-        data=about.get("data", "not recorded"),
+        metrics=_table(about.get("metrics") or {}),
+        license=about.get("license", "licence not stated"),
+        data=_pictures(about),
         config_file=CONFIG,
-        weights_file=WEIGHTS,
-        sha256=(about.get("sha256") or {}).get(WEIGHTS, "?"),
+        files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
     )
-    return front + "\n" + body
+    return "\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body
+
+
+def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
+    """The Hub's YAML; values are written as JSON, which is YAML."""
+    tags = ["image-feature-extraction", "timm", "transformers", "nnclr", "nnclr_hub", "self-supervised"]
+    lines = [
+        "library_name: timm",
+        "pipeline_tag: image-feature-extraction",
+        f"license: {json.dumps(str(about.get('license', NO_LICENSE)))}",
+        f"tags: {json.dumps(tags)}",
+    ]
+    results = [_result(metric, value) for metric, value in (about.get("metrics") or {}).items()]
+    if results:
+        lines.append(f"model-index: {json.dumps([{'name': name, 'results': results}])}")
+    return lines
+
+
+def _result(metric: str, value: float) -> dict[str, Any]:
+    """One entry of the model index; a metric is called KIND/DATASET, as in knn20/imagenette128."""
+    kind, _, dataset = metric.partition("/")
+    dataset = dataset or "not stated"
+    return {
+        "task": {"type": "image-classification", "name": kind},
+        "dataset": {"type": dataset, "name": dataset},
+        "metrics": [{"type": "accuracy", "name": metric, "value": value}],
+    }
+
+
+def _table(metrics: Mapping[str, float]) -> str:
+    if not metrics:
+        return "Nothing yet."
+    return "\n".join(["| metric | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in metrics.items())])
+
+
+def _training(about: Mapping[str, Any]) -> str:
+    """What is recorded of the training, in the recipe's own words."""
+    known = [str(about[key]) for key in ("method", "recipe") if key in about]
+    known += [f"{about[key]} {unit}" for key, unit in (("step", "steps"), ("epochs", "epochs")) if key in about]
+    known += [f"seed {about['seed']}"] if "seed" in about else []
+    return ", ".join(known) or "how is not recorded"
+
+
+def _pictures(about: Mapping[str, Any]) -> str:
+    data = about.get("data", "not recorded")
+    data = data if isinstance(data, str) else ", ".join(map(str, data))
+    return f"{data}; {about['data_terms']}" if "data_terms" in about else data

@@ -14,17 +14,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.backbones import create_backbone, pooling, timm_name
+from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, pooling, sized, timm_name
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
-from nnclr_hub.hub.layout import CARD, CONFIG, FORMAT_VERSION, HEADS, WEIGHTS, ModelConfig, read_weights, sha256_of
+from nnclr_hub.hub.layout import (
+    CARD,
+    CONFIG,
+    FORMAT_VERSION,
+    HEADS,
+    WEIGHTS,
+    ModelConfig,
+    read_config,
+    read_weights,
+    sha256_of,
+)
 from nnclr_hub.hub.sources import resolve
-from nnclr_hub.publish.card import model_card
+from nnclr_hub.publish.card import NO_LICENSE, model_card
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DTYPES = ("fp32", "fp16")
+STAGING = ".export-"  # where files are written before they are moved into place
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
@@ -52,19 +63,21 @@ def export_model(
         dtype: "fp32" or "fp16".
 
     Raises:
-        InvalidRequest: another dtype.
-        WeightsMismatch: weights that are not finite.
+        InvalidRequest: another dtype, or provenance that JSON cannot hold.
+        WeightsMismatch: weights that are not finite, or not those of `architecture` with `model_args`.
     """
     state = _tensors({"": backbone}, dtype)
     head_state = _tensors(heads or {}, "fp32")
     name = timm_name(architecture)
+    arguments = _arguments(name, model_args, preprocessing)
+    _check_that_it_loads(name, arguments, state)
     about = {"format_version": FORMAT_VERSION, **(provenance or {})}
     config = ModelConfig(
         architecture=name,
-        model_args=dict(model_args or {}),
+        model_args=arguments,
         num_features=int(backbone.num_features),  # type: ignore[arg-type]
         global_pool=pooling(backbone),
-        pretrained_cfg=_pretrained_cfg(backbone, preprocessing),
+        pretrained_cfg=_pretrained_cfg(backbone, preprocessing, str(about.get("license", NO_LICENSE))),
         nnclr=about,
     )
     return _write(Path(folder), config, state, head_state)
@@ -88,14 +101,16 @@ def export_run(run: Path, folder: Path, *, dtype: str = "fp32", provenance: Mapp
     source = run / "encoder" if (run / "encoder").is_dir() else run
     if not (source / CONFIG).is_file():
         raise ModelFilesMissing(f"{run} holds no encoder: give a run folder with a checkpoint, or a model folder.")
-    if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+    if _is_foreign(folder):
         raise InvalidRequest(f"{folder} holds something else: name a new folder.")
     found = resolve(f"local-dir:{source}")
     config = found.config
-    create_backbone(config.architecture, model_args=config.model_args)  # the config must at least build
-    state = {key: _as(dtype, value) for key, value in read_weights(source).items()}
+    state = {key: _as(dtype, key, value) for key, value in read_weights(source).items()}
+    _check_that_it_loads(config.architecture, config.model_args, state)
     heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
-    config = replace(config, nnclr={**config.nnclr, **(provenance or {})})
+    about = {**config.nnclr, **(provenance or {})}
+    cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
+    config = replace(config, nnclr=about, pretrained_cfg=cfg)
     return _write(folder, config, state, heads)
 
 
@@ -105,25 +120,56 @@ def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
     for prefix, module in modules.items():
         for key, value in module.state_dict().items():
             name = f"{prefix}.{key}" if prefix else key
-            if value.is_floating_point() and not value.isfinite().all():
-                raise WeightsMismatch(
-                    f"{name} holds NaN or infinity: this encoder is broken; export an older checkpoint."
-                )
-            state[name] = _as(dtype, value.detach().cpu())
+            state[name] = _as(dtype, name, value.detach().cpu())
     return dict(sorted(state.items()))
 
 
-def _as(dtype: str, value: Tensor) -> Tensor:
+def _as(dtype: str, name: str, value: Tensor) -> Tensor:
     import torch
 
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is none of {', '.join(DTYPES)}.")
     if not value.is_floating_point():
         return value.contiguous()
-    return value.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous()
+    if not value.isfinite().all():
+        raise WeightsMismatch(f"{name} holds NaN or infinity: this encoder is broken; export an older checkpoint.")
+    converted = value.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous()
+    if not converted.isfinite().all():
+        raise WeightsMismatch(f"{name} holds {value.abs().max():g}, too large for fp16: export it as fp32.")
+    return converted
 
 
-def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing) -> dict[str, Any]:
+def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: Preprocessing) -> dict[str, Any]:
+    """model_args, with the input's size where parameters depend on it: transformers needs it written."""
+    arguments = dict(model_args or {})
+    if sized(name) and preprocessing.input_size != default_side(name):
+        arguments.setdefault("img_size", preprocessing.input_size)
+    return arguments
+
+
+def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """What config.json will say must build a network that takes the weights."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # an export in the middle of a training run must not change it
+        load_state(create_backbone(name, model_args=arguments), state, "this encoder")
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder holds files, and they are no model folder that we wrote."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        return True
+    if all(path.name.startswith(STAGING) for path in folder.iterdir()):
+        return False
+    try:
+        return not read_config(folder).nnclr
+    except (ModelFilesMissing, WeightsMismatch):
+        return True
+
+
+def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, license: str) -> dict[str, Any]:
     """timm's names, every one of them set: timm's defaults hold the settings of its supervised weights."""
     timm_cfg: Mapping[str, Any] = backbone.pretrained_cfg  # type: ignore[assignment]
     size = preprocessing.input_size
@@ -141,34 +187,50 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing) -> dict[s
         "pool_size": timm_cfg.get("pool_size"),
         "first_conv": timm_cfg.get("first_conv"),
         "classifier": timm_cfg.get("classifier"),
-        "license": "apache-2.0",
+        "license": license,
         "paper_ids": "arXiv:2104.14548",
         "paper_name": PAPER,
     }
 
 
 def _write(folder: Path, config: ModelConfig, state: dict[str, Tensor], heads: dict[str, Tensor]) -> Path:
-    """Writes all files beside the folder, then moves them into it, the config last."""
-    from safetensors.torch import save_file
+    """Writes all files to a folder inside, then moves them into place, the config last.
+
+    Until the moves begin an older model stays as it was; should the machine stop between two of them, the
+    hashes in config.json tell, and the folder is refused rather than half old and half new.
+    """
+    from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
+    for left_over in folder.glob(f"{STAGING}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside: the folder may be a mount of its own
     try:
-        # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ
-        save_file(state, half / WEIGHTS, metadata={"format": "pt"})
+        # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
+        # and not save_file, whose files their owner alone can read
+        (half / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
         hashes = {WEIGHTS: sha256_of(half / WEIGHTS)}
         if heads:
-            save_file(heads, half / HEADS, metadata={"format": "pt"})
+            (half / HEADS).write_bytes(save(heads, metadata={"format": "pt"}))
             hashes[HEADS] = sha256_of(half / HEADS)
-        about = {key: value for key, value in config.nnclr.items() if key != "sha256"} | {"sha256": hashes}
-        config = replace(config, nnclr=about)
-        (half / CONFIG).write_text(config.to_json())
-        (half / CARD).write_text(model_card(folder.resolve().name, config))
-        if not heads:
-            (folder / HEADS).unlink(missing_ok=True)
+        config = replace(config, nnclr={**config.nnclr, "sha256": hashes})
+        _write_text(half / CONFIG, config)
+        (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
+        for path in half.iterdir():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
         for name in (HEADS, WEIGHTS, CARD, CONFIG):
             if (half / name).exists():
                 os.replace(half / name, folder / name)
+        if not heads:
+            (folder / HEADS).unlink(missing_ok=True)
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder
+
+
+def _write_text(path: Path, config: ModelConfig) -> None:
+    try:
+        path.write_text(config.to_json(), "utf-8")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"The model's provenance or arguments cannot be written as JSON: {error}.") from error

@@ -89,6 +89,52 @@ def test_what_is_no_list_of_pictures_is_refused(encoder, images):
         encoder.embed(images)
 
 
+def test_a_tensor_of_any_float_type_and_length_is_taken(encoder, pictures):
+    x = torch.stack([encoder.transform(path) for path in pictures[:3]])
+    np.testing.assert_allclose(encoder.embed(x.half()), encoder.embed(x), atol=5e-3)
+    assert encoder.embed(x[:0]).shape == (0, encoder.embed_dim)
+    assert encoder.embed(torch.zeros(0, 3, 9, 9, dtype=torch.uint8)).shape == (0, encoder.embed_dim)
+    pixels = torch.randint(0, 256, (130, 3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(encoder.embed(pixels)[[0, 129]], encoder.embed(pixels[[0, 129]]), atol=1e-5)
+
+
+def test_a_transformed_tensor_of_another_size_is_refused_where_the_network_has_one(make_model):
+    vit = load_encoder(make_model("vit_tiny_patch16_224", {"depth": 1, "img_size": 32}, 32), device="cpu")
+    assert vit.embed(torch.zeros(1, 3, 32, 32)).shape == (1, 192)
+    with pytest.raises(InvalidRequest, match=r"32 x 32 pixels; these are 64 x 48"):
+        vit.embed(torch.zeros(1, 3, 48, 64))
+
+
+def test_the_first_bad_picture_ends_embed_at_once(encoder, pictures):
+    """A long list is not run to its end first; tokens names the picture as well."""
+    forwards = []
+    original = encoder.forward_crops
+    encoder.forward_crops = lambda crops: (forwards.append(len(crops)), original(crops))[1]
+    try:
+        with pytest.raises(ImageError, match="Image number 1: "):
+            encoder.embed([pictures[0], b"bad", *pictures * 10])
+    finally:
+        del encoder.forward_crops
+    assert len(forwards) == 1
+    with pytest.raises(ImageError, match="Image number 1: "):
+        encoder.tokens([pictures[0], b"bad"])
+
+
+def test_many_threads_get_what_one_gets(encoder, pictures):
+    from concurrent.futures import ThreadPoolExecutor
+
+    want = encoder.embed(pictures[:8])
+    with ThreadPoolExecutor(8) as pool:
+        for got in pool.map(encoder.embed, [pictures[:8]] * 16):
+            np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_a_device_that_is_not_there_is_explained(model, device):
+    with pytest.raises(InvalidRequest, match=device):
+        load_encoder(model, device=device)
+
+
 def test_nan_in_a_tensor_is_refused(encoder):
     with pytest.raises(InvalidRequest, match="NaN"):
         encoder.embed(torch.full((1, 3, 48, 48), float("nan")))
@@ -116,13 +162,20 @@ def test_the_fingerprint_tells_weights_and_preprocessing_and_nothing_else(make_m
     assert one.fingerprint == load_encoder(model, device="cpu", precision="bf16").fingerprint
     assert one.fingerprint != load_encoder(make_model(seed=1), device="cpu").fingerprint
     assert one.fingerprint != load_encoder(make_model(input_size=64), device="cpu").fingerprint
+    heads = [load_encoder(make_model("test_vit", {"num_heads": n}, 160), device="cpu") for n in (2, 4)]
+    for (key, a), b in zip(
+        heads[0].backbone.state_dict().items(), heads[1].backbone.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), key
+    assert heads[0].fingerprint != heads[1].fingerprint  # the same weights in another network
 
 
-def test_loading_leaves_the_global_generator_alone():
+@pytest.mark.parametrize("source", ["random:test_resnet@3", None])
+def test_loading_leaves_the_global_generator_alone(source, model):
     torch.manual_seed(5)
     want = torch.rand(3)
     torch.manual_seed(5)
-    load_encoder("random:test_resnet@3", device="cpu")
+    load_encoder(source or model, device="cpu")
     assert torch.equal(torch.rand(3), want)
 
 

@@ -2,18 +2,23 @@
 
 import csv
 import io
+import os
 import struct
 import tracemalloc
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import timm.data
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
+from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
-from nnclr_hub.errors import ImageError, ImageTooLarge, UnsupportedImage
+from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -123,6 +128,98 @@ def test_a_missing_file_is_an_image_error(tmp_path):
         decode_image(tmp_path / "missing.jpg")
 
 
+def test_what_cannot_be_opened_says_why_and_blocks_nobody(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")  # opening it would wait for a writer for ever
+    for path in (tmp_path, tmp_path / "pipe.jpg", "a\0b.jpg", "x" * 5000):
+        with pytest.raises(ImageError, match="cannot be opened"):
+            decode_image(path)
+
+
+@pytest.mark.parametrize("source", [None, 3, bytearray(b"x"), torch.zeros(3, 4, 4)])
+def test_what_is_no_source_at_all_is_the_callers_mistake(source):
+    with pytest.raises(InvalidRequest, match="is no image"):
+        decode_image(source)
+
+
+def tiff(channels: int, photometric: int = 2) -> bytes:
+    """4 x 4 pixels of 8 bits a channel; photometric 2 is RGB, 1 is grey, each with further channels."""
+    tags = [
+        (256, 3, 1, 4),  # width
+        (257, 3, 1, 4),  # height
+        (258, 3, 1, 8),  # bits of a sample
+        (259, 3, 1, 1),  # no compression
+        (262, 3, 1, photometric),
+        (273, 4, 1, 8),  # where the pixels are
+        (277, 3, 1, channels),
+        (279, 4, 1, 16 * channels),
+    ]
+    pixels = bytes(16 * channels)
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def jpeg2000_header(channels: int) -> bytes:
+    """A codestream's first two markers."""
+    sizes = struct.pack(">HHIIIIIIIIH", 38 + 3 * channels, 0, 4, 4, 0, 0, 4, 4, 0, 0, channels)
+    return b"\xff\x4f\xff\x51" + sizes + bytes([7, 1, 1]) * channels
+
+
+@pytest.mark.parametrize("data", [tiff(5), tiff(6), tiff(7, photometric=1), jpeg2000_header(5)])
+def test_more_than_four_channels_are_refused_by_name(data):
+    with pytest.raises(UnsupportedImage, match=r"has [567] channels"):
+        decode_image(data)
+    assert decode_image(tiff(3)).size == (4, 4)
+
+
+def test_no_warning_escapes_from_threads():
+    """A picture that Pillow warns of, decoded by many threads at once; warnings are errors in these tests."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"  # tells of entries that are not there
+    data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG", exif=exif)
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(picture.size == (64, 64) for picture in pool.map(decode_image, [data] * 200))
+    assert list(warnings.filters) == before
+
+
+def test_the_size_limit_holds_for_pillow_images_and_stands_at_forty_megapixels():
+    with pytest.raises(ImageTooLarge, match="40 megapixels"):
+        decode_image(Image.new("1", (8000, 5001)))
+    assert decode_image(Image.new("1", (8000, 5000))).size == (8000, 5000)
+
+
+def test_what_timms_settings_leave_out_has_timms_defaults():
+    want = timm.data.resolve_data_config({}, pretrained_cfg={"num_classes": 0})
+    assert Preprocessing.from_pretrained_cfg({}) == Preprocessing.from_pretrained_cfg(want)
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)])
+def test_both_layouts_of_crops_are_normalised_alike(layout):
+    crops = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    preprocessing = Preprocessing(8)
+    want = (crops / 255 - preprocessing.mean) / preprocessing.std
+    got = EvalTransform(preprocessing).normalise(torch.from_numpy(crops).permute(*layout))
+    np.testing.assert_allclose(got.permute(0, 2, 3, 1), want, atol=1e-5)
+
+
+def test_vectors_through_our_transform_are_those_through_timms():
+    """Cosine of 0.9995 at the least, on real photos of three shapes."""
+    from skimage import data
+
+    photos = [Image.fromarray(getattr(data, name)()) for name in ("coffee", "chelsea", "astronaut")]
+    preprocessing = Preprocessing(128)
+    reference = timm.data.create_transform(
+        input_size=128, crop_pct=0.875, mean=preprocessing.mean, std=preprocessing.std, interpolation="bicubic"
+    )
+    torch.manual_seed(0)
+    backbone = create_backbone("resnet18", model_args={"zero_init_last": False}).eval()
+    with torch.inference_mode():
+        ours, theirs = (
+            F.normalize(backbone(torch.stack([transform(photo) for photo in photos])))
+            for transform in (EvalTransform(preprocessing), reference)
+        )
+    assert (ours * theirs).sum(dim=1).min() > 0.9995
+
+
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (301, 1024), (63, 91)])
 @pytest.mark.parametrize(("input_size", "crop_pct"), [(224, 0.875), (64, 0.875), (96, 1.0), (128, 0.9)])
 def test_the_transform_is_timms(size, input_size, crop_pct):
@@ -153,8 +250,11 @@ def test_every_file_of_the_nasty_pack_ends_well(pack):
             path = folder / row["file"]
             try:
                 outcome = "decode" if decode_image(path).mode == "RGB" else "not RGB"
-            except ImageError:
+            except ImageError as error:
                 outcome = "refuse"
+                sentence = str(error)
+                assert sentence.endswith("."), sentence
+                assert not [bad for bad in ("\n", "0x", str(folder), "<") if bad in sentence], sentence
             if row["expect"] not in (outcome, "either"):
                 wrong.append((row["file"], row["expect"], outcome))
     assert wrong == []

@@ -31,6 +31,7 @@ def test_random_weights_come_from_their_seed(pictures):
 def test_every_registered_model_is_there_and_verifies():
     assert default_model() == list_models()[0]
     for name, info in MODELS.items():
+        assert {"config.json", "model.safetensors"} <= set(info.sha256)
         resolved = resolve(name)
         assert resolved.config.num_features == info.embed_dim
         encoder = load_encoder(name, device="cpu")

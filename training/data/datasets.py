@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.errors import NoImages
@@ -97,3 +99,9 @@ def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> Im
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(name, UNLABELLED) if name else UNLABELLED for name in names], dtype=np.int64)
     return ImageFiles(tuple(paths), labels, tuple(classes))
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
+    """A permutation that depends on seed and epoch alone, so that a resumed epoch goes on in the same order."""
+    key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+    return torch.randperm(images, generator=torch.Generator().manual_seed(key))

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.preprocess import decode_image
@@ -120,3 +122,11 @@ def _squash(path: Path, size: int) -> tuple[np.ndarray, float] | ImageError:
         return error
     aspect = image.width / image.height
     return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)), aspect
+
+
+def resident(pack: ImagePack, where: torch.device) -> Tensor:
+    """The pixels on the device if they take less than half of its free memory, else memory-mapped."""
+    pixels = torch.from_numpy(pack.pixels)
+    if where.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(where)[0] / 2:
+        return pixels.to(where)
+    return pixels

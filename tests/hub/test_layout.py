@@ -1,0 +1,50 @@
+"""config.json is read strictly, written alike each time, and whatever is wrong with it is one sentence."""
+
+import json
+
+import pytest
+
+from nnclr_hub.errors import ModelFilesMissing, WeightsMismatch
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config, require, sha256_of
+
+GOOD = {"architecture": "resnet18", "num_features": 32, "pretrained_cfg": {"input_size": [3, 48, 48]}}
+
+
+def test_what_is_written_is_what_is_read(model):
+    config = read_config(model)
+    assert config.to_json() == (model / CONFIG).read_text()
+    assert config.model_args == {"channels": [8, 16, 24, 32]}
+    assert config.nnclr["sha256"][WEIGHTS] == sha256_of(model / WEIGHTS)
+
+
+def test_what_others_leave_out_has_a_default(tmp_path):
+    """A folder that timm wrote has no block of ours, and may say null for model_args."""
+    (tmp_path / CONFIG).write_text(json.dumps({**GOOD, "model_args": None}))
+    config = read_config(tmp_path)
+    assert (config.model_args, config.nnclr, config.global_pool) == ({}, {}, "avg")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[]", "is not a JSON object"),
+        ("5", "is not a JSON object"),
+        ("{", "is not valid JSON"),
+        ("\xff", "is not valid JSON"),
+        (json.dumps({**GOOD, "architecture": None}), "lacks architecture"),
+        (json.dumps({**GOOD, "num_features": "many"}), "lacks num_features"),
+        (json.dumps({**GOOD, "pretrained_cfg": []}), "lacks pretrained_cfg"),
+        (json.dumps({**GOOD, "nnclr": "yes"}), "lacks nnclr"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(tmp_path, text, sentence):
+    (tmp_path / CONFIG).write_bytes(text.encode("latin-1"))
+    with pytest.raises(WeightsMismatch, match=sentence):
+        read_config(tmp_path)
+
+
+def test_a_missing_file_or_folder_is_named(tmp_path):
+    with pytest.raises(ModelFilesMissing, match=r"model\.safetensors is missing: a model folder holds"):
+        require(tmp_path, WEIGHTS)
+    with pytest.raises(ModelFilesMissing, match="the folder does not exist"):
+        require(tmp_path / "nowhere", CONFIG)

@@ -1,0 +1,165 @@
+"""What an export leaves on disk: whole or not at all, readable, and only what really loads."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from nnclr_hub import load_encoder
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.errors import InvalidRequest, TamperedModel, WeightsMismatch
+from nnclr_hub.publish.export import export_model, export_run
+
+
+def export_tiny(folder, backbone=None, **options):
+    backbone = backbone or create_backbone("test_resnet")
+    return export_model(backbone, folder, architecture="test_resnet", preprocessing=Preprocessing(64), **options)
+
+
+def test_files_have_the_mode_of_any_new_file(tmp_path):
+    """Another user, such as a container's, must be able to read them."""
+    (tmp_path / "plain").write_text("")
+    folder = export_tiny(tmp_path / "model", heads={"projection": torch.nn.Linear(3, 3)})
+    assert len(list(folder.iterdir())) == 4
+    for path in folder.iterdir():
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, path
+
+
+@pytest.mark.parametrize("fails", ["safetensors.torch.save", "nnclr_hub.publish.export.model_card"])
+def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails):
+    folder = export_tiny(tmp_path / "model")
+    old = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(fails, full)
+    torch.manual_seed(1)
+    with pytest.raises(OSError, match="no space"):
+        export_tiny(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == old
+
+
+@pytest.mark.parametrize("moves", [1, 2])
+def test_a_stop_between_two_moves_is_seen_and_mended_by_the_next_export(tmp_path, monkeypatch, moves):
+    """New weights beside an old config must not pass for a model."""
+    folder = export_tiny(tmp_path / "model")
+    replace = os.replace
+
+    def stop(source: str, target: str) -> None:
+        nonlocal moves
+        moves -= 1
+        if moves < 0:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    torch.manual_seed(1)
+    backbone = create_backbone("test_resnet")
+    monkeypatch.setattr("os.replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        export_tiny(folder, backbone)
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(TamperedModel, match=r"model\.safetensors"):
+        load_encoder(folder, device="cpu")
+    (folder / ".export-left").mkdir()
+    x = torch.randn(2, 3, 64, 64)
+    got = load_encoder(export_tiny(folder, backbone), device="cpu").embed(x)
+    with torch.no_grad():
+        np.testing.assert_allclose(got, torch.nn.functional.normalize(backbone.eval()(x)), atol=1e-5)
+    assert not list(folder.glob(".export-*"))
+
+
+def test_heads_of_an_older_export_do_not_stay(tmp_path):
+    folder = export_tiny(tmp_path / "model", heads={"projection": torch.nn.Linear(3, 3)})
+    assert not (export_tiny(folder) / "nnclr_heads.safetensors").exists()
+
+
+def test_an_input_size_that_positions_depend_on_is_written_down(tmp_path):
+    """Without img_size in model_args neither we nor transformers could build the network again."""
+    backbone = create_backbone("vit_tiny", model_args={"depth": 1}, image_size=64).eval()
+    folder = export_model(
+        backbone, tmp_path / "vit", architecture="vit_tiny", model_args={"depth": 1}, preprocessing=Preprocessing(64)
+    )
+    assert json.loads((folder / "config.json").read_text())["model_args"] == {"depth": 1, "img_size": 64}
+    x = torch.randn(2, 3, 64, 64)
+    from transformers import AutoModel
+
+    with torch.no_grad():
+        want = torch.nn.functional.normalize(backbone(x)).numpy()
+        theirs = torch.nn.functional.normalize(AutoModel.from_pretrained(folder).eval()(x).pooler_output).numpy()
+        timms = torch.nn.functional.normalize(timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x))
+    for got in (load_encoder(folder, device="cpu").embed(x), theirs, timms.numpy()):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_an_encoder_under_wrong_arguments_is_not_written(tmp_path):
+    with pytest.raises(WeightsMismatch, match="do not fit"):
+        export_tiny(tmp_path / "model", create_backbone("resnet18"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_export_leaves_the_global_generator_alone(tmp_path):
+    """It happens at each checkpoint of a training run, which must not depend on how many there are."""
+    backbone = create_backbone("test_resnet")
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    export_tiny(tmp_path / "model", backbone)
+    assert torch.equal(torch.rand(3), want)
+
+
+def test_weights_too_large_for_half_precision_are_named(tmp_path):
+    backbone = create_backbone("test_resnet")
+    backbone.get_buffer("stem.bn1.running_var" if hasattr(backbone, "stem") else "bn1.running_var")[0] = 1e5
+    assert export_tiny(tmp_path / "full", backbone).exists()
+    with pytest.raises(WeightsMismatch, match=r"running_var holds 100000, too large for fp16"):
+        export_run(tmp_path / "full", tmp_path / "half", dtype="fp16")
+
+
+def test_provenance_that_json_cannot_hold_is_refused(tmp_path):
+    for value in (float("nan"), object()):
+        with pytest.raises(InvalidRequest, match="JSON"):
+            export_tiny(tmp_path / "model", provenance={"metrics": {"knn20/x": value}})
+
+
+def test_a_folder_of_somebody_elses_model_is_not_overwritten(model, tmp_path):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "file").write_text("")
+    for target in ("bert", "file"):
+        with pytest.raises(InvalidRequest, match="something else"):
+            export_run(model, tmp_path / target)
+    ours = shutil.copytree(model, tmp_path / "ours")
+    (ours / ".git").mkdir()
+    assert (export_run(model, ours, dtype="fp16") / ".git").is_dir()
+
+
+def test_the_hub_reads_the_cards_front_matter(tmp_path):
+    """With the Hub's own reader: names, licence, and a model index of what was measured and nothing else."""
+    from huggingface_hub import ModelCard
+
+    about = {
+        "metrics": {"knn20/imagenette128": 0.62},
+        "license": "apache-2.0",
+        "data": ["imagenette"],
+        "data_terms": "research only: see ImageNet's terms",
+    }
+    card = ModelCard.load(export_tiny(tmp_path / "mine", provenance=about) / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert card.data.library_name == "timm"
+    assert card.data.pipeline_tag == "image-feature-extraction"
+    results = [(r.dataset_name, r.metric_name, r.metric_value) for r in card.data.eval_results]
+    assert results == [("imagenette128", "knn20/imagenette128", 0.62)]
+    assert "Weights: apache-2.0. Training pictures: imagenette; research only" in card.text
+    assert "@COMMIT" in card.text
+
+    bare = ModelCard.load(export_tiny(tmp_path / "bare") / "README.md")
+    assert bare.data.license == "unknown"
+    assert bare.data.eval_results is None
+    assert "licence not stated" in bare.text
+    assert "Nothing yet." in bare.text

@@ -1,0 +1,30 @@
+"""Signals: a run ends at the next step, with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once."""
+    event = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        event.set()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before.update({one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGINT)})
+    try:
+        yield event
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
