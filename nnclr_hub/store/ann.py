@@ -10,6 +10,8 @@ died a moment ago is simply not there.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import faiss
@@ -121,7 +123,8 @@ class AnnIndex:
         """
         parts = self._parts
         count = parts.count
-        found = [self._search_main(parts, query, k, among), self._search_delta(parts, count, query, k, among)]
+        with _one_thread():
+            found = [self._search_main(parts, query, k, among), self._search_delta(parts, count, query, k, among)]
         scores = np.concatenate([scores for scores, _ in found])
         rids = np.concatenate([rids for _, rids in found])
         best = np.argsort(-scores, kind="stable")[:k]
@@ -193,6 +196,17 @@ class AnnIndex:
 
 
 _NOTHING = (np.zeros(0, np.float32), np.zeros(0, np.int64))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A single query gains nothing from faiss's threads, and idle ones spin against the rest of the process."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)  # of the calling thread alone
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def _positions(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:

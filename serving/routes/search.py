@@ -78,14 +78,14 @@ async def _read(request: Request) -> tuple[SearchRequest, bytes | None]:
     picture = None
     text: str | bytes
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        form = await request.form()
-        file, part = form.get("image"), form.get("query")
-        if not isinstance(file, UploadFile):
-            raise InvalidRequest(
-                "A multipart search has a file part named image, and may have a JSON part named query."
-            )
-        picture = await file.read()
-        text = await part.read() if isinstance(part, UploadFile) else part or "{}"
+        async with request.form() as form:
+            file, part = form.get("image"), form.get("query")
+            if not isinstance(file, UploadFile):
+                raise InvalidRequest(
+                    "A multipart search has a file part named image, and may have a JSON part named query."
+                )
+            picture = await file.read()
+            text = await part.read() if isinstance(part, UploadFile) else part or "{}"
     else:
         text = await request.body()
     try:

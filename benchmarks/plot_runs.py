@@ -1,0 +1,76 @@
+"""Loss and 20-NN of several runs together, from their logs.
+
+    python benchmarks/plot_runs.py NNCLR=RUN/log.jsonl SimCLR=OTHER/log.jsonl --out docs/results/small_cpu
+
+writes OUT_loss.png and OUT_knn.png. An evaluation that was made again after the last step, with other
+settings, is drawn as a star.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+Log = list[dict[str, Any]]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("runs", nargs="+", metavar="NAME=LOG")
+    arguments.add_argument("--out", type=Path, required=True)
+    chosen = arguments.parse_args()
+    logs: dict[str, Log] = {}
+    for run in chosen.runs:
+        name, _, path = run.partition("=")
+        logs[name] = [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, log in logs.items():
+        axes.plot(*points(log, "loss"), label=name, linewidth=1)
+    finish(figure, f"{chosen.out}_loss.png", "loss")
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, log) in enumerate(logs.items()):
+        for key in sorted({key for line in log for key in line if key.startswith("knn20/")}):
+            epochs, values = points(log, key)
+            style = "-" if "imagenette" in key else "--"
+            again = len(epochs) > 1 and epochs[-1] == epochs[-2]
+            end = -1 if again else None
+            axes.plot(
+                epochs[:end],
+                values[:end],
+                style,
+                color=f"C{number}",
+                marker="o",
+                markersize=3,
+                label=f"{name}, {key[6:]}",
+            )
+            if again:
+                axes.plot(epochs[-1:], values[-1:], "*", color=f"C{number}", markersize=10)
+    finish(figure, f"{chosen.out}_knn.png", "20-NN accuracy on test")
+
+
+def points(log: Log, key: str) -> tuple[list[float], list[float]]:
+    """Epochs and values of one logged name."""
+    lines = [line for line in log if key in line]
+    return [line["epoch"] for line in lines], [line[key] for line in lines]
+
+
+def finish(figure: Figure, path: str, label: str) -> None:
+    axes = figure.axes[0]
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
