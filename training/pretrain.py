@@ -192,7 +192,7 @@ def pretrain(
             log_due = step % recipe.log_every == 0 or step == steps
             checkpoint_due = step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps
             if log_due or checkpoint_due or stop.is_set():
-                stop_if_diverged(float(result.loss), step, out)  # before anything of it is written
+                stop_if_diverged(result.loss.item(), step, out)  # before anything of it is written
             if log_due:
                 lr = optimizer.param_groups[0]["lr"]
                 monitor.log(step, step / steps_per_epoch, lr=lr, rankme=rankme(result.z1))

@@ -29,7 +29,9 @@ def models(as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(model) for model in MODELS.values()])
         return
-    table = Table("name", "architecture", "dim", "parameters", "input", "measured", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("name", "architecture", "dim", "parameters", "input", "measured"):
+        table.add_column(column, no_wrap=column == "name")
     for model in MODELS.values():
         measured = ", ".join(f"{name} {value:.3f}" for name, value in model.metrics.items())
         table.add_row(

@@ -62,7 +62,7 @@ def demo(
     folder, told = (
         (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
     )
-    err.print(told)
+    err.print(told, soft_wrap=True)
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
         Workbench(Encoders(model), opened).index_folder(
@@ -86,7 +86,10 @@ def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool)
         if page:
             load_program("app", "mount").mount_page(app, bench)
         address = f"http://{settings.host}:{settings.port}"
-        err.print(f"API: {address}/api/v1   ready: {address}/readyz" + (f"   page: {address}/ui" if page else ""))
+        err.print(
+            f"API: {address}/api/v1   ready: {address}/readyz" + (f"   page: {address}/ui" if page else ""),
+            soft_wrap=True,
+        )
         try:
             load_program("serving", "run").run(app, settings)
         finally:
