@@ -18,7 +18,7 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 gpu: $(VENV)/.dev  ## tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
 	$(BIN)/python benchmarks/search.py

@@ -93,6 +93,10 @@ class Engine:
                 raise result
         return np.stack(results) if results else np.zeros((0, self.embed_dim), np.float32)  # type: ignore[arg-type]
 
+    def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
+        """(N, h, w, D) float32 feature maps, straight from the encoder: not batched with other requests."""
+        return self._encoder.tokens(list(images))
+
     async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
         """`embed_each` for the event loop; cancelling it drops what has not begun."""
         answers = self._admit(images)
