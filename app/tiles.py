@@ -51,14 +51,9 @@ def tile(collection: str, id: str, metadata: Mapping[str, Any], score: float | N
     return Tile(id, f"/api/v1/collections/{quote(collection)}/items/{quote(id)}/thumbnail", caption)
 
 
-class Tiles(gr.HTML):
+def tile_wall(elem_id: str) -> gr.HTML:
     """Shows a list of tiles; its `click` carries the id of the one that was clicked."""
-
-    def __init__(self, elem_id: str) -> None:
-        super().__init__(value=[], html_template=_TEMPLATE, js_on_load=_CLICK, elem_id=elem_id)
-
-    def get_block_name(self) -> str:
-        return "html"
+    return gr.HTML(value=[], html_template=_TEMPLATE, js_on_load=_CLICK, elem_id=elem_id)
 
 
 def shown(tiles: list[Tile]) -> list[dict[str, Any]]:

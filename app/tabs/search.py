@@ -14,7 +14,7 @@ from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.workbench import Workbench
 
 from ..raw_image import RawImage
-from ..tiles import Tiles, shown, tile
+from ..tiles import shown, tile, tile_wall
 
 BROWSED = 24  # tiles shown before anything is searched
 EMPTY = (
@@ -70,7 +70,7 @@ class SearchTab:
                 self.back = gr.Button("Back to the collection", elem_id="back", size="sm")
             with gr.Column(scale=3, min_width=300):
                 self.status = gr.Markdown(elem_id="status")
-                self.tiles = Tiles(elem_id="tiles")
+                self.tiles = tile_wall(elem_id="tiles")
         self.query = gr.State(Query())
         self._wire(page)
 

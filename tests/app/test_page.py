@@ -89,7 +89,7 @@ def test_an_upload_finds_itself_and_another_k_repeats_the_search(page, pictures)
 
 
 @pytest.mark.browser
-def test_a_broken_upload_is_one_sentence_and_changes_nothing(page, tmp_path):
+def test_a_broken_upload_is_one_sentence_and_changes_nothing(page, tmp_path, capfd):
     before = captions(page)
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"nonsense")
@@ -97,7 +97,9 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(page, tmp_path):
     page.wait_for_selector(".toast-body")
     assert "not a picture in a format we read" in page.inner_text(".toast-body")
     assert str(tmp_path) not in page.inner_text(".toast-body")
+    page.wait_for_timeout(500)
     assert captions(page) == before
+    assert "Traceback" not in capfd.readouterr().err, "the server failed on what it sent"
 
 
 @pytest.mark.browser
