@@ -73,12 +73,15 @@ def demo(
 
 def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
+    from nnclr_hub.hub.registry import default_model
+    from nnclr_hub.hub.sources import resolve
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Workbench
 
     api = load_program("serving", "api")
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
+    resolve(model or default_model())  # a wrong or damaged model must end the program, not leave it never ready
     with open_store(str(store)) as opened:
         engines = load_program("serving", "models").Engines(model, settings)
         bench = Workbench(engines, opened)

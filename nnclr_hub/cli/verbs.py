@@ -77,4 +77,4 @@ def new_app() -> typer.Typer:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(value, indent=2))  # ASCII: a file's name may hold what no terminal can print

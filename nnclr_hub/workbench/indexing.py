@@ -87,8 +87,13 @@ def index_folder(
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
     wanted, updated = [], 0
+    broken = []
     for id, path in found.items():
-        stat = path.stat()
+        try:
+            stat = path.stat()
+        except OSError as error:  # a dangling link, or gone since the folder was listed
+            broken.append((str(path), f"The file cannot be opened ({error.strerror})."))
+            continue
         before = known.get(id)
         if before is not None and (before["root"], before["size"], before["mtime"]) == (
             str(root),
@@ -105,8 +110,7 @@ def index_folder(
         }
         label = label_of(path, root)
         wanted.append(NewImage(id, path, metadata | ({"label": label} if label else {})))
-    broken = []
-    done = 0
+    unreachable, done = len(broken), 0
     for batch, decoded in _decoded_ahead(wanted):
         for new, error in zip(batch, _store(collection, embedder, batch, decoded), strict=True):
             if error is not None:
@@ -118,9 +122,9 @@ def index_folder(
     gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
     removed = sum(collection.delete(gone[i : i + PAGE]) for i in range(0, len(gone), PAGE))
     return IndexReport(
-        added=len(wanted) - updated - len(broken),
+        added=len(wanted) - updated - (len(broken) - unreachable),
         updated=updated,
-        unchanged=len(found) - len(wanted),
+        unchanged=len(found) - len(wanted) - unreachable,
         removed=removed,
         broken=tuple(broken),
     )

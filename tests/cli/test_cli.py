@@ -215,3 +215,20 @@ def test_index_killed_in_the_middle_loses_nothing_it_had_acknowledged(photos, st
     report = index(big, store, model=model)
     assert report["items"] == 360
     assert report["unchanged"] == count
+
+
+def test_odd_names_and_dangling_links_do_not_stop_an_index(folder, store, model, pictures):
+    shutil.copy(pictures[0], os.fsencode(folder) + b"/not\xff\xfeutf8.jpg")
+    shutil.copy(pictures[0], folder / "line\nbreak ünï.jpg")
+    (folder / "dangling.jpg").symlink_to("nowhere")
+    (folder / "loop").symlink_to("..")
+    report = index(folder, store, model=model)
+    assert (report["added"], report["unchanged"]) == (62, 0)
+    assert [Path(path).name for path, _ in report["broken"]] == ["dangling.jpg"]
+    again = index(folder, store, model=model)
+    assert (again["added"], again["unchanged"]) == (0, 62)
+
+
+def test_a_server_with_a_wrong_model_ends_at_once(store, model, tmp_path):
+    assert "No model is called" in said("serve", "--store", store, "--model", "nnclr_resnt", "--port", 0, code=2)
+    assert not store.exists()

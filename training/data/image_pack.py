@@ -80,8 +80,16 @@ def build_pack(
 
 
 def _digest(paths: Sequence[Path], size: int) -> str:
-    stats = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths]
+    stats = [(str(path.absolute()), *_size_and_time(path)) for path in paths]
     return hashlib.sha256(json.dumps([FORMAT, size, stats]).encode()).hexdigest()[:24]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:  # a dangling link, or gone meanwhile: decoding will say so
+        return (0, 0)
+    return (stat.st_size, stat.st_mtime_ns)
 
 
 def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[int, int], None]) -> None:
