@@ -86,48 +86,46 @@ def index_folder(
     found = {item_id(path, root): path for path in list_images(root)}
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
-    wanted, updated = [], 0
-    broken = []
+    wanted, broken = _wanted(root, found, known)
+    unreachable = len(broken)
+    done = 0
+    for batch, decoded in _decoded_ahead(wanted):
+        errors = _store(collection, embedder, batch, decoded)
+        broken += [(new, str(error)) for new, error in zip(batch, errors, strict=True) if error is not None]
+        done += len(batch)
+        progress(done, len(wanted))
+    gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
+    removed = sum(collection.delete(gone[i : i + PAGE]) for i in range(0, len(gone), PAGE))
+    failed = {new.id for new, _ in broken}
+    stored = [new.id for new in wanted if new.id not in failed]
+    updated = sum(id in known for id in stored)
+    return IndexReport(
+        added=len(stored) - updated,
+        updated=updated,
+        unchanged=len(found) - len(wanted) - unreachable,
+        removed=removed,
+        broken=tuple((str(new.image), reason) for new, reason in broken),
+    )
+
+
+def _wanted(
+    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[NewImage], list[tuple[NewImage, str]]]:
+    """The files that are new or changed, and those that are not to be had, with the reason."""
+    wanted, broken = [], []
     for id, path in found.items():
         try:
             stat = path.stat()
         except OSError as error:  # a dangling link, or gone since the folder was listed
-            broken.append((str(path), f"The file cannot be opened ({error.strerror})."))
+            broken.append((NewImage(id, path), f"The file cannot be opened ({error.strerror})."))
             continue
-        before = known.get(id)
-        if before is not None and (before["root"], before["size"], before["mtime"]) == (
-            str(root),
-            stat.st_size,
-            stat.st_mtime,
-        ):
+        state = {"root": str(root), "size": stat.st_size, "mtime": stat.st_mtime}
+        if id in known and all(known[id][name] == value for name, value in state.items()):
             continue
-        updated += before is not None
-        metadata = {
-            "path": path.relative_to(root).as_posix(),
-            "root": str(root),
-            "size": stat.st_size,
-            "mtime": stat.st_mtime,
-        }
         label = label_of(path, root)
-        wanted.append(NewImage(id, path, metadata | ({"label": label} if label else {})))
-    unreachable, done = len(broken), 0
-    for batch, decoded in _decoded_ahead(wanted):
-        for new, error in zip(batch, _store(collection, embedder, batch, decoded), strict=True):
-            if error is not None:
-                broken.append((str(new.image), str(error)))
-                updated -= new.id in known
-        done += len(batch)
-        progress(done, len(wanted))
-    # a file that broke since it was indexed keeps its old vector only until the next prune
-    gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
-    removed = sum(collection.delete(gone[i : i + PAGE]) for i in range(0, len(gone), PAGE))
-    return IndexReport(
-        added=len(wanted) - updated - (len(broken) - unreachable),
-        updated=updated,
-        unchanged=len(found) - len(wanted) - unreachable,
-        removed=removed,
-        broken=tuple(broken),
-    )
+        metadata = {"path": path.relative_to(root).as_posix(), **state} | ({"label": label} if label else {})
+        wanted.append(NewImage(id, path, metadata))
+    return wanted, broken
 
 
 def item_id(path: Path, root: Path) -> str:
