@@ -35,6 +35,14 @@ def test_crops_stay_inside_pictures_of_any_aspect():
         assert width.min() > 0
 
 
+def test_pictures_of_extreme_proportions_give_finite_views():
+    """A picture of 1 x 3000 pixels, squashed to a square, leaves a crop a fraction of a pixel high."""
+    images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
+    for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
+        made = make_view(images, torch.full((64,), aspect), View(), 48, torch.Generator().manual_seed(0))
+        assert made.isfinite().all()
+
+
 def test_every_picture_of_a_batch_gets_its_own_view():
     """The same picture thrice gives three views; torchvision on a batch would draw once."""
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -21,6 +21,7 @@ from . import pixel_ops
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+LEAST = 2.0  # pixels that a crop's side has in the squashed picture
 ATTEMPTS = 10  # at a crop that fits, before the whole picture is taken
 
 
@@ -76,7 +77,7 @@ def make_view(images: Tensor, aspect: Tensor, view: View, size: int, generator: 
         (B, 3, size, size) float32, normalised with ImageNet's mean and deviation, channels last.
     """
     batch, device = len(images), images.device
-    boxes = draw_boxes(aspect, view, generator) * images.shape[1]
+    boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
     x = pixel_ops.resized_crop(images, boxes.to(device), flip.to(device), size)
     _jitter(x, view, generator)
@@ -86,6 +87,12 @@ def make_view(images: Tensor, aspect: Tensor, view: View, size: int, generator: 
     _some(x, view.solarize, lambda some, _: pixel_ops.solarize(some), generator)
     mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
     return x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+
+
+def _at_least(side: float, boxes: Tensor, size: int) -> Tensor:
+    """Widens what a squashed picture of extreme proportions leaves of a crop, so that it holds pixels at all."""
+    length = boxes[:, 2:].clamp(min=side)
+    return torch.cat([torch.minimum(boxes[:, :2], size - length), length], dim=1)
 
 
 def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:

@@ -29,7 +29,7 @@ def _resampling(start: Tensor, length: Tensor, source: int, out: int) -> Tensor:
     pixel = torch.arange(source, device=start.device)[None, None, :] + 0.5
     weight = _cubic((pixel - centre) / stretch)
     # what lies outside the box was cropped away before the resize
-    inside = (pixel > start[:, None, None]) & (pixel < (start + length)[:, None, None])
+    inside = (pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None])
     weight = torch.where(inside, weight, 0.0)
     return weight / weight.sum(dim=2, keepdim=True)
 
