@@ -4,6 +4,7 @@ that scikit-image carries, cut into overlapping crops."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+log = logging.getLogger(__name__)
 IMAGENETTE = "https://s3.amazonaws.com"  # where torchvision's download lies
 PATIENCE_S = 4
 PHOTOS = (
@@ -35,15 +37,23 @@ STEPS = 5  # crops along each side
 def default_gallery(folder: Path) -> tuple[Path, str]:
     """A folder of pictures, made or fetched below `folder` the first time; and what to tell about it."""
     ready = folder / "imagenette2-160" / "val"
+    if not ready.is_dir() and _reachable():
+        _download(folder)
     if ready.is_dir():
-        return ready, f"gallery: Imagenette's validation pictures, in {ready}"
-    if _reachable():
-        from torchvision.datasets import Imagenette
-
-        Imagenette(str(folder), split="val", size="160px", download=True)
         return ready, f"gallery: Imagenette's validation pictures, in {ready}"
     crops = offline_gallery(folder / "photos")
     return crops, f"gallery: no network, so scikit-image's photos cut into crops, in {crops}"
+
+
+def _download(folder: Path) -> None:
+    """Imagenette below `folder`, or nothing at all of it: the demo goes on without."""
+    from torchvision.datasets import Imagenette
+
+    try:
+        Imagenette(str(folder), split="val", size="160px", download=True)
+    except (OSError, RuntimeError) as error:  # torchvision reports a damaged download as a RuntimeError
+        log.warning("Imagenette could not be downloaded (%s)", error)
+        shutil.rmtree(folder / "imagenette2-160", ignore_errors=True)
 
 
 def offline_gallery(folder: Path) -> Path:

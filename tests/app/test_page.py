@@ -163,3 +163,17 @@ def test_the_offline_gallery_is_made_of_photos_that_are_installed(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted(PHOTOS)
     assert len(list(folder.rglob("*.jpg"))) == 25 * len(PHOTOS)
     assert offline_gallery(Path(folder)) == folder
+
+
+def test_a_download_that_fails_falls_back_to_the_photos(tmp_path, monkeypatch):
+    from app import gallery
+
+    def cut_off(*_, **__):
+        (tmp_path / "imagenette2-160" / "val").mkdir(parents=True)
+        raise RuntimeError("the connection broke")
+
+    monkeypatch.setattr(gallery, "_reachable", lambda: True)
+    monkeypatch.setattr("torchvision.datasets.Imagenette", cut_off)
+    folder, told = gallery.default_gallery(tmp_path)
+    assert folder == tmp_path / "photos"
+    assert "no network" in told
