@@ -15,6 +15,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from nnclr_hub.encoder import cifar_resnet  # noqa: F401  registers its architectures with timm
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
 
 # the paper's names for timm's
@@ -23,6 +24,8 @@ ALIASES = {
     "vit_small": "vit_small_patch16_224",
     "vit_base": "vit_base_patch16_224",
     "vit_base_patch8": "vit_base_patch8_224",
+    "resnet18_cifar": "nnclr_resnet18_cifar",
+    "resnet50_cifar": "nnclr_resnet50_cifar",
 }
 
 
@@ -52,7 +55,7 @@ def create_backbone(
     ResNets pool by the mean, vision transformers by the [CLS] token.
 
     Args:
-        architecture: a timm name, or vit_tiny, vit_small, vit_base, vit_base_patch8.
+        architecture: a timm name, or one of ALIASES.
         model_args: arguments of the architecture beside timm's defaults, such as {"num_heads": 12}.
         image_size: side of the input in pixels, for networks whose parameters depend on it.
         pretrained: take timm's own weights, which need the network or its cache.

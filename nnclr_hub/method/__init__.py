@@ -8,23 +8,33 @@ loss = info_nce(Q.lookup(z1).embeddings, p2) / 2 + info_nce(Q.lookup(z2).embeddi
 Q.enqueue(z1)
 """
 
-from nnclr_hub.method.heads import PredictionHead, ProjectionHead
+from nnclr_hub.method.gather import Gather, GatherRanks
+from nnclr_hub.method.heads import PREDICTIONS, PROJECTIONS, PredictionHead, ProjectionHead
+from nnclr_hub.method.large_batch import in_chunks
 from nnclr_hub.method.learner import Learner, Step
 from nnclr_hub.method.methods import METHODS, Method
+from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
 from nnclr_hub.method.neighbours import Neighbours, nearest
 from nnclr_hub.method.objectives import info_nce, negative_cosine
 from nnclr_hub.method.support_set import SupportSet
 
 __all__ = [
     "METHODS",
+    "PREDICTIONS",
+    "PROJECTIONS",
+    "Gather",
+    "GatherRanks",
     "Learner",
     "Method",
+    "MomentumEncoder",
     "Neighbours",
     "PredictionHead",
     "ProjectionHead",
     "Step",
     "SupportSet",
+    "in_chunks",
     "info_nce",
+    "momentum_at",
     "nearest",
     "negative_cosine",
 ]

@@ -1,4 +1,4 @@
-"""The projection and prediction heads ("Architecture", section 4.1).
+"""The projection and prediction heads ("Architecture", section 4.1), and those of the methods compared with.
 
 "The projection MLP consists of 3 fully connected layers of sizes [2048, 2048, d]", each followed by
 batch norm, the first two by ReLU as well. The prediction MLP has two: [4096, d], with batch norm and
@@ -8,24 +8,42 @@ would take it away again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from torch import Tensor, nn
+
+LastNorm = Literal["affine", "plain", "none"]
 
 
 class ProjectionHead(nn.Module):
-    """z from the encoder's output: (B, in_dim) -> (B, out_dim)."""
+    """z from the encoder's output: (B, in_dim) -> (B, out_dim).
 
-    def __init__(self, in_dim: int, hidden_dim: int = 2048, out_dim: int = 256) -> None:
+    Args:
+        in_dim: length of the encoder's output.
+        hidden_dim: width of the hidden layers.
+        out_dim: d.
+        layers: number of linear layers, at least 2.
+        last_norm: batch norm after the last layer: with learned scale and shift, without, or none.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        hidden_dim: int = 2048,
+        out_dim: int = 256,
+        *,
+        layers: int = 3,
+        last_norm: LastNorm = "affine",
+    ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(in_dim, hidden_dim, bias=False),
-            nn.BatchNorm1d(hidden_dim),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden_dim, hidden_dim, bias=False),
-            nn.BatchNorm1d(hidden_dim),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden_dim, out_dim, bias=False),
-            nn.BatchNorm1d(out_dim),
-        )
+        parts: list[nn.Module] = []
+        for width in [in_dim, *[hidden_dim] * (layers - 2)]:
+            parts += [nn.Linear(width, hidden_dim, bias=False), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True)]
+        parts.append(nn.Linear(hidden_dim, out_dim, bias=False))
+        if last_norm != "none":
+            parts.append(nn.BatchNorm1d(out_dim, affine=last_norm == "affine"))
+        self.layers = nn.Sequential(*parts)
 
     def forward(self, h: Tensor) -> Tensor:
         return self.layers(h)
@@ -45,3 +63,23 @@ class PredictionHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.layers(z)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The sizes of one paper's projection head, as `ProjectionHead` takes them."""
+
+    hidden_dim: int
+    out_dim: int
+    layers: int
+    last_norm: LastNorm
+
+
+PROJECTIONS: dict[str, Projection] = {
+    "nnclr": Projection(2048, 256, 3, "affine"),
+    "simclr": Projection(2048, 128, 2, "affine"),  # "A Simple Framework", section 3 and its code
+    "simsiam": Projection(2048, 2048, 3, "plain"),  # "Exploring Simple Siamese", section 3; d = 2048
+    "byol": Projection(4096, 256, 2, "none"),  # "Bootstrap Your Own Latent", section 3.3
+}
+# hidden widths; the paper took its prediction head over from BYOL, SimSiam's is a bottleneck
+PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

@@ -1,24 +1,32 @@
-"""One training step of a method: two views in, a loss out (Algorithm 1).
+"""One training step of a method: views in, a loss out (Algorithms 1 and 2).
 
 learner = Learner(backbone, METHODS["nnclr"], projection, prediction, SupportSet(8192, 256))
-step = learner(x1, x2, ids=ids)
+step = learner([x1, x2], ids=ids)
 step.loss.backward()
 optimizer.step()
 learner.enqueue(step, ids=ids)
+learner.follow(momentum_at(progress))       # methods with a momentum encoder
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.method.gather import ALONE, Gather
+from nnclr_hub.method.large_batch import in_chunks
 from nnclr_hub.method.methods import Method
+from nnclr_hub.method.momentum import MomentumEncoder
+from nnclr_hub.method.multicrop import encode_views, loss_over_pairs
 from nnclr_hub.method.neighbours import Neighbours
-from nnclr_hub.method.objectives import info_nce
+from nnclr_hub.method.objectives import info_nce, negative_cosine
 from nnclr_hub.method.support_set import SupportSet
+
+LARGE = 2  # views that targets and neighbours come from
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,14 @@ class Step:
     """What a step computed.
 
     loss: scalar float32.
-    z1: (B, D) projections of the first view, without gradient.
+    z1, z2: (B, D) projections of the large views, without gradient: the momentum encoder's if there is one.
     neighbours: what the first view's look-up found; None for methods without a support set.
     took_neighbour: share of the batch whose target was the neighbour, a scalar in [0, 1].
     """
 
     loss: Tensor
     z1: Tensor
+    z2: Tensor
     neighbours: Neighbours | None
     took_neighbour: Tensor
 
@@ -43,23 +52,29 @@ class Learner(nn.Module):
     Args:
         backbone: (B, 3, H, W) -> (B, F).
         method: a row of METHODS.
-        projection: (B, F) -> (B, D).
+        projection: (B, F) -> (B, D); None for z = the backbone's output.
         prediction: (B, D) -> (B, D); None for p = z.
         support_set: required by methods whose target is the neighbour.
         temperature: tau of the InfoNCE loss.
         transposed_term: see `info_nce`.
+        chunk: pictures a pass of the backbone, see `in_chunks`; 0 for the whole batch.
+        both_views: enqueue both large views instead of the first.
+        gather: collects over the ranks of a distributed run.
     """
 
     def __init__(
         self,
         backbone: nn.Module,
         method: Method,
-        projection: nn.Module,
+        projection: nn.Module | None = None,
         prediction: nn.Module | None = None,
         support_set: SupportSet | None = None,
         *,
         temperature: float = 0.1,
         transposed_term: bool = False,
+        chunk: int = 0,
+        both_views: bool = False,
+        gather: Gather = ALONE,
     ) -> None:
         super().__init__()
         if (method.target == "neighbour") != (support_set is not None):
@@ -69,48 +84,80 @@ class Learner(nn.Module):
             )
         self.method = method
         self.backbone = backbone
-        self.projection = projection
+        self.projection = projection if projection is not None else nn.Identity()
         self.prediction = prediction if prediction is not None else nn.Identity()
         self.support_set = support_set
+        self.momentum = MomentumEncoder(self.online) if method.target_encoder == "momentum" else None
         self.temperature = temperature
         self.transposed_term = transposed_term
+        self.chunk = chunk
+        self.both_views = both_views
+        self.gather = gather
+
+    @property
+    def online(self) -> nn.Sequential:
+        """f: the trained backbone and its projection."""
+        return nn.Sequential(self.backbone, self.projection)
+
+    @property
+    def target(self) -> nn.Sequential:
+        """Whose projections the support set holds: f_m where there is one, else f."""
+        return self.online if self.momentum is None else self.momentum.encoder  # type: ignore[return-value]
 
     def forward(
         self,
-        x1: Tensor,
-        x2: Tensor,
+        views: Sequence[Tensor],
         *,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
         neighbour_share: float = 1.0,
     ) -> Step:
-        """Both views through the encoder one after the other, so that batch norm sees one view at a time.
+        """The large views go through the encoder one after the other, so that batch norm sees one at a time.
 
         Args:
-            x1, x2: (B, 3, H, W) float, two views of the same B pictures.
+            views: (B, 3, H, W) float each, of the same B pictures: two large ones, then small ones if any.
             ids: (B,) int64 sample numbers.
             labels: (B,) int64 classes.
             neighbour_share: below 1 a deviation from the paper that short runs need: only this share of
                 the batch, those with the most similar neighbours, take them as targets. The others
                 take the view itself, as eq. 2 does, with gradient through both sides.
         """
-        z1, z2 = self.projection(self.backbone(x1)), self.projection(self.backbone(x2))  # (B, D)
-        p1, p2 = self.prediction(z1), self.prediction(z2)  # (B, D)
+        z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
+        p = encode_views(self.prediction, z, LARGE)  # (B, D)
+        own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         if self.support_set is None:
-            targets1, targets2 = (z1.detach(), z2.detach()) if self.method.stop_gradient else (z1, z2)
-            neighbours, took = None, torch.zeros((), device=z1.device)
+            targets = [one.detach() for one in own] if self.method.stop_gradient else own
+            neighbours, took = None, torch.zeros((), device=z[0].device)
         else:
-            neighbours = self.support_set.lookup(z1, ids, labels)
-            targets1 = self._targets(z1, neighbours, neighbour_share)
-            targets2 = self._targets(z2, self.support_set.lookup(z2, ids, labels), neighbour_share)
-            took = torch.full((), self._count(len(z1), neighbour_share) / len(z1), device=z1.device)
-        loss = self._objective(targets1, p2) / 2 + self._objective(targets2, p1) / 2
-        return Step(loss, z1.detach(), neighbours, took)
+            found = [self.support_set.lookup(one, ids, labels) for one in own]
+            targets = [self._targets(one, nn, neighbour_share) for one, nn in zip(own, found, strict=True)]
+            neighbours = found[0]
+            took = torch.full((), self._count(len(z[0]), neighbour_share) / len(z[0]), device=z[0].device)
+        loss = self.method.loss_scale * loss_over_pairs(self._objective, targets, p)
+        return Step(loss, own[0].detach(), own[1].detach(), neighbours, took)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Puts the step's first view into the support set; call it after the optimizer's step."""
-        if self.support_set is not None:
-            self.support_set.enqueue(step.z1, ids, labels)
+        """Puts the step's first view (or both) into the support set; call it after the optimizer's step."""
+        if self.support_set is None:
+            return
+        ids, labels = (None if one is None else self.gather(one) for one in (ids, labels))
+        for z in (step.z1, step.z2) if self.both_views else (step.z1,):
+            self.support_set.enqueue(self.gather(z), ids, labels)
+
+    def follow(self, t: float) -> None:
+        """f_m = t f_m + (1 - t) f; nothing for methods without a momentum encoder."""
+        if self.momentum is not None:
+            self.momentum.update(self.online, t)
+
+    @torch.no_grad()
+    def project(self, x: Tensor) -> Tensor:
+        """Projections as the support set holds them, (B, 3, H, W) -> (B, D)."""
+        return self._project(self.target, x)
+
+    def _project(self, encoder: nn.Sequential, x: Tensor) -> Tensor:
+        backbone, projection = encoder
+        with torch.no_grad():
+            return projection(in_chunks(backbone, x, self.chunk))
 
     @staticmethod
     def _count(batch: int, share: float) -> int:
@@ -118,12 +165,22 @@ class Learner(nn.Module):
 
     def _targets(self, z: Tensor, found: Neighbours, share: float) -> Tensor:
         """The neighbours of the most similar `share` of the batch, the views of the rest: (B, D) float32."""
-        count = self._count(len(z), share)
-        if count == len(z):
+        batch = len(z) * self.gather.world
+        count = self._count(batch, share)
+        if count == batch:
             return found.embeddings
-        takes = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        takes[found.similarity.topk(count).indices] = True
+        takes = torch.zeros(batch, dtype=torch.bool, device=z.device)
+        takes[self.gather(found.similarity).topk(count).indices] = True
+        takes = takes[self.gather.rank * len(z) :][: len(z)]
         return torch.where(takes[:, None], found.embeddings, z.float())
 
     def _objective(self, targets: Tensor, predictions: Tensor) -> Tensor:
-        return info_nce(targets, predictions, self.temperature, transposed_term=self.transposed_term)
+        if self.method.objective == "negative_cosine":
+            return negative_cosine(targets, predictions)
+        return info_nce(
+            targets,
+            predictions,
+            self.temperature,
+            transposed_term=self.transposed_term,
+            gather=self.gather,
+        )

@@ -1,4 +1,15 @@
-"""METHODS: a method is a row of five choices (figure "Comparison of self-supervised methods")."""
+"""METHODS: a method is a row of five choices (figure "Comparison of self-supervised methods"), with its heads.
+
+| method          | target encoder | target    | gradient through it | prediction head | objective       |
+|-----------------|----------------|-----------|---------------------|-----------------|-----------------|
+| simclr          | online         | view      | yes                 | none            | InfoNCE         |
+| nnclr           | online         | neighbour | no                  | paper's         | InfoNCE         |
+| simsiam         | online         | view      | no                  | SimSiam's       | negative cosine |
+| nnsiam          | online         | neighbour | no                  | SimSiam's       | negative cosine |
+| byol            | momentum       | view      | no                  | paper's         | negative cosine |
+| momentum_nnclr  | momentum       | neighbour | no                  | paper's         | InfoNCE         |
+| momentum_simclr | momentum       | view      | no                  | none            | InfoNCE         |
+"""
 
 from __future__ import annotations
 
@@ -10,25 +21,35 @@ from typing import Literal
 class Method:
     """What one self-supervised method compares with what.
 
-    target_encoder: whose output the target is; "online" is the trained encoder itself.
+    target_encoder: whose output the target is: the trained encoder's own, or its moving average's.
     target: the other view, or that view's nearest neighbour in the support set.
     stop_gradient: whether the target is a constant. A neighbour always is: it comes out of a buffer.
-    prediction: the head g between z and p, or none (then p = z).
+    prediction: the head g between z and p, or none (then p = z); see `heads.PREDICTIONS`.
     objective: how targets and predictions are compared.
+    projection: the row of `heads.PROJECTIONS` whose sizes the projection head has.
+    loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four
+        times the mean of the negative cosines; it matters to SGD, though hardly to LARS.
     """
 
     name: str
-    target_encoder: Literal["online"]
+    target_encoder: Literal["online", "momentum"]
     target: Literal["view", "neighbour"]
     stop_gradient: bool
-    prediction: Literal["none", "paper"]
-    objective: Literal["info_nce"]
+    prediction: Literal["none", "paper", "simsiam"]
+    objective: Literal["info_nce", "negative_cosine"]
+    projection: Literal["nnclr", "simclr", "simsiam", "byol", "none"]
+    loss_scale: float = 1.0
 
 
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
-        Method("simclr", "online", "view", stop_gradient=False, prediction="none", objective="info_nce"),
-        Method("nnclr", "online", "neighbour", stop_gradient=True, prediction="paper", objective="info_nce"),
+        Method("simclr", "online", "view", False, "none", "info_nce", "simclr"),
+        Method("nnclr", "online", "neighbour", True, "paper", "info_nce", "nnclr"),
+        Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "simsiam"),
+        Method("nnsiam", "online", "neighbour", True, "simsiam", "negative_cosine", "simsiam"),
+        Method("byol", "momentum", "view", True, "paper", "negative_cosine", "byol", loss_scale=4.0),
+        Method("momentum_nnclr", "momentum", "neighbour", True, "paper", "info_nce", "nnclr"),
+        Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "simclr"),
     )
 }

@@ -3,15 +3,22 @@
 Q = SupportSet(size=98_304, dim=256)
 found = Q.lookup(z1, ids=ids)           # before the optimizer step
 Q.enqueue(z1.detach(), ids=ids)         # after it: one view only
+
+The paper's variants: `k` (one of the k nearest at random), `pick="soft"`, `pick="oracle"` (the nearest
+of the query's own class), `replacement="random"`; and `refill`, for a set that the current encoder makes
+anew at each step.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nnclr_hub.method.neighbours import Neighbours, nearest
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.method.neighbours import Mask, Neighbours, nearest, nearest_other, soft_nearest, top_k
 
 UNKNOWN = -1  # the id of a row that never held a sample, and of a sample that came without one
 
@@ -23,23 +30,49 @@ class SupportSet(nn.Module):
     Where Q is much smaller than the data this changes nothing; where Q spans an epoch, it is what
     keeps the neighbour from being the picture itself. It needs `ids`.
 
+    Ranks of a distributed run hold the same rows, as long as they enqueue the same: what is random
+    here follows from the seed and the number of enqueues.
+
     Args:
         size: M, number of rows.
         dim: D, length of a row.
         mask_own: pass over rows that carry the query's id.
-        seed: of the random initial rows.
+        pick: "nearest"; "soft", a mean of all rows weighted by similarity; "oracle", the nearest row of
+            the query's class, or the nearest of all where the queue has none of it.
+        k: draw the neighbour among the k nearest.
+        soft_temperature: of the softmax over Q.
+        replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
+        seed: of the random initial rows and of random replacement.
     """
 
     queue: Tensor  # (M, D) float32, unit rows
     ids: Tensor  # (M,) int64, which sample a row came from
-    labels: Tensor  # (M,) int64, its class, for measuring alone
+    labels: Tensor  # (M,) int64, its class: for measuring, and for the oracle
     enqueued_at: Tensor  # (M,) int64, the number of the enqueue that wrote it
     pointer: Tensor  # () int64, the row to overwrite next
     enqueues: Tensor  # () int64, how many there were
 
-    def __init__(self, size: int, dim: int, *, mask_own: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        *,
+        mask_own: bool = True,
+        pick: Literal["nearest", "soft", "oracle"] = "nearest",
+        k: int = 1,
+        soft_temperature: float = 0.1,
+        replacement: Literal["fifo", "random"] = "fifo",
+        seed: int = 0,
+    ) -> None:
         super().__init__()
+        if k > 1 and pick == "soft":
+            raise InvalidRequest(f"A soft neighbour is made of all rows: k={k} has no meaning with pick='soft'.")
         self.mask_own = mask_own
+        self.pick = pick
+        self.k = k
+        self.soft_temperature = soft_temperature
+        self.replacement = replacement
+        self.seed = seed
         start = torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("queue", F.normalize(start, dim=1))
         self.register_buffer("ids", torch.full((size,), UNKNOWN))
@@ -52,6 +85,8 @@ class SupportSet(nn.Module):
     def size(self) -> int:
         return len(self.queue)
 
+    # ---- reading
+
     @torch.no_grad()
     def lookup(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> Neighbours:
         """NN(z, Q) for each row (eq. 4), in float32.
@@ -59,28 +94,59 @@ class SupportSet(nn.Module):
         Args:
             z: (B, D) float projections, not normalised.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
-            labels: unused by the nearest neighbour.
+            labels: (B,) int64 classes, -1 where unknown; the oracle needs them.
+
+        Raises:
+            InvalidRequest: the oracle without labels.
         """
-        del labels
         with torch.autocast(z.device.type, enabled=False):
             z = F.normalize(z.float(), dim=1)
-            similarity, index = nearest(z, self.queue)
-            own = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-            if ids is not None:
-                own = self.ids[index] == ids
-                if self.mask_own:
-                    similarity, index = self._pass_over_own(z, ids, own, similarity, index)
-        return Neighbours(self.queue[index], index, similarity, own)
+            similarity, index, own = self._nearest(z, ids)
+            mask = self._own_rows(ids) if self.mask_own and ids is not None else None
+            if self.pick == "oracle":
+                similarity, index = self._of_its_class(z, labels, mask, similarity, index)
+            elif self.k > 1:
+                similarity, index = _one_of(*top_k(z, self.queue, self.k, mask))
+            embeddings = self.queue[index]
+            if self.pick == "soft":
+                embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
+        return Neighbours(embeddings, index, similarity, own)
 
-    def _pass_over_own(
-        self, z: Tensor, ids: Tensor, own: Tensor, similarity: Tensor, index: Tensor
+    def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Similarity and index of the nearest row, and whether the sample's own was nearest."""
+        if ids is None or not self.mask_own:
+            similarity, index = nearest(z, self.queue)
+            own = torch.zeros_like(index, dtype=torch.bool) if ids is None else self.ids[index] == ids
+            return similarity, index, own
+        return nearest_other(z, self.queue, self._own_rows(ids))
+
+    def _own_rows(self, ids: Tensor) -> Mask:
+        return lambda rows: ids[:, None] == self.ids[None, rows]
+
+    def _of_its_class(
+        self, z: Tensor, labels: Tensor | None, own: Mask | None, otherwise: Tensor, otherwise_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Looks again, without their own rows, for the queries that found themselves."""
-        rows = own.nonzero().squeeze(1)
-        if not len(rows):
-            return similarity, index
-        second = nearest(z[rows], self.queue, (ids[rows], self.ids))
-        return similarity.index_copy(0, rows, second[0]), index.index_copy(0, rows, second[1])
+        """The nearest (or one of the k nearest) of the query's class; where the queue has none of it, the other."""
+        if labels is None:
+            raise InvalidRequest("The oracle picks neighbours of the query's class: give `labels` to lookup.")
+
+        def others(rows: slice) -> Tensor:
+            other = labels[:, None] != self.labels[None, rows]
+            return other if own is None else other | own(rows)
+
+        similarity, index = _one_of(*top_k(z, self.queue, self.k, others))
+        found = (labels != UNKNOWN) & similarity.isfinite()
+        return torch.where(found, similarity, otherwise), torch.where(found, index, otherwise_index)
+
+    def age(self, index: Tensor) -> Tensor:
+        """Enqueues since the rows were written, (B,) int64; rows of the random start count from before the first."""
+        return self.enqueues - self.enqueued_at[index]
+
+    def fill(self) -> Tensor:
+        """Share of rows that hold a real embedding, a scalar in [0, 1]."""
+        return (self.enqueued_at != UNKNOWN).float().mean()
+
+    # ---- writing
 
     @torch.no_grad()
     def enqueue(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
@@ -94,18 +160,37 @@ class SupportSet(nn.Module):
         """
         batch, size = len(z), self.size
         kept = slice(max(0, batch - size), batch)
-        place = (self.pointer + torch.arange(batch, device=z.device)[kept]) % size
-        self.queue[place] = F.normalize(z[kept].float(), dim=1)
-        self.ids[place] = UNKNOWN if ids is None else ids[kept]
-        self.labels[place] = UNKNOWN if labels is None else labels[kept]
-        self.enqueued_at[place] = self.enqueues
+        if self.replacement == "random":
+            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.enqueues))
+            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device)
+        else:
+            place = (self.pointer + torch.arange(batch, device=z.device)[kept]) % size
+        self._write(place, z[kept], None if ids is None else ids[kept], None if labels is None else labels[kept])
         self.pointer.copy_((self.pointer + batch) % size)
+
+    @torch.no_grad()
+    def refill(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
+        """Replaces all rows at once: "NNs from current encoder", where Q is a random set embedded at each step.
+
+        Args:
+            z: (M, D) float projections, not normalised.
+            ids: (M,) int64 sample numbers, or None.
+            labels: (M,) int64 classes, or None.
+        """
+        if len(z) != self.size:
+            raise InvalidRequest(f"refill takes as many rows as the support set has, {self.size}; got {len(z)}.")
+        self._write(torch.arange(self.size, device=z.device), z, ids, labels)
+
+    def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+        self.queue[place] = F.normalize(z.float(), dim=1)
+        self.ids[place] = UNKNOWN if ids is None else ids
+        self.labels[place] = UNKNOWN if labels is None else labels
+        self.enqueued_at[place] = self.enqueues
         self.enqueues += 1
 
-    def age(self, index: Tensor) -> Tensor:
-        """Enqueues since the rows were written, (B,) int64; rows of the random start count from before the first."""
-        return self.enqueues - self.enqueued_at[index]
 
-    def fill(self) -> Tensor:
-        """Share of rows that hold a real embedding, a scalar in [0, 1]."""
-        return (self.enqueued_at != UNKNOWN).float().mean()
+def _one_of(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """One column at random in each row, among those that are candidates: (B, k) -> (B,), (B,)."""
+    candidates = similarity.isfinite().sum(dim=1, keepdim=True).clamp(min=1)
+    column = (torch.rand(len(index), 1, device=index.device) * candidates).long()
+    return similarity.gather(1, column)[:, 0], index.gather(1, column)[:, 0]

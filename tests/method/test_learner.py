@@ -1,4 +1,6 @@
-"""A step of each method is Algorithm 1 with that method's choices."""
+"""A step of each method is its paper's algorithm with that method's choices."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -6,16 +8,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.method import (
+    METHODS,
+    PREDICTIONS,
+    PROJECTIONS,
+    Learner,
+    PredictionHead,
+    ProjectionHead,
+    SupportSet,
+    info_nce,
+)
 
 
-def make(method: str) -> Learner:
+def make(method: str, **options) -> Learner:
     torch.manual_seed(0)
     row = METHODS[method]
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(48, 12))
-    prediction = PredictionHead(8, 32) if row.prediction == "paper" else None
+    backbone = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 12))
+    prediction = PredictionHead(8, 32) if row.prediction != "none" else None
     support = SupportSet(40, 8) if row.target == "neighbour" else None
-    return Learner(backbone, row, ProjectionHead(12, 24, 8), prediction, support)
+    return Learner(backbone, row, ProjectionHead(12, 24, 8), prediction, support, **options)
 
 
 @pytest.fixture
@@ -39,7 +50,7 @@ def test_nnclr_is_algorithm_1(views):
         queue = learner.support_set.queue.clone()
         nn1, nn2 = (queue[(F.normalize(z, dim=1) @ queue.T).argmax(1)] for z in (z1, z2))
         want = cross_entropy_of_pairs(nn1, p2) / 2 + cross_entropy_of_pairs(nn2, p1) / 2
-    step = learner(*views)
+    step = learner(views)
     torch.testing.assert_close(step.loss, want)
     assert torch.equal(learner.support_set.queue, queue), "the look-up must not write"
     learner.enqueue(step)
@@ -51,15 +62,89 @@ def test_simclr_is_equation_2_over_both_views(views):
     learner = make("simclr")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     want = cross_entropy_of_pairs(z1, z2) / 2 + cross_entropy_of_pairs(z2, z1) / 2
-    torch.testing.assert_close(learner(*views).loss, want)
+    torch.testing.assert_close(learner(views).loss, want)
+
+
+def cosines(targets, predictions):
+    return (F.normalize(targets, dim=1) * F.normalize(predictions, dim=1)).sum(1)
+
+
+def test_simsiam_is_its_papers_algorithm(views):
+    """D(p1, z2) / 2 + D(p2, z1) / 2 with D = -cos, the targets held constant."""
+    learner = make("simsiam")
+    z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
+    p1, p2 = learner.prediction(z1), learner.prediction(z2)
+    want = -cosines(z2.detach(), p1).mean() / 2 - cosines(z1.detach(), p2).mean() / 2
+    torch.testing.assert_close(learner(views).loss, want)
+
+
+def test_nnsiam_replaces_the_constant_branch_by_its_neighbour(views):
+    learner = make("nnsiam")
+    z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
+    p1, p2 = learner.prediction(z1), learner.prediction(z2)
+    queue = learner.support_set.queue
+    nn1, nn2 = (queue[(F.normalize(z, dim=1) @ queue.T).argmax(1)] for z in (z1, z2))
+    torch.testing.assert_close(learner(views).loss, -cosines(nn1, p2).mean() / 2 - cosines(nn2, p1).mean() / 2)
+
+
+def moved_on(learner):
+    """The online network a few steps away from its average."""
+    with torch.no_grad():
+        for parameter in learner.online.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return learner
+
+
+def test_byol_sums_the_squared_distances_of_both_views(views):
+    """|p - z'|^2 = 2 - 2 cos of unit vectors, summed over the views: a mean would have a quarter of the gradient."""
+    learner = moved_on(make("byol"))
+    p1, p2 = (learner.prediction(learner.projection(learner.backbone(x))) for x in views)
+    zm1, zm2 = (learner.momentum(x) for x in views)
+    want = (2 - 2 * cosines(zm2, p1)).mean() + (2 - 2 * cosines(zm1, p2)).mean()
+    torch.testing.assert_close(learner(views).loss + 4, want)
+
+
+def test_momentum_nnclr_is_algorithm_2(views):
+    """Neighbours of zm, negatives from the online p, zm1 enqueued, then f_m = t f_m + (1 - t) f."""
+    learner = moved_on(make("momentum_nnclr"))
+    with torch.no_grad():
+        p1, p2 = (learner.prediction(learner.projection(learner.backbone(x))) for x in views)
+        zm1, zm2 = (learner.momentum(x) for x in views)
+        queue = learner.support_set.queue.clone()
+        nn1, nn2 = (queue[(F.normalize(z, dim=1) @ queue.T).argmax(1)] for z in (zm1, zm2))
+    step = learner(views)
+    want = cross_entropy_of_pairs(nn1, p2) / 2 + cross_entropy_of_pairs(nn2, p1) / 2
+    torch.testing.assert_close(step.loss, want)
+    learner.enqueue(step)
+    torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(zm1, dim=1))
+    before = [p.clone() for p in learner.momentum.parameters()]
+    learner.follow(0.9)
+    for was, now, online in zip(before, learner.momentum.parameters(), learner.online.parameters(), strict=True):
+        torch.testing.assert_close(now, 0.9 * was + 0.1 * online)
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_every_trained_tensor_gets_a_gradient_and_the_queue_gets_none(method, views):
+def test_every_trained_tensor_gets_a_gradient_and_nothing_else_does(method, views):
+    """The queue and the momentum encoder get none."""
     learner = make(method)
-    learner(*views).loss.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learner.parameters() if p.ndim > 1)
+    learner(views).loss.backward()
+    trained = [*learner.backbone.parameters(), *learner.projection.parameters(), *learner.prediction.parameters()]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained if p.ndim > 1)
+    assert {id(p) for p in learner.parameters() if p.requires_grad} == {id(p) for p in trained}
     assert not any(buffer.requires_grad for buffer in learner.buffers())
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_gradient_flows_through_the_target_of_simclr_alone(method, views):
+    """Whether the loss changes with the target's branch: the gradient with respect to z of a view that only targets."""
+    learner = make(method)
+    z = [learner.projection(learner.backbone(x)).detach().requires_grad_() for x in views]
+    learner.projection = nn.Identity()
+    outputs = iter(z)
+    learner.backbone = type("Given", (nn.Module,), {"forward": lambda self, x: next(outputs)})()
+    learner.prediction = type("Constant", (nn.Module,), {"forward": lambda self, x: x.detach()})()
+    loss = learner(views).loss
+    assert loss.requires_grad == (method == "simclr")
 
 
 def test_simclr_sends_gradient_through_both_sides(views):
@@ -67,17 +152,17 @@ def test_simclr_sends_gradient_through_both_sides(views):
     learner = make("simclr")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     (cross_entropy_of_pairs(z1, z2) / 2 + cross_entropy_of_pairs(z2, z1) / 2).backward()
-    want = learner.backbone[1].weight.grad.clone()
+    want = learner.backbone[2].weight.grad.clone()
     learner.zero_grad()
-    learner(*views).loss.backward()
-    torch.testing.assert_close(learner.backbone[1].weight.grad, want)
+    learner(views).loss.backward()
+    torch.testing.assert_close(learner.backbone[2].weight.grad, want)
 
 
 def test_in_the_warm_start_the_view_is_the_positive(views):
     """With a neighbour share of 0 and no prediction head, NNCLR's step is SimCLR's."""
     simclr = make("simclr")
     nnclr = Learner(simclr.backbone, METHODS["nnclr"], simclr.projection, None, SupportSet(40, 8))
-    torch.testing.assert_close(nnclr(*views, neighbour_share=0.0).loss, simclr(*views).loss)
+    torch.testing.assert_close(nnclr(views, neighbour_share=0.0).loss, simclr(views).loss)
 
 
 def test_the_gate_gives_neighbours_to_the_most_similar(views):
@@ -98,6 +183,78 @@ def test_a_method_without_its_support_set_is_refused():
         Learner(backbone, METHODS["nnclr"], projection)
     with pytest.raises(InvalidRequest, match="no use for a support set"):
         Learner(backbone, METHODS["simclr"], projection, None, SupportSet(8, 4))
+
+
+def test_multi_crop_takes_targets_from_the_large_views_and_averages_over_pairs(views):
+    """Every large view's neighbour against every other view's prediction; 2 large and 3 small make 8 pairs."""
+    learner = make("nnclr")
+    small = [torch.randn(10, 3, 2, 2) for _ in range(3)]
+    with torch.no_grad():
+        z = [learner.projection(learner.backbone(x)) for x in views]
+        together = learner.projection(learner.backbone(torch.cat(small)))
+        p = [learner.prediction(one) for one in z] + list(learner.prediction(together).chunk(3))
+        queue = learner.support_set.queue
+        nn_z = [queue[(F.normalize(one, dim=1) @ queue.T).argmax(1)] for one in z]
+        pairs = [(i, j) for i in range(2) for j in range(5) if i != j]
+        want = sum(cross_entropy_of_pairs(nn_z[i], p[j]) for i, j in pairs) / len(pairs)
+    step = learner([*views, *small])
+    assert len(pairs) == 8
+    torch.testing.assert_close(step.loss, want)
+    learner.enqueue(step)
+    torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(z[0], dim=1), msg="large view alone")
+
+
+def test_both_views_can_be_enqueued(views):
+    learner = make("nnclr", both_views=True)
+    step = learner(views, ids=torch.arange(10))
+    learner.enqueue(step, ids=torch.arange(10))
+    torch.testing.assert_close(learner.support_set.queue[:20], F.normalize(torch.cat([step.z1, step.z2]), dim=1))
+    assert learner.support_set.ids[:20].tolist() == [*range(10), *range(10)]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_batch_in_chunks_has_the_gradient_of_the_large_batch(method, views):
+    """The cache changes memory and time, not the loss: the heads see the whole batch."""
+    gradients = []
+    for chunk in (0, 3):
+        learner = make(method, chunk=chunk)
+        loss = learner([*views, torch.randn(10, 3, 2, 2, generator=torch.Generator().manual_seed(5))]).loss
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad for p in learner.parameters() if p.requires_grad)])
+    for whole, chunked in zip(*gradients, strict=True):
+        torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-3)
+
+
+def test_accumulating_small_batches_is_another_loss(views):
+    """Why the cache is there: half the batch at a time has half the negatives."""
+    learner = make("simclr")
+    learner.projection = nn.Identity()
+    halves = [learner([x[half] for x in views]).loss for half in (slice(0, 5), slice(5, 10))]
+    assert sum(halves) / 2 < learner(views).loss - 0.1
+
+
+def test_a_method_without_projection_head_compares_what_the_backbone_gives(views):
+    """The paper's vision transformers: "the output corresponding to the [CLS] token" is z."""
+    made = make("simclr")
+    learner = Learner(made.backbone, dataclasses.replace(METHODS["simclr"], projection="none"))
+    h1, h2 = (made.backbone(x) for x in views)
+    torch.testing.assert_close(learner(views).loss, info_nce(h1, h2) / 2 + info_nce(h2, h1) / 2)
+
+
+def test_every_method_has_its_own_papers_heads():
+    widths = {name: (p.layers, p.hidden_dim, p.out_dim, p.last_norm) for name, p in PROJECTIONS.items()}
+    assert widths == {
+        "nnclr": (3, 2048, 256, "affine"),
+        "simclr": (2, 2048, 128, "affine"),
+        "simsiam": (3, 2048, 2048, "plain"),
+        "byol": (2, 4096, 256, "none"),
+    }
+    assert PREDICTIONS == {"paper": 4096, "simsiam": 512}
+    layers = [type(one).__name__ for one in ProjectionHead(64, 32, 16, layers=2, last_norm="none").layers]
+    assert layers == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    last = ProjectionHead(64, 32, 16, last_norm="plain").layers[-1]
+    assert isinstance(last, nn.BatchNorm1d)
+    assert not last.affine
 
 
 def test_heads_are_the_papers():

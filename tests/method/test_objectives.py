@@ -57,3 +57,12 @@ def test_negative_cosine_is_minus_the_mean_cosine():
     z, p = torch.randn(5, 7), torch.randn(5, 7)
     want = -sum(float(a @ b / a.norm() / b.norm()) for a, b in zip(z, p, strict=True)) / 5
     assert negative_cosine(z, p).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_several_views_give_the_mean_over_them():
+    """As the multi-crop loss needs it, in one product."""
+    torch.manual_seed(0)
+    targets, predictions = torch.randn(6, 4), torch.randn(5, 6, 4)
+    for loss in (info_nce, negative_cosine, lambda t, p: info_nce(t, p, transposed_term=True)):
+        want = torch.stack([loss(targets, one) for one in predictions]).mean()
+        torch.testing.assert_close(loss(targets, predictions), want)

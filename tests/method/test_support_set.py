@@ -1,10 +1,12 @@
 """The support set is the paper's queue: first in, first out, looked up before it is written."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import SupportSet
 from nnclr_hub.method import neighbours as neighbours_module
 
@@ -20,7 +22,7 @@ def test_lookup_equals_the_equation(monkeypatch):
     support = SupportSet(50, 6)
     z = 5 * torch.randn(20, 6)
     want = equation_4(z, support.queue)
-    for chunk in (8192, 7, 1):  # in one piece, and in pieces that do not divide the queue
+    for chunk in (1 << 23, 140, 1):  # in one piece, in pieces that do not divide the queue, row by row
         monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
         found = support.lookup(z)
         assert found.index.tolist() == want
@@ -91,3 +93,86 @@ def test_lookup_is_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         inside = support.lookup(z)
     assert torch.equal(inside.index, support.lookup(z).index)
+
+
+# ---- the paper's variants
+
+
+@pytest.mark.parametrize("chunk", [1 << 23, 140])
+def test_one_of_the_k_nearest_is_drawn_for_each_query_alone(monkeypatch, chunk):
+    monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
+    torch.manual_seed(0)
+    support = SupportSet(50, 6, k=4)
+    z = torch.randn(20, 6)
+    nearest_four = (F.normalize(z, dim=1) @ support.queue.T).argsort(dim=1, descending=True)[:, :4].tolist()
+    seen = [set() for _ in z]
+    for _ in range(100):
+        for i, place in enumerate(support.lookup(z).index.tolist()):
+            seen[i].add(place)
+    assert [sorted(one) for one in seen] == [sorted(four) for four in nearest_four]
+
+
+@pytest.mark.parametrize("chunk", [1 << 23, 140, 1])
+@pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
+def test_a_soft_neighbour_is_the_mean_of_the_queue_weighted_by_similarity(monkeypatch, chunk, temperature):
+    """Against the softmax written out, with the sample's own rows left out."""
+    monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
+    torch.manual_seed(0)
+    support = SupportSet(50, 6, pick="soft", soft_temperature=temperature)
+    support.enqueue(torch.randn(30, 6), ids=torch.arange(30))
+    z, ids = torch.randn(20, 6), torch.arange(20)
+    weight = (F.normalize(z, dim=1) @ support.queue.T / temperature).double().exp()
+    weight[ids[:, None] == support.ids[None]] = 0
+    want = F.normalize(weight @ support.queue.double() / weight.sum(1, keepdim=True), dim=1)
+    torch.testing.assert_close(support.lookup(z, ids=ids).embeddings, want.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_oracle_picks_the_nearest_of_the_same_class_or_else_the_nearest():
+    torch.manual_seed(0)
+    support = SupportSet(30, 4, pick="oracle")
+    support.enqueue(torch.randn(20, 4), ids=torch.arange(20), labels=torch.arange(20) % 3)
+    z, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 0, 1, 2, 7, -1, 0])
+    found = support.lookup(z, ids=torch.arange(100, 109), labels=labels)
+    similarity = F.normalize(z, dim=1) @ support.queue.T
+    for i, label in enumerate(labels.tolist()):
+        same = (support.labels == label) & (support.labels >= 0)
+        candidates = similarity[i].masked_fill(~same, -2) if same.any() else similarity[i]
+        assert found.index[i] == candidates.argmax(), label
+    with pytest.raises(InvalidRequest, match="give `labels`"):
+        support.lookup(z)
+
+
+def test_random_replacement_overwrites_rows_anywhere_and_alike_on_all_ranks():
+    two = [SupportSet(100, 3, replacement="random", seed=4) for _ in range(2)]
+    for _ in range(5):
+        z = torch.randn(30, 3)
+        for support in two:
+            support.enqueue(z)
+    assert torch.equal(two[0].queue, two[1].queue)
+    written = two[0].enqueued_at
+    assert sorted(set(written.tolist())) == [-1, 0, 1, 2, 3, 4]
+    assert (written == 4).sum() == 30
+    assert (written == 0).sum() < 25, "older rows are overwritten while rows of the random start remain"
+    assert (written[:30] == 0).sum() < 25, "not in order"
+
+
+def test_a_set_that_the_current_encoder_fills_anew_holds_nothing_older():
+    support = SupportSet(12, 3)
+    z = torch.randn(12, 3)
+    support.refill(z, ids=torch.arange(12), labels=torch.arange(12))
+    torch.testing.assert_close(support.queue, F.normalize(z, dim=1))
+    assert support.fill() == 1
+    with pytest.raises(InvalidRequest, match="12; got 11"):
+        support.refill(z[:11])
+
+
+def test_a_neighbour_is_never_a_row_of_the_same_step():
+    """Enqueued before the look-up, each sample would find itself, and the method would be SimCLR."""
+    torch.manual_seed(1)
+    support = SupportSet(64, 8, mask_own=False)
+    for step in range(6):
+        z, ids = torch.randn(16, 8), torch.arange(16 * step, 16 * step + 16)
+        found = support.lookup(z, ids=ids)
+        assert not found.own.any()
+        assert found.similarity.max() < 0.999
+        support.enqueue(z, ids=ids)

@@ -62,7 +62,7 @@ def test_resized_crop_equals_torchvision_for_whole_pixel_boxes(out):
         [[0, 0, 40, 40], [3, 5, 20, 30], [10, 0, 8, 8], [39, 39, 1, 1], [0, 20, 40, 5], [7, 7, 16, 16]]
     )
     flip = torch.tensor([False, True, False, True, True, False])
-    got = pixel_ops.resized_crop(images, boxes.float(), flip, out)
+    got = pixel_ops.resized_crop(images.float(), boxes.float(), flip, out)
     for i in range(BATCH):
         top, left, height, width = boxes[i].tolist()
         picture = images[i].permute(2, 0, 1).float() / 255

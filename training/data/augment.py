@@ -79,14 +79,19 @@ def make_view(images: Tensor, aspect: Tensor, view: View, size: int, generator: 
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
-    x = pixel_ops.resized_crop(images, boxes.to(device), flip.to(device), size)
+    x = pixel_ops.resized_crop(images.float(), boxes.to(device), flip.to(device), size)
     _jitter(x, view, generator)
     _some(x, view.grey, lambda some, _: pixel_ops.grayscale(some), generator)
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
     _some(x, view.blur, lambda some, rows: pixel_ops.gaussian_blur(some, sigma[rows], blur_taps(size)), generator)
     _some(x, view.solarize, lambda some, _: pixel_ops.solarize(some), generator)
-    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
-    return x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+    return _normalise(x)
+
+
+def _normalise(x: Tensor) -> Tensor:
+    """With ImageNet's mean and deviation, written channels last in the same pass."""
+    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+    return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 
 def _at_least(side: float, boxes: Tensor, size: int) -> Tensor:

@@ -7,6 +7,8 @@ one a picture: a resize, like a blur, is linear along each axis.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,19 +28,23 @@ def _resampling(start: Tensor, length: Tensor, source: int, out: int) -> Tensor:
     scale = (length / out)[:, None, None]  # source pixels an output pixel
     stretch = scale.clamp(min=1.0)
     centre = start[:, None, None] + (torch.arange(out, device=start.device)[None, :, None] + 0.5) * scale
-    pixel = torch.arange(source, device=start.device)[None, None, :] + 0.5
-    weight = _cubic((pixel - centre) / stretch)
+    # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed
+    taps = torch.arange(math.ceil(4 * max(1.0, source / out)) + 1, device=start.device, dtype=torch.float32)
+    pixel = (centre - 2 * stretch).floor_() + taps  # (B, out, taps)
+    weight = _cubic((pixel + 0.5 - centre) / stretch)
     # what lies outside the box was cropped away before the resize
-    inside = (pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None])
-    weight = torch.where(inside, weight, 0.0)
-    return weight / weight.sum(dim=2, keepdim=True)
+    end = start + length
+    weight *= (pixel + 0.5 >= start[:, None, None]) & (pixel + 0.5 < end[:, None, None])
+    weight /= weight.sum(dim=2, keepdim=True)
+    matrix = weight.new_zeros(len(start), out, source)
+    return matrix.scatter_add_(2, pixel.clamp_(0, source - 1).long(), weight)
 
 
 def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tensor:
     """Crops a box of each picture, resizes it bicubically to out x out, and mirrors some.
 
     Args:
-        images: (B, H, W, 3) uint8.
+        images: (B, H, W, 3) float32 in [0, 255].
         boxes: (B, 4) float32: top, left, height, width in pixels of `images`, each side at least 1.
         flip: (B,) bool, mirror left to right.
         out: side of the result in pixels.
@@ -48,13 +54,12 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
     """
     batch, height, width, channels = images.shape
     top, left, high, wide = boxes.unbind(1)
-    rows = _resampling(top, high, height, out)  # (B, out, H)
+    rows = _resampling(top, high, height, out).div_(255)  # (B, out, H)
     columns = _resampling(left, wide, width, out)  # (B, out, W)
     columns = torch.where(flip[:, None, None], columns.flip(1), columns)
-    pixels = images.reshape(batch, height, width * channels).float() / 255
-    cut = torch.bmm(rows, pixels).reshape(batch, out, width, channels)  # (B, out, W, 3)
-    cut = cut.permute(0, 3, 1, 2).reshape(batch, channels * out, width)
-    return torch.bmm(cut, columns.transpose(1, 2)).reshape(batch, channels, out, out).clamp_(0, 1)
+    cut = torch.bmm(rows, images.flatten(2))  # (B, out, W * 3)
+    cut = cut.unflatten(2, (width, channels)).permute(0, 3, 1, 2).flatten(1, 2)  # (B, 3 * out, W)
+    return torch.bmm(cut, columns.mT).unflatten(1, (channels, out)).clamp_(0, 1)
 
 
 def grayscale(images: Tensor) -> Tensor:
@@ -68,8 +73,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    factor = factor[:, None, None, None]
-    return (factor * images + (1 - factor) * other).clamp_(0, 1)
+    return torch.lerp(other, images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -90,20 +94,19 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Turns the hue by shift (B,) in [-0.5, 0.5] of the colour circle, at the same value and saturation."""
     red, green, blue = images.unbind(1)
-    value = images.amax(dim=1)
-    chroma = value - images.amin(dim=1)
+    value, least = images.amax(dim=1), images.amin(dim=1)
+    chroma = value - least
     safe = torch.where(chroma == 0, 1.0, chroma)
-    sector = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    sector = sector + 6 * shift[:, None, None]
-    channels = []
-    for offset in (5, 3, 1):  # of red, green and blue on the circle of six sectors
-        k = (offset + sector) % 6
-        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.stack(channels, dim=1).clamp_(0, 1)
+    # sixths of the circle from red, whichever channel is the brightest
+    sector = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green)).div_(safe)
+    sector.add_(torch.where(value == red, 0.0, torch.where(value == green, 2.0, 4.0)))
+    sector.add_(6 * shift[:, None, None])
+    sector.sub_(6 * (sector / 6).floor_())
+    turned = torch.empty_like(images)
+    turned[:, 0] = (sector - 3).abs_().sub_(1)
+    turned[:, 1] = 2 - (sector - 2).abs_()
+    turned[:, 2] = 2 - (sector - 4).abs_()
+    return turned.clamp_(0, 1).mul_(chroma[:, None]).add_(least[:, None]).clamp_(0, 1)
 
 
 def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:

@@ -1,0 +1,54 @@
+"""The momentum encoder f_m (Algorithm 2): a moving average of the trained encoder's weights.
+
+f_m = MomentumEncoder(f)
+zm1, zm2 = f_m(x1), f_m(x2)                 # never with gradient
+...                                         # backward, optimizer step
+f_m.update(f, momentum_at(progress, start=0.99))
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def momentum_at(progress: float, start: float = 0.99) -> float:
+    """t of the moving average when `progress` (0 to 1) of the steps are done: a cosine from `start` to 1, as BYOL's."""
+    return 1 - (1 - start) * (math.cos(math.pi * progress) + 1) / 2
+
+
+class MomentumEncoder(nn.Module):
+    """A copy of an encoder that follows it slowly.
+
+    Parameters alone are averaged. Batch norm stays in training mode and gathers statistics of its own,
+    from this copy's activations: those of the trained encoder would not fit the averaged weights.
+    Stochastic depth is switched off.
+
+    Args:
+        online: the trained encoder, of which a copy is taken.
+    """
+
+    def __init__(self, online: nn.Module) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(online).requires_grad_(False)
+        for module in self.encoder.modules():
+            if hasattr(module, "drop_prob"):  # as timm's and torchvision's layers call it
+                module.drop_prob = 0.0
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x)
+
+    @torch.no_grad()
+    def update(self, online: nn.Module, t: float) -> None:
+        """f_m = t f_m + (1 - t) f.
+
+        Args:
+            online: the trained encoder, of the same structure.
+            t: in [0, 1]; 1 changes nothing.
+        """
+        ours, theirs = list(self.encoder.parameters()), [p.detach() for p in online.parameters()]
+        torch._foreach_lerp_(ours, theirs, 1 - t)

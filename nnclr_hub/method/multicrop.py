@@ -1,0 +1,55 @@
+"""Multi-crop: two large views and any number of small ones ("ImageNet linear evaluation", section 4.2).
+
+Targets come from the large views alone, neighbours included; each is compared with the predictions of
+every other view, large or small, and the loss is the mean over those pairs. The small views of a size
+go through the encoder together, and the pairs of a target through the loss, so that the work in Python
+grows with the number of sizes and targets and not with the number of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], large: int) -> list[Tensor]:
+    """Encodes the large views one by one, the small ones together by their size.
+
+    Args:
+        encode: (B, 3, H, W) -> (B, D).
+        views: each (B, 3, H, W), the large ones first.
+        large: how many those are. Batch norm sees each of them alone, as two views without multi-crop.
+
+    Returns:
+        The (B, D) of every view, in order.
+    """
+    encoded = [encode(x) for x in views[:large]]
+    small: dict[int, list[int]] = {}
+    for number, x in enumerate(views[large:]):
+        small.setdefault(x.shape[-1], []).append(number)
+    places: dict[int, Tensor] = {}
+    for numbers in small.values():
+        together = encode(torch.cat([views[large + number] for number in numbers]))
+        places |= dict(zip(numbers, together.chunk(len(numbers)), strict=True))
+    return encoded + [places[number] for number in range(len(places))]
+
+
+def loss_over_pairs(
+    objective: Callable[[Tensor, Tensor], Tensor], targets: Sequence[Tensor], predictions: Sequence[Tensor]
+) -> Tensor:
+    """The mean of objective(target of view i, prediction of view j) over all i and all j other than i.
+
+    With two views this is Algorithm 1: L(NN1, p2) / 2 + L(NN2, p1) / 2.
+
+    Args:
+        objective: takes targets (B, D) and predictions (V, B, D), and returns their mean over V.
+        targets: (B, D) of each large view.
+        predictions: (B, D) of each view, the large ones first.
+    """
+    losses = []
+    for number, target in enumerate(targets):
+        others = [p for j, p in enumerate(predictions) if j != number]
+        losses.append(objective(target, torch.stack(others)))
+    return torch.stack(losses).mean()

@@ -1,0 +1,69 @@
+"""Gradients by way of a cache equal those of the batch in one piece."""
+
+import torch
+from torch import nn
+
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.method import in_chunks
+
+
+def test_a_vision_transformer_in_chunks_has_the_same_output_and_gradient():
+    torch.manual_seed(0)
+    vit = create_backbone("test_vit").train()
+    x, direction = torch.randn(7, 3, 160, 160), torch.randn(7, 64)
+    results = []
+    for chunk in (0, 2):
+        vit.zero_grad()
+        out = in_chunks(vit, x, chunk)
+        (out * direction).sum().backward()
+        results.append([out.detach(), *(p.grad.clone() for p in vit.parameters() if p.grad is not None)])
+    for whole, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole, atol=1e-4, rtol=1e-3)
+
+
+def test_random_depth_draws_the_same_in_both_passes():
+    """The second pass must make the activations of the first again, whatever was drawn for them."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+    x = torch.randn(8, 6)
+    torch.manual_seed(3)
+    out = in_chunks(layer, x, 4)
+    out.sum().backward()
+    kept = (out != 0).float()  # d out / d bias = 2 where kept
+    torch.testing.assert_close(layer[0].bias.grad, 2 * kept.sum(0))
+
+
+def test_running_statistics_count_each_chunk_once():
+    torch.manual_seed(0)
+    x = torch.randn(8, 6)
+    norms = []
+    for chunked in (True, False):
+        norm = nn.BatchNorm1d(6)
+        if chunked:
+            in_chunks(norm, x, 4).sum().backward()
+        else:
+            for part in x.split(4):
+                norm(part)
+        norms.append(norm)
+    torch.testing.assert_close(norms[0].running_mean, norms[1].running_mean)
+    torch.testing.assert_close(norms[0].running_var, norms[1].running_var)
+    assert norms[0].momentum == 0.1
+
+
+def test_activations_are_held_for_one_chunk_at_a_time():
+    """Counted by the tensors that autograd saves in the first pass."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(8)))
+    x = torch.randn(64, 32, requires_grad=True)
+    held = []
+    for chunk in (0, 8):
+        saved = []
+
+        def keep(tensor, saved=saved):
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            in_chunks(layer, x, chunk)
+        held.append(sum(saved))
+    assert held[1] < held[0] / 4

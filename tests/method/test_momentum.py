@@ -1,0 +1,51 @@
+"""The momentum encoder: a moving average of parameters, with batch statistics of its own."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.method import MomentumEncoder, momentum_at
+
+
+def test_parameters_are_averaged_and_buffers_are_not():
+    torch.manual_seed(0)
+    online = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    average = MomentumEncoder(online)
+    start = [p.clone() for p in average.parameters()]
+    with torch.no_grad():
+        for parameter in online.parameters():
+            parameter.add_(1)
+    online(torch.randn(8, 4) + 7)
+    average.update(online, 0.75)
+    for was, now, theirs in zip(start, average.parameters(), online.parameters(), strict=True):
+        torch.testing.assert_close(now, 0.75 * was + 0.25 * theirs)
+        assert not now.requires_grad
+    assert torch.equal(average.encoder[1].running_mean, torch.zeros(5)), "no statistics of the online network"
+
+
+def test_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own():
+    torch.manual_seed(0)
+    average = MomentumEncoder(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+    out = average(torch.randn(64, 4) * 3 + 5)
+    torch.testing.assert_close(out.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    assert average.encoder[1].running_mean.abs().sum() > 0
+    assert not out.requires_grad
+
+
+def test_stochastic_depth_is_in_the_online_network_alone():
+    torch.manual_seed(0)
+    online = create_backbone("test_vit", model_args={"drop_path_rate": 0.9}).train()
+    average = MomentumEncoder(online)
+    x = torch.randn(4, 3, 160, 160)
+    assert torch.equal(average(x), average(x))
+    assert not torch.equal(online(x), online(x))
+
+
+def test_the_schedule_goes_from_its_start_to_one_by_a_cosine():
+    assert momentum_at(0, 0.99) == pytest.approx(0.99)
+    assert momentum_at(0.5, 0.99) == pytest.approx(0.995)
+    assert momentum_at(1, 0.99) == 1
+    assert momentum_at(0.25, 0.996) == pytest.approx(1 - 0.004 * (math.cos(math.pi / 4) + 1) / 2)
