@@ -28,6 +28,9 @@ _HOME = {
     "CollectionSpec": "nnclr_hub.store.base",
     "Item": "nnclr_hub.store.base",
     "Match": "nnclr_hub.store.base",
+    "knn_classify": "nnclr_hub.probe.knn",
+    "LinearProbe": "nnclr_hub.probe.linear",
+    "fit_linear_probe": "nnclr_hub.probe.linear",
     "export_model": "nnclr_hub.publish.export",
 }
 
@@ -37,10 +40,13 @@ __all__ = [
     "Encoder",
     "ImageError",
     "Item",
+    "LinearProbe",
     "Match",
     "NNCLRHubError",
     "__version__",
     "export_model",
+    "fit_linear_probe",
+    "knn_classify",
     "list_models",
     "load_encoder",
     "model_info",

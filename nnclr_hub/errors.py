@@ -27,7 +27,9 @@
     ├── TrainingError               a pretraining run cannot go on
     │   ├── RunExists               the run folder is taken
     │   ├── CheckpointError         a checkpoint is damaged or of another recipe
-    │   └── TrainingDiverged        the loss is no longer a number
+    │   ├── TrainingDiverged        the loss is no longer a number
+    │   ├── OutOfMemory             a step does not fit into the device
+    │   └── NoRoom                  the disk cannot hold the decoded pictures
     ├── ServiceError                the server cannot take this now
     │   ├── NotReady                still loading
     │   ├── Overloaded              the queue is full; `retry_after` says when to come back
@@ -226,6 +228,18 @@ class TrainingDiverged(TrainingError):
     """The loss is no longer a number."""
 
     code = "training_diverged"
+
+
+class OutOfMemory(TrainingError):
+    """A step needs more memory than the device has; the message names a batch that fits."""
+
+    code = "out_of_memory"
+
+
+class NoRoom(TrainingError):
+    """The disk cannot hold the decoded pictures."""
+
+    code = "no_room"
 
 
 # ------------------------------------------------------------------------------ service

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
-from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.errors import NoImages
-from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.encoder.backbones import create_backbone, sized
+from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
 from .recipes import Recipe
 
 
-def fit_to_data(recipe: Recipe, images: int, say: Console) -> Recipe:
-    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of pictures."""
-    if images < 8:
-        raise NoImages(f"{images} readable pictures are too few to learn from: give at least 8, better some thousands.")
-    changes = {}
+def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
+    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of pictures.
+
+    Raises:
+        NoImages: too few pictures to learn from.
+        InvalidRequest: an option needs labels, and there are none; a batch that the ranks cannot share.
+    """
+    if images < 8 * world:
+        raise NoImages(
+            f"{images} readable pictures are too few to learn from: give at least {8 * world}, better some thousands."
+        )
+    if recipe.pick == "oracle" and not (labels >= 0).any():
+        raise InvalidRequest(
+            "pick=oracle takes neighbours of the same label, and the pictures have none: put them into one folder a "
+            "class, or leave it out."
+        )
+    changes: dict[str, Any] = {}
     if recipe.batch_size > images // 4:
-        changes["batch_size"] = 1 << (images // 4).bit_length() - 1  # a power of two
+        changes["batch_size"] = max(2, 1 << (images // 4).bit_length() - 1)  # a power of two
     if recipe.queue_size > images:
         changes["queue_size"] = images
+    if recipe.support_set == "current_encoder":
+        changes["queue_size"] = changes.get("queue_size", recipe.queue_size) // world * world
     for setting, value in changes.items():
-        say.print(
-            f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}", highlight=False
+        if value != getattr(recipe, setting):
+            said = f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}"
+            say.print(said, highlight=False)
+    recipe = dataclasses.replace(recipe, **changes)
+    if recipe.batch_size % (world * recipe.accumulate):
+        raise InvalidRequest(
+            f"batch_size={recipe.batch_size} cannot be shared by {world} processes in {recipe.accumulate} parts: give a "
+            f"multiple of {world * recipe.accumulate}."
         )
-    return dataclasses.replace(recipe, **changes)
+    return recipe
 
 
 def choose_precision(precision: str, where: torch.device) -> str:
@@ -43,18 +66,65 @@ def choose_precision(precision: str, where: torch.device) -> str:
 def build_learner(recipe: Recipe) -> Learner:
     """Backbone, heads and support set as the recipe and its method say."""
     method = METHODS[recipe.method]
-    if recipe.prediction != "method":
-        method = dataclasses.replace(method, prediction=recipe.prediction)
-    backbone = create_backbone(recipe.backbone, model_args=recipe.model_args, image_size=recipe.image_size)
-    d = recipe.projection_dim
+    choices = {name: getattr(recipe, name) for name in ("projection", "prediction") if getattr(recipe, name) != "method"}
+    method = dataclasses.replace(method, **choices)
+    backbone = _backbone(recipe)
+    width = int(backbone.num_features)  # type: ignore[arg-type]
+    projection, d = None, width
+    if method.projection != "none":
+        shape = PROJECTIONS[method.projection]
+        d = recipe.projection_dim or shape.out_dim
+        hidden = recipe.projection_hidden or shape.hidden_dim
+        projection = ProjectionHead(width, hidden, d, layers=shape.layers, last_norm=shape.last_norm)
+    prediction = None
+    if method.prediction != "none":
+        prediction = PredictionHead(d, recipe.prediction_hidden or PREDICTIONS[method.prediction])
     return Learner(
         backbone,
         method,
-        ProjectionHead(int(backbone.num_features), recipe.projection_hidden, d),  # type: ignore[arg-type]
-        PredictionHead(d, recipe.prediction_hidden) if method.prediction == "paper" else None,
-        SupportSet(recipe.queue_size, d, mask_own=recipe.mask_own, seed=recipe.seed)
-        if method.target == "neighbour"
-        else None,
+        projection,
+        prediction,
+        _support_set(recipe, d) if method.target == "neighbour" else None,
         temperature=recipe.temperature,
         transposed_term=recipe.transposed_term,
+        chunk=recipe.chunk,
+        both_views=recipe.enqueue == "both",
     )
+
+
+def _support_set(recipe: Recipe, d: int) -> SupportSet:
+    return SupportSet(
+        recipe.queue_size,
+        d,
+        mask_own=recipe.mask_own,
+        pick=recipe.pick,
+        k=recipe.k,
+        soft_temperature=recipe.soft_temperature,
+        replacement="random" if recipe.support_set == "random_replacement" else "fifo",
+        seed=recipe.seed,
+    )
+
+
+def _backbone(recipe: Recipe) -> nn.Module:
+    """The network to train: with stochastic depth and, for views of several sizes, positions that stretch."""
+    arguments = dict(recipe.model_args)
+    if sized(recipe.backbone) and recipe.eval_size != recipe.image_size:
+        raise InvalidRequest(
+            f"eval_size={recipe.eval_size}: {recipe.backbone} is exported for the size that it learned at, so give "
+            f"{recipe.image_size}, its image_size."
+        )
+    several = recipe.local_crops > 0 or recipe.early_share > 0
+    if recipe.drop_path:
+        arguments["drop_path_rate"] = recipe.drop_path
+    if several and sized(recipe.backbone):
+        arguments["dynamic_img_size"] = True
+    backbone = create_backbone(recipe.backbone, model_args=arguments, image_size=recipe.image_size)
+    if recipe.freeze_patches:
+        patches = getattr(backbone, "patch_embed", None)
+        if patches is None:
+            raise InvalidRequest(
+                f"freeze_patches=true is for vision transformers, and {recipe.backbone} has no patch projection: "
+                "leave it out."
+            )
+        patches.requires_grad_(False)
+    return backbone

@@ -23,7 +23,10 @@ from .recipes import Recipe
 
 NAME = "checkpoint.pt"
 # settings that leave the weights alone, and so may differ between the parts of one run
-FREE = ("eval_size", "eval_crop", "log_every", "checkpoint_every")
+FREE = (
+    *("eval_size", "eval_crop", "log_every", "checkpoint_every", "tensorboard"),
+    *("residency", "channels_last", "compile", "chunk", "fixed"),
+)
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
@@ -62,8 +65,14 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, out: Path) -> None:
-    """Refuses a checkpoint that this call would continue as something else."""
+def check_same_run(
+    saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, start: str | None, out: Path
+) -> None:
+    """Refuses a checkpoint that this call would continue as something else.
+
+    Raises:
+        CheckpointError: names what differs.
+    """
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
     changed = [
@@ -71,6 +80,8 @@ def check_same_run(saved: dict[str, Any], name: str, recipe: Recipe, files: Imag
     ]
     if saved["recipe"] != name:
         changed.insert(0, f"recipe was {saved['recipe']}, is {name}")
+    if saved["init"] != start:
+        changed.append(f"--init was {saved['init']}, is {start}")
     if saved["files"] != digest(files):
         changed.append("the pictures are not the same")
     if changed:

@@ -11,14 +11,20 @@ from typing import Any
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once."""
+def stop_signals(*, patient: bool = False) -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once.
+
+    Args:
+        patient: not so, since Ctrl-C reaches a process of a distributed run twice: from the terminal and
+            from torchrun.
+    """
     event = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         event.set()
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        if not patient:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -2,32 +2,35 @@
 
 None of it but `nn_accuracy` needs a label. A healthy run has: a falling loss, `z_std` near 1 (0 is
 collapse), `rankme` far above 1, `nn_distinct` near 1, `queue_fill` 1 after the first steps, and an
-`nn_similarity` that stays below 1.
+`nn_similarity` that stays below 1. `training.health` says it in words when one has not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nnclr_hub.errors import TrainingDiverged
+from nnclr_hub.errors import MissingDependency, TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
 
 LOG = "log.jsonl"
 
 
+Figures = dict[str, tuple[Tensor, Tensor | int]]  # name -> (sum, count), scalars on the device
+
+
 @torch.no_grad()
-def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> dict[str, Tensor]:
-    """The figures of one step, as scalars on the device (reading them would make it wait).
+def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Figures:
+    """The figures of one step; reading them would make the device wait, so they stay there.
 
     Args:
         step: what the learner returned, before its enqueue.
@@ -35,21 +38,21 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> dict[s
         labels: (B,) int64, -1 where unknown.
     """
     z = F.normalize(step.z1.float(), dim=1)  # (B, D)
-    figures = {"loss": step.loss.detach(), "z_std": z.std(dim=0).mean() * z.shape[1] ** 0.5}
+    figures: Figures = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
     if step.neighbours is not None and queue is not None:
         found = step.neighbours
+        batch, index = len(found.index), found.index.sort().values
+        theirs = queue.labels[found.index]
+        known = (labels >= 0) & (theirs >= 0)
         figures |= {
-            "nn_similarity": found.similarity.mean(),
-            "nn_distinct": torch.tensor(len(found.index.unique()) / len(found.index)),
-            "nn_age": queue.age(found.index).float().mean(),
-            "self_match_rate": found.own.float().mean(),
-            "queue_fill": queue.fill(),
-            "neighbour_share": step.took_neighbour,
+            "nn_similarity": (found.similarity.sum(), batch),
+            "nn_distinct": ((index[1:] != index[:-1]).sum() + 1, batch),
+            "nn_age": (queue.age(found.index).sum(), batch),
+            "self_match_rate": (found.own.sum(), batch),
+            "queue_fill": (queue.fill(), 1),
+            "neighbour_share": (step.took_neighbour, 1),
+            "nn_accuracy": ((known & (labels == theirs)).sum(), known.sum()),
         }
-        known = (labels >= 0) & (queue.labels[found.index] >= 0)
-        if known.any():
-            right = labels[known] == queue.labels[found.index][known]
-            figures["nn_accuracy"] = right.float().mean()
     return figures
 
 
@@ -67,23 +70,24 @@ class Monitor:
     Args:
         run: the run folder.
         resumed_at: lines of later steps, written after the checkpoint that a run resumes from, are dropped.
+        tensorboard: write RUN/tensorboard as well.
     """
 
-    def __init__(self, run: Path, resumed_at: int) -> None:
+    def __init__(self, run: Path, resumed_at: int, *, tensorboard: bool = False) -> None:
         self._path = run / LOG
         lines = [line for line in read_log(run) if line["step"] <= resumed_at]
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: Figures = {}
         self._images = 0
         self._waited = 0.0
         self._since = time.perf_counter()
+        self._writer = _tensorboard(run, resumed_at) if tensorboard else None
 
-    def add(self, figures: dict[str, Tensor], images: int, data_wait: float) -> None:
+    def add(self, figures: Figures, images: int, data_wait: float) -> None:
         """Counts one step: its figures, its pictures, and the seconds it waited for data."""
-        for name, value in figures.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._counts[name] = self._counts.get(name, 0) + 1
+        for name, (total, count) in figures.items():
+            before = self._sums.get(name, (0, 0))
+            self._sums[name] = before[0] + total, before[1] + count
         self._images += images
         self._waited += data_wait
 
@@ -91,7 +95,9 @@ class Monitor:
         """Writes a line with the means since the last one and returns it."""
         seconds = time.perf_counter() - self._since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
-        line |= {name: round(float(value) / self._counts[name], 5) for name, value in self._sums.items()}
+        for name, (total, count) in self._sums.items():
+            if int(count):  # no label known: no accuracy
+                line[name] = round(float(total) / int(count), 5)
         line |= {name: round(value, 8) for name, value in extra.items()}
         line |= {
             "images_per_s": round(self._images / seconds, 1),
@@ -99,7 +105,7 @@ class Monitor:
             "peak_memory_mb": peak_memory_mb(),
         }
         self._append(line)
-        self._sums, self._counts, self._images, self._waited = {}, {}, 0, 0.0
+        self._sums, self._images, self._waited = {}, 0, 0.0
         self._since = time.perf_counter()
         return line
 
@@ -111,6 +117,25 @@ class Monitor:
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        if self._writer is not None:
+            for name in line.keys() - {"step", "epoch"}:
+                self._writer.add_scalar(name, line[name], line["step"])
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the TensorBoard files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _tensorboard(run: Path, resumed_at: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "tensorboard=true needs the package tensorboard, which is not installed: pip install tensorboard."
+        ) from error
+    return SummaryWriter(str(run / "tensorboard"), purge_step=resumed_at + 1)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -130,9 +155,8 @@ def peak_memory_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
 
 
-def stop_if_diverged(loss: float, step: int, out: Path) -> None:
-    """Raises TrainingDiverged if the loss is not finite."""
-    if not np.isfinite(loss):
-        raise TrainingDiverged(
-            f"The loss is {loss} at step {step}: lower base_lr; the last good checkpoint, if there is one, is in {out}."
-        )
+def stop_if_diverged(loss: float, step: int, out: Path, saved_at: int | None) -> None:
+    """Raises TrainingDiverged if the loss is not finite; `saved_at` is the step of the last checkpoint, if any."""
+    if not math.isfinite(loss):
+        last = f"the last good checkpoint, of step {saved_at}, is in {out}" if saved_at else "no checkpoint was saved yet"
+        raise TrainingDiverged(f"The loss is {loss} at step {step}: lower base_lr or set clip; {last}.")

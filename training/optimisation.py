@@ -2,42 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
-from timm.optim import Lars
+from timm.optim import Lars, param_groups_layer_decay
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
+from nnclr_hub.method import Learner
+
 from .recipes.recipe import Recipe
 
+Groups = list[dict[str, Any]]
 
-def make_optimizer(learner: nn.Module, recipe: Recipe, batch_size: int) -> torch.optim.Optimizer:
-    """LARS, SGD or AdamW at base_lr x batch / 256; biases and norms neither decay nor adapt.
 
-    timm's LARS adapts the rate of those tensors alone that decay, so the two groups settle both.
+def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0) -> torch.optim.Optimizer:
+    """LARS, SGD or AdamW at base_lr x batch / 256; biases, norms, positions and [CLS] neither decay nor adapt.
+
+    timm's LARS adapts the rate of those tensors alone that decay, so a group's decay settles both.
+
+    Args:
+        learner: whose trained parameters are grouped: the backbone's (marked "backbone") and the heads'.
+        recipe: its settings; `batch_size` counts the pictures of all ranks and accumulated parts.
+        layer_decay: rate of each layer of the backbone relative to the next later one.
     """
-    parameters = [p for p in learner.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    lr = recipe.base_lr * batch_size / 256
+    heads = [p for part in (learner.projection, learner.prediction) for p in part.parameters()]
+    groups = [{**group, "backbone": True} for group in _backbone(learner.backbone, recipe.weight_decay, layer_decay)]
+    groups += [{**group, "backbone": False} for group in _by_decay(heads, recipe.weight_decay)]
+    lr = recipe.base_lr * recipe.batch_size / 256
     if recipe.optimizer == "lars":
-        return Lars(groups, lr=lr, momentum=recipe.momentum)  # type: ignore[arg-type]
+        return Lars(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum)
+        return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     return torch.optim.AdamW(groups, lr=lr)
 
 
-def make_schedule(
-    optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int, steps_per_epoch: int
-) -> CosineLRScheduler:
-    """Linear warm-up from 0, then half a cosine to 0; call `step_update(step)` before each step."""
-    warmup = min(round(recipe.warmup_epochs * steps_per_epoch), steps - 1)
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=steps - warmup,
-        warmup_t=warmup,
-        warmup_lr_init=0.0,
-        warmup_prefix=True,
-        t_in_epochs=False,
-    )
+def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> Groups:
+    skip = set(getattr(backbone, "no_weight_decay", set)())
+    if layer_decay < 1:
+        groups = param_groups_layer_decay(backbone, weight_decay, tuple(skip), layer_decay)
+        return [
+            {key: group[key] for key in ("params", "weight_decay", "lr_scale")} for group in groups if group["params"]
+        ]
+    named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
+    return _by_decay((p for name, p in named if name not in skip), weight_decay) + [
+        {"params": [p for name, p in named if name in skip], "weight_decay": 0.0}
+    ]
+
+
+def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+    """Matrices and kernels decay, vectors do not."""
+    trained = [p for p in parameters if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+class Schedule:
+    """Linear warm-up from 0, then half a cosine to 0, step by step; at first the heads alone, if so wanted.
+
+    Args:
+        optimizer: of `make_optimizer`.
+        recipe: for its warm-up.
+        steps: of the whole run.
+        steps_per_epoch: as it says.
+        heads_first: steps in which the backbone's rate is 0.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        steps: int,
+        steps_per_epoch: int,
+        *,
+        heads_first: int = 0,
+    ) -> None:
+        warmup = min(round(recipe.warmup_epochs * steps_per_epoch), steps - 1)
+        self._optimizer = optimizer
+        self._heads_first = heads_first
+        self._cosine = CosineLRScheduler(
+            optimizer,
+            t_initial=steps - warmup,
+            warmup_t=warmup,
+            warmup_lr_init=0.0,
+            warmup_prefix=True,
+            t_in_epochs=False,
+        )
+
+    def set(self, step: int) -> float:
+        """Sets the rates of a step, before it; returns that of the heads."""
+        self._cosine.step_update(step)
+        for group in self._optimizer.param_groups:
+            if group["backbone"] and step < self._heads_first:
+                group["lr"] = 0.0
+        return float(self._optimizer.param_groups[-1]["lr"])

@@ -2,7 +2,8 @@
 
     nnclr pretrain small_cpu --data PHOTOS --out RUN                    # a real run on two CPU cores
     nnclr pretrain small_cpu --data PHOTOS --out RUN --resume           # go on after a stop
-    nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --set batch_size=512
+    nnclr pretrain auto --data PHOTOS --out RUN --init nnclr_resnet18_small_cpu_starter
+    nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
 RUN gets `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else
 loads) and `report.html`. SIGTERM and Ctrl-C save a checkpoint before they end the program, and a
@@ -19,25 +20,31 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
-from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import RunExists
+from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
 from .assemble import build_learner, choose_precision, fit_to_data
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
-from .data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, make_view
-from .data.datasets import epoch_order, evaluation_sets, training_files
-from .data.image_pack import build_pack, resident
-from .evals.knn import KNN
+from .data.augment import IMAGENET_MEAN, IMAGENET_STD
+from .data.batches import Batches
+from .data.datasets import training_files
+from .data.image_pack import build_pack
+from .data.named import find_data
+from .distributed import Ranks, joined, synchronise_norms
+from .evaluation import Evaluation
+from .evolution import record_neighbours
+from .health import symptoms
 from .interrupt import stop_signals
-from .monitor import Monitor, measure_step, rankme, stop_if_diverged
-from .optimisation import make_optimizer, make_schedule
+from .monitor import Monitor, rankme, read_log, stop_if_diverged
+from .optimisation import Schedule, make_optimizer
 from .recipes import Recipe
 from .report import write_report
 from .run_folder import export_encoder, write_about
+from .starting_point import adopt, find_start, load_start, warn_if_worse
+from .step import Stepper
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Outcome:
 
     finished: all epochs are done; false after a signal.
     step: optimizer steps done so far.
-    scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1]}.
+    scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
     """
 
     finished: bool
@@ -57,152 +64,202 @@ class Outcome:
 def pretrain(
     name: str,
     recipe: Recipe,
-    data: Sequence[Path],
+    data: Sequence[str | Path],
     out: Path,
     *,
     resume: bool = False,
+    init: str | None = None,
     device: str | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Runs a recipe on folders of pictures until its epochs are done or a signal comes.
+    """Runs a recipe on pictures until its epochs are done or a signal comes.
+
+    Under torchrun every process calls this, and they work together.
 
     Args:
         name: the recipe's name, for the record.
         recipe: its settings.
-        data: folders; see `training.data.datasets` for what is read of them.
+        data: folders, or names of data sets; see `training.data.datasets` and `training.data.named`.
         out: the run folder.
         resume: go on with the checkpoint in `out`, or start there if there is none.
+        init: source of an encoder to go on from.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         console: where the program talks; default the terminal's standard error.
 
     Raises:
-        RunExists, NoImages, CheckpointError, TrainingDiverged.
+        RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
     """
-    say = console or Console(stderr=True)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with joined(device) as ranks:
+        say = console or Console(stderr=True)
+        return _pretrain(name, recipe, data, Path(out), resume, init, ranks, say if ranks.first else Console(quiet=True))
+
+
+def _pretrain(
+    name: str,
+    recipe: Recipe,
+    data: Sequence[str | Path],
+    out: Path,
+    resume: bool,
+    init: str | None,
+    ranks: Ranks,
+    say: Console,
+) -> Outcome:
+    where = ranks.where
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, the look-up above all
+        torch.backends.cudnn.benchmark = True
 
     # ------------------------------------------------------------------------ data
-    out = Path(out)
     if not resume and out.exists() and any(out.iterdir()):
         raise RunExists(f"{out} is not empty: go on with that run by --resume, or name another folder with --out.")
-    files = training_files(data)
+    ranks.wait()  # until all have looked, for the first one fills it
+    start = find_start(init) if init else None
+    if ranks.first:
+        find_data(data, say)  # fetches what has a name, once
+    ranks.wait()
+    folders = find_data(data, say)
+    files = training_files(folders)
+    recipe = recipe.for_data(len(files.paths), where.type == "cuda")
     with bar(say, "decoding") as advance:
         pack = build_pack(files.paths, recipe.pack_size, progress=advance)
     files = files.keep(pack.kept)
     for path, reason in pack.broken:
         say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
-    recipe = fit_to_data(recipe, len(pack), say)
-    steps_per_epoch = len(pack) // recipe.batch_size
+    recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
+    batches = Batches(
+        pack,
+        files.labels,
+        files.origin,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        where=where,
+        one_folder=recipe.one_folder,
+        residency=recipe.residency,
+        rank=ranks.rank,
+        world=ranks.world,
+    )
+    steps_per_epoch = batches.steps_per_epoch
     steps = recipe.epochs * steps_per_epoch
 
     # ------------------------------------------------------------------------ network
     recipe = dataclasses.replace(recipe, precision=choose_precision(recipe.precision, where))
+    recipe = adopt(recipe, start, say) if start else recipe
     torch.manual_seed(recipe.seed)
-    learner = build_learner(recipe).to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(learner, recipe, recipe.batch_size)
-    schedule = make_schedule(optimizer, recipe, steps, steps_per_epoch)
-    draws = torch.Generator().manual_seed(recipe.seed)  # every draw of the augmentation
+    learner = build_learner(recipe)
+    saved = load_checkpoint(out) if resume else None
+    if start and saved is None:
+        load_start(learner, start, say)
+    learner = _placed(learner, recipe, ranks)
+    optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
+    heads_first = round(recipe.heads_first * steps) if start else 0
+    schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
 
     # ------------------------------------------------------------------------ resume
-    out.mkdir(parents=True, exist_ok=True)
-    step, scores = 0, {}
-    if resume and (saved := load_checkpoint(out)) is not None:
-        check_same_run(saved, name, recipe, files, out)
+    step, saved_at, scores, at_start = 0, None, {}, {}
+    if saved is not None:
+        check_same_run(saved, name, recipe, files, init, out)
         learner.load_state_dict(saved["learner"])
         optimizer.load_state_dict(saved["optimizer"])
-        draws.set_state(saved["draws"])
-        torch.set_rng_state(saved["torch_rng"])
-        step, scores = saved["step"], saved["scores"]
+        step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
+        saved_at = step
         if step == steps and not evaluation_changed(saved, recipe):
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
         say.print(f"going on at step {step} of {steps}", highlight=False)
-    monitor = Monitor(out, resumed_at=step)
-    write_about(out, name, recipe, data, files, where)
-
-    # ------------------------------------------------------------------------ evaluation
+    if ranks.first:
+        out.mkdir(parents=True, exist_ok=True)
+        monitor = Monitor(out, resumed_at=step, tensorboard=recipe.tensorboard)
+        write_about(out, name, recipe, folders, files, ranks, init, steps)
     preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, IMAGENET_MEAN, IMAGENET_STD)
-    judges = []
-    for one in evaluation_sets(data):
-        with bar(say, f"decoding {one.name} for 20-NN") as advance:
-            judges.append(KNN(one, preprocessing, advance))
+    warned: set[str] = set()
+
+    # ------------------------------------------------------------------------ once in a while
+    evaluation = Evaluation(folders, preprocessing, recipe, where, say) if ranks.first else None
 
     def evaluate() -> None:
-        encoder = Encoder(learner.backbone, preprocessing, name=out.name, device=where)
-        scores.update(score for judge in judges for score in judge.run(encoder))
-        learner.train()
-        if scores:
+        if evaluation is not None:
+            scores.update(evaluation.scores(learner, out.name))
             monitor.record(step, step / steps_per_epoch, scores)
-            shown = "  ".join(f"{key} {value:.3f}" for key, value in scores.items())
-            say.print(f"epoch {step / steps_per_epoch:g}  {shown}", highlight=False)
+            evaluation.tell(step / steps_per_epoch, scores)
+            warn_if_worse(scores, at_start, say)
 
     def save() -> None:
-        state = {
-            "recipe": name,
-            "settings": dataclasses.asdict(recipe),
-            "files": digest(files),
-            "step": step,
-            "scores": scores,
-            "learner": learner.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "draws": draws.get_state(),
-            "torch_rng": torch.get_rng_state(),
-        }
-        save_checkpoint(out, state)
-        export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores)
-        write_report(out)
+        if ranks.first:
+            state = {
+                "recipe": name,
+                "settings": dataclasses.asdict(recipe),
+                "init": init,
+                "files": digest(files),
+                "step": step,
+                "scores": scores,
+                "at_start": at_start,
+                "learner": learner.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
+            save_checkpoint(out, state)
+            export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores)
+            record_neighbours(out, learner, batches, recipe.eval_size, recipe.seed, step, step / steps_per_epoch)
+            write_report([out], out / "report.html")
+        ranks.wait()
+
+    def warn() -> None:
+        for sign, sentence in symptoms(read_log(out), steps).items():
+            if sign not in warned:
+                say.print(f"[yellow]warning[/] {sentence}", highlight=False)
+                warned.add(sign)
 
     if step == steps:  # trained already, but evaluated and exported otherwise than asked for now
         evaluate()
         save()
         return Outcome(True, step, scores)
+    if start and saved is None:
+        evaluate()
+        at_start.update(scores)
 
     # ------------------------------------------------------------------------ go
-    pixels = resident(pack, where)
-    aspect = torch.from_numpy(pack.aspect)
-    labels = torch.from_numpy(files.labels)
-    first, second = AUGMENTATIONS[recipe.augmentation]
-    order: Tensor | None = None
     learner.train()
-    with stop_signals() as stop, bar(say, name, each=recipe.batch_size) as advance:
+    stepper = Stepper(learner, optimizer, schedule, recipe, ranks, batches, steps)
+    with stop_signals(patient=ranks.world > 1) as stop, bar(say, name, each=recipe.batch_size) as advance:
         while step < steps:
-            epoch, place = divmod(step, steps_per_epoch)
-            if place == 0 or order is None:
-                order = epoch_order(len(pack), recipe.seed, epoch)
             started = time.perf_counter()
-            rows = order[place * recipe.batch_size : (place + 1) * recipe.batch_size]
-            images = pixels[rows.to(pixels.device)].to(where)
-            x1 = make_view(images, aspect[rows], first, recipe.image_size, draws)
-            x2 = make_view(images, aspect[rows], second, recipe.image_size, draws)
-            ids, classes = rows.to(where), labels[rows].to(where)
+            batch = batches.at(step)
             waited = time.perf_counter() - started
-
-            schedule.step_update(step)
-            with torch.autocast(where.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-                share = recipe.neighbour_share(step / steps)
-                result = learner(x1, x2, ids=ids, labels=classes, neighbour_share=share)
-            optimizer.zero_grad(set_to_none=True)
-            result.loss.backward()
-            optimizer.step()
-            monitor.add(measure_step(result, learner.support_set, classes), len(rows), waited)
-            learner.enqueue(result, ids=ids, labels=classes)
+            taken = stepper.take(batch, step)
             step += 1
 
-            # -------------------------------------------------------------- once in a while
             log_due = step % recipe.log_every == 0 or step == steps
             checkpoint_due = step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps
-            if log_due or checkpoint_due or stop.is_set():
-                stop_if_diverged(result.loss.item(), step, out)  # before anything of it is written
-            if log_due:
-                lr = optimizer.param_groups[0]["lr"]
-                monitor.log(step, step / steps_per_epoch, lr=lr, rankme=rankme(result.z1))
-            advance(step, steps)
+            # several ranks agree on stopping when they log: asking at each step would make the device wait
+            stopping = ranks.any(stop.is_set()) if log_due or ranks.world == 1 else False
+            if log_due or checkpoint_due or stopping:
+                stop_if_diverged(taken.loss.item(), step, out, saved_at)  # before anything of it is written
+            if ranks.first:
+                monitor.add(taken.figures, recipe.batch_size, waited + taken.augmented)
+                if log_due:
+                    monitor.log(step, step / steps_per_epoch, lr=taken.lr, rankme=rankme(taken.z1))
+                    warn()
+                advance(step, steps)
             if checkpoint_due:
                 evaluate()
-            if checkpoint_due or stop.is_set():
+            if checkpoint_due or stopping:
                 save()
-            if stop.is_set() and step < steps:
+                saved_at = step
+            if stopping and step < steps:
                 say.print(f"stopped at step {step} of {steps}; go on with --resume", highlight=False)
-                return Outcome(False, step, scores)
-    say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
-    return Outcome(True, step, scores)
+                break
+    batches.close()
+    if step == steps:
+        say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
+    return Outcome(step == steps, step, scores)
+
+
+def _placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
+    """The learner on its device, in the layout and form that the recipe wants."""
+    learner = learner.to(ranks.where)
+    if recipe.channels_last:
+        learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if ranks.world > 1:
+        synchronise_norms(learner, ranks.where)
+    if recipe.compile:
+        learner.backbone.compile()
+    return learner

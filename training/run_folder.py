@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import timm
 import torch
+from torch import nn
 
 import nnclr_hub
 from nnclr_hub.encoder.preprocess import Preprocessing
@@ -17,18 +17,30 @@ from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 
 from .data.datasets import ImageFiles
+from .distributed import Ranks
 from .recipes import Recipe
 
 
 def write_about(
-    out: Path, name: str, recipe: Recipe, data: Sequence[Path], files: ImageFiles, where: torch.device
+    out: Path,
+    name: str,
+    recipe: Recipe,
+    data: Sequence[Path],
+    files: ImageFiles,
+    ranks: Ranks,
+    start: str | None,
+    steps: int,
 ) -> None:
     """RUN/run.json: what the report shows at its foot."""
+    where = ranks.where
     about = {
         "recipe": name,
+        "init": start,
+        "steps": steps,
         "data": [folder.name for folder in map(Path, data)],
         "pictures": len(files.paths),
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
+        "processes": ranks.world,
         "threads": torch.get_num_threads(),
         "versions": {
             "python": platform.python_version(),
@@ -36,9 +48,17 @@ def write_about(
             "timm": timm.__version__,
             "nnclr_hub": nnclr_hub.__version__,
         },
-        **dataclasses.asdict(recipe),
+        **{key: getattr(recipe, key) for key, _, _ in recipe.settings()},
     }
     (out / "run.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def network(learner: Learner, recipe: Recipe) -> tuple[nn.Module, nn.Module]:
+    """Backbone and projection that the recipe evaluates and exports: the online ones or the momentum encoder's."""
+    if recipe.encoder == "momentum" and learner.momentum is not None:
+        backbone, projection = learner.momentum.encoder
+        return backbone, projection
+    return learner.backbone, learner.projection
 
 
 def export_encoder(
@@ -51,20 +71,20 @@ def export_encoder(
     steps: int,
     scores: dict[str, float],
 ) -> None:
-    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its 20-NN in it."""
-    heads = {"projection": learner.projection}
-    if learner.method.prediction != "none":
-        heads["prediction"] = learner.prediction
+    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its scores in it."""
+    backbone, projection = network(learner, recipe)
+    heads = {"projection": projection, "prediction": learner.prediction}
     export_model(
-        learner.backbone,
+        backbone,
         out / "encoder",
         architecture=recipe.backbone,
         model_args=recipe.model_args,
         preprocessing=preprocessing,
-        heads=heads,
+        heads={name: head for name, head in heads.items() if head.state_dict()},
         provenance={
             "recipe": name,
             "method": recipe.method,
+            "encoder": recipe.encoder,
             "step": step,
             "steps": steps,
             "epochs": recipe.epochs,
@@ -74,3 +94,4 @@ def export_encoder(
             "metrics": {key: round(value, 4) for key, value in scores.items()},
         },
     )
+

@@ -1,8 +1,9 @@
-"""nnclr pretrain."""
+"""nnclr pretrain, ablate, report."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,28 +16,46 @@ from nnclr_hub.errors import InvalidRequest
 
 INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
+Data = Annotated[list[str], typer.Option("--data", help="Folder of pictures, or cifar10, imagenette, ...; repeatable.")]
+Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one.")]
+
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Adds the verbs."""
     app.command()(pretrain)
+    app.command()(ablate)
+    app.command()(report)
 
 
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe; add --settings to see what it sets.")],
-    data: Annotated[list[Path], typer.Option("--data", help="Folder of pictures; may be repeated.")] = [],  # noqa: B006
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; --recipes lists them.")] = None,
+    data: Data = [],  # noqa: B006
     to: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
-    settings: Annotated[list[str], typer.Option("--set", help="KEY=VALUE; may be repeated.")] = [],  # noqa: B006
+    settings: Set = [],  # noqa: B006
+    init: Annotated[str | None, typer.Option("--init", help="Encoder to go on from: a name, a folder, timm:...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one a GPU; starts torchrun.")] = None,
+    device: Device = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and stop.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and stop.")] = False,
 ) -> None:
     """Learn an encoder from unlabelled pictures.
 
-    Recipes: small_cpu, resnet50_imagenet. A folder with train/ is read by its splits.
+    `auto` chooses by the number of pictures and the device. A folder with train/ is read by its splits.
 
-    Example: nnclr pretrain small_cpu --data photos --out runs/photos --set epochs=50
+    Example: nnclr pretrain auto --data photos --out runs/photos --set epochs=50
     """
-    chosen = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
+    program = load_program("training", "recipes")
+    if recipes:
+        table = Table("recipe", "what it is", box=None, header_style="bold")
+        for name, kind in program.RECIPES.items():
+            table.add_row(name, (inspect.getdoc(kind) or "").splitlines()[0])
+        out.print(table)
+        return
+    if recipe is None:
+        raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
+    chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
         out.print(inspect.getdoc(type(chosen)) or "", markup=False)
         table = Table("setting", "value", "meaning", box=None, header_style="bold")
@@ -46,7 +65,57 @@ def pretrain(
         return
     if not data or to is None:
         raise InvalidRequest(f"Give pictures and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
-    program = load_program("training", "pretrain")
-    outcome = program.pretrain(recipe, chosen, data, to, resume=resume, device=device, console=err)
+    if gpus is not None and gpus > 1:
+        code = load_program("training", "launch").launch(gpus, _without_gpus(sys.argv[1:]), device)
+        if code:
+            raise typer.Exit(code)
+        return
+    outcome = load_program("training", "pretrain").pretrain(
+        recipe, chosen, data, to, resume=resume, init=init, device=device, console=err
+    )
     if not outcome.finished:
         raise typer.Exit(INTERRUPTED)
+
+
+def _without_gpus(arguments: list[str]) -> list[str]:
+    """The command line for one process of several."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != "--gpus" and not argument.startswith("--gpus="):
+            kept.append(argument)
+        skip = argument == "--gpus"
+    return kept
+
+
+def ablate(
+    table: Annotated[str, typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...")],
+    data: Data = [],  # noqa: B006
+    to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
+    recipe: Annotated[str, typer.Option("--recipe", help="What all rows share.")] = "small_cpu",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a row.")] = 1,
+    settings: Set = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Run the rows of one of the paper's tables; called again, it goes on.
+
+    Example: nnclr ablate crop_only --data photos --recipe small_cpu --seeds 3 --out ablations
+    """
+    base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
+    program = load_program("training", "ablate")
+    load_program("training", "tables").find_table(table)
+    if not data:
+        raise InvalidRequest(f"Give pictures: nnclr ablate {table} --data PHOTOS.")
+    if program.ablate(table, recipe, base, data, to, seeds=seeds, device=device, console=err) is None:
+        raise typer.Exit(INTERRUPTED)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are drawn together.")],
+    to: Annotated[Path | None, typer.Option("--out", help="The page; RUN/report.html, or ./comparison.html.")] = None,
+) -> None:
+    """Draw what a run has learned into one HTML page.
+
+    Example: nnclr report runs/nnclr runs/simclr --out comparison.html
+    """
+    page = to or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    out.print(load_program("training", "report").write_report(runs, page))

@@ -1,6 +1,7 @@
 """The draws of the augmentation: per picture, in range, repeatable."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torchvision.transforms import RandomResizedCrop
@@ -39,7 +40,7 @@ def test_pictures_of_extreme_proportions_give_finite_views():
     """A picture of 1 x 3000 pixels, squashed to a square, leaves a crop a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
-        made = make_view(images, torch.full((64,), aspect), View(), 48, torch.Generator().manual_seed(0))
+        made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
         assert made.isfinite().all()
 
 
@@ -48,7 +49,7 @@ def test_every_picture_of_a_batch_gets_its_own_view():
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for first, second in AUGMENTATIONS.values():
         for view in (first, second):
-            made = make_view(image.expand(3, -1, -1, -1), torch.ones(3), view, 24, torch.Generator().manual_seed(0))
+            made = make_view(image.expand(3, -1, -1, -1), torch.ones(3), replace(view, size=24), torch.Generator().manual_seed(0))
             assert made.shape == (3, 3, 24, 24)
             assert not torch.equal(made[0], made[1])
             assert not torch.equal(made[1], made[2])
@@ -56,7 +57,7 @@ def test_every_picture_of_a_batch_gets_its_own_view():
 
 def test_the_generator_decides_everything():
     images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
-    one, two = (make_view(images, torch.ones(4), View(), 24, torch.Generator().manual_seed(7)) for _ in range(2))
+    one, two = (make_view(images, torch.ones(4), View(size=24), torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one, two)
 
 
@@ -64,7 +65,7 @@ def test_byol_is_asymmetric_and_crop_only_is_crops_alone():
     first, second = AUGMENTATIONS["byol"]
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
     grey = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
-    made = make_view(grey, torch.ones(8), AUGMENTATIONS["crop_only"][0], 24, torch.Generator().manual_seed(0))
+    made = make_view(grey, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0))
     torch.testing.assert_close(made, made[:1, :, :1, :1].expand_as(made), atol=1e-4, rtol=0)
 
 

@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from training.optimisation import make_optimizer, make_schedule
+from nnclr_hub.method import METHODS, Learner
+from training.optimisation import Schedule, make_optimizer
 from training.recipes import find_recipe
 
 
-def network() -> nn.Module:
+def network() -> Learner:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2, bias=False))
+    return Learner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), METHODS["simclr"], nn.Linear(8, 2, bias=False))
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
 def test_biases_and_norms_do_not_decay(optimizer):
     model = network()
-    recipe = find_recipe("small_cpu").with_settings([f"optimizer={optimizer}", "weight_decay=0.1", "base_lr=0.4"])
-    made = make_optimizer(model, recipe, 128)
+    recipe = find_recipe("small_cpu").with_settings([f"optimizer={optimizer}", "weight_decay=0.1", "base_lr=0.4", "batch_size=128"])
+    made = make_optimizer(model, recipe)
     decays = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
     assert len(decays) == len(list(model.parameters()))
     assert all(decays[id(p)] == (0.1 if p.ndim > 1 else 0) for p in model.parameters())
@@ -29,10 +30,10 @@ def test_biases_and_norms_do_not_decay(optimizer):
 def test_a_lars_step_equals_its_formula():
     """Matrices move by lr * 0.001 * |w| / |g + wd w| times the decayed gradient, vectors by lr times theirs."""
     model = network()
-    recipe = find_recipe("resnet50_imagenet").with_settings(["weight_decay=0.01", "base_lr=0.3"])
-    optimizer = make_optimizer(model, recipe, 256)
+    recipe = find_recipe("resnet50_imagenet").with_settings(["weight_decay=0.01", "base_lr=0.3", "batch_size=256"])
+    optimizer = make_optimizer(model, recipe)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    model(torch.randn(16, 4)).pow(2).sum().backward()
+    model.online(torch.randn(16, 4)).pow(2).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     optimizer.step()
     for name, p in model.named_parameters():
@@ -46,11 +47,10 @@ def test_a_lars_step_equals_its_formula():
 
 def test_the_rate_warms_up_linearly_and_falls_by_a_cosine():
     recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1"])
-    optimizer = make_optimizer(network(), recipe, 256)
-    schedule = make_schedule(optimizer, recipe, steps=100, steps_per_epoch=10)
+    optimizer = make_optimizer(network(), recipe)
+    schedule = Schedule(optimizer, recipe, steps=100, steps_per_epoch=10)
     rates = []
     for step in range(100):
-        schedule.step_update(step)
-        rates.append(optimizer.param_groups[0]["lr"])
+        rates.append(schedule.set(step))
     assert rates[:20] == pytest.approx([step / 20 for step in range(20)])
     assert rates[20:] == pytest.approx([(1 + math.cos(math.pi * (step - 20) / 80)) / 2 for step in range(20, 100)])

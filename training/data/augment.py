@@ -1,8 +1,12 @@
-"""Two random views of each picture of a batch, every parameter drawn per picture.
+"""Random views of each picture of a batch, every parameter drawn per picture.
 
-`byol` is the pair that the paper takes over from BYOL: random crop and flip, colour jitter in
-random order, grey, blur always in one view and rarely in the other, solarisation in the other.
-`crop_only` is random crops alone ("Data Augmentation", section 4.4).
+AUGMENTATIONS are data: the two large views of each.
+
+- `byol` is the pair that the paper takes over from BYOL: random crop and flip, colour jitter in random
+  order, grey, blur always in one view and rarely in the other, solarisation in the other.
+- `crop_only` is random crops alone ("Data Augmentation", section 4.4).
+- `simclr` has stronger colours, and blurs each view half of the time.
+- `cifar` is `byol` without blur, for pictures of 32 pixels.
 
 Parameters are drawn on the CPU from one generator, so a run is the same on every device; the pixels
 are worked on wherever they lie.
@@ -11,13 +15,14 @@ are worked on wherever they lie.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
 from . import pixel_ops
+from .degrade import degrade
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -29,13 +34,16 @@ ATTEMPTS = 10  # at a crop that fits, before the whole picture is taken
 class View:
     """How one view is made; probabilities in [0, 1].
 
+    size: side of the result in pixels.
     scale: share of the picture's area that a crop covers.
     ratio: its width / height.
-    brightness, contrast, saturation: the factor is drawn from [1 - x, 1 + x].
+    brightness, contrast, saturation: the factor is drawn from [1 - x, 1 + x], but not below 0.
     hue: the shift is drawn from [-x, x].
-    sigma: of the blur in pixels.
+    sigma: of the blur in pixels; the length of its kernel follows the size, see `blur_taps`.
+    degrade: of being shrunk and compressed first, see `degrade`.
     """
 
+    size: int = 224
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -48,14 +56,50 @@ class View:
     blur: float = 1.0
     sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0
+    degrade: float = 0.0
 
 
 _CROP = View(flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+_SIMCLR = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
 
 AUGMENTATIONS: dict[str, tuple[View, View]] = {
     "byol": (View(), View(blur=0.1, solarize=0.2)),
     "crop_only": (_CROP, _CROP),
+    "simclr": (_SIMCLR, _SIMCLR),
+    "cifar": (View(blur=0.0), View(blur=0.0, solarize=0.2)),
 }
+
+
+def plan_views(
+    augmentation: str,
+    size: int,
+    *,
+    scale: tuple[float, float] | None = None,
+    small: int = 0,
+    small_size: int = 96,
+    small_scale: tuple[float, float] = (0.05, 0.14),
+    degrade: float = 0.0,
+) -> list[View]:
+    """The views of a step: two large ones, then the small ones of multi-crop, which take turns at the two styles.
+
+    Args:
+        augmentation: a name of AUGMENTATIONS.
+        size: side of the large views in pixels.
+        scale: share of the area that large crops cover; None for the augmentation's own.
+        small: number of small views.
+        small_size: their side in pixels.
+        small_scale: share of the area that they cover.
+        degrade: probability in every view.
+    """
+    styles = [replace(one, degrade=degrade) for one in AUGMENTATIONS[augmentation]]
+    large = [replace(one, size=size, scale=scale or one.scale) for one in styles]
+    return large + [replace(styles[i % 2], size=small_size, scale=small_scale) for i in range(small)]
+
+
+def make_views(images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator) -> list[Tensor]:
+    """The views of a batch of pictures, in order; see `make_view`."""
+    pixels = images.float()
+    return [make_view(pixels, aspect, view, generator) for view in views]
 
 
 def blur_taps(size: int) -> int:
@@ -63,27 +107,27 @@ def blur_taps(size: int) -> int:
     return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
 
 
-def make_view(images: Tensor, aspect: Tensor, view: View, size: int, generator: Generator) -> Tensor:
+def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator) -> Tensor:
     """One view of each picture.
 
     Args:
-        images: (B, S, S, 3) uint8, squashed squares.
+        images: (B, S, S, 3) uint8 or float in [0, 255], squashed squares.
         aspect: (B,) float32, width / height of the originals, on the CPU.
         view: what to do.
-        size: side of the result in pixels.
         generator: on the CPU; every draw comes from it.
 
     Returns:
-        (B, 3, size, size) float32, normalised with ImageNet's mean and deviation, channels last.
+        (B, 3, view.size, view.size) float32, normalised with ImageNet's mean and deviation, channels last.
     """
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
-    x = pixel_ops.resized_crop(images.float(), boxes.to(device), flip.to(device), size)
+    x = pixel_ops.resized_crop(images.float(), boxes.to(device), flip.to(device), view.size)
+    degrade(x, view.degrade, generator)
     _jitter(x, view, generator)
     _some(x, view.grey, lambda some, _: pixel_ops.grayscale(some), generator)
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
-    _some(x, view.blur, lambda some, rows: pixel_ops.gaussian_blur(some, sigma[rows], blur_taps(size)), generator)
+    _some(x, view.blur, lambda some, rows: pixel_ops.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
     _some(x, view.solarize, lambda some, _: pixel_ops.solarize(some), generator)
     return _normalise(x)
 
@@ -135,7 +179,8 @@ def _jitter(x: Tensor, view: View, generator: Generator) -> None:
     chosen = torch.rand(batch, generator=generator) < view.jitter
     order = torch.rand(batch, 4, generator=generator).argsort(dim=1)
     spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
-    amount = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread + torch.tensor([1.0, 1.0, 1.0, 0.0])
+    amount = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread
+    amount[:, :3] = (amount[:, :3] + 1).clamp_(min=0)
     operations = (
         pixel_ops.adjust_brightness,
         pixel_ops.adjust_contrast,

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.errors import NoImages
@@ -28,15 +26,17 @@ class ImageFiles:
     paths: N files.
     labels: (N,) int64, index into `classes`, or -1.
     classes: names, sorted.
+    origin: (N,) int64, which of the given folders each comes from.
     """
 
     paths: tuple[Path, ...]
     labels: np.ndarray
     classes: tuple[str, ...]
+    origin: np.ndarray
 
     def keep(self, index: np.ndarray) -> ImageFiles:
         """Those at `index` (int64), in that order."""
-        return ImageFiles(tuple(self.paths[i] for i in index), self.labels[index], self.classes)
+        return ImageFiles(tuple(self.paths[i] for i in index), self.labels[index], self.classes, self.origin[index])
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
         raise NoImages("No folder of pictures was given: name one with --data DIR.")
     paths: list[Path] = []
     names: list[str | None] = []
-    for folder in map(Path, folders):
+    origin: list[int] = []
+    for number, folder in enumerate(map(Path, folders)):
         parts = [folder]
         if (folder / "train").is_dir():
             parts = [folder / part for part in ("train", "unlabelled") if (folder / part).is_dir()]
@@ -68,7 +69,8 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
             # two data folders may use one class name for different things
             names += [label and f"{folder.resolve()}/{label}" for label in labels]
             paths += found
-    return _files(paths, names, sorted({name for name in names if name}))
+            origin += [number] * len(found)
+    return _files(paths, names, sorted({name for name in names if name}), origin)
 
 
 def evaluation_sets(folders: Sequence[Path]) -> list[EvaluationSet]:
@@ -91,17 +93,11 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
     classes = sorted({name for name in names["train"] if name})
     return EvaluationSet(
-        folder.resolve().name, *(_files(parts[part], names[part], classes) for part in ("train", split))
+        folder.resolve().name, *(_files(parts[part], names[part], classes, [0] * len(parts[part])) for part in parts)
     )
 
 
-def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:
+def _files(paths: list[Path], names: list[str | None], classes: list[str], origin: list[int]) -> ImageFiles:
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(name, UNLABELLED) if name else UNLABELLED for name in names], dtype=np.int64)
-    return ImageFiles(tuple(paths), labels, tuple(classes))
-
-
-def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """A permutation that depends on seed and epoch alone, so that a resumed epoch goes on in the same order."""
-    key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
-    return torch.randperm(images, generator=torch.Generator().manual_seed(key))
+    return ImageFiles(tuple(paths), labels, tuple(classes), np.array(origin, np.int64))

@@ -2,30 +2,32 @@
 
 Every picture is squashed to S x S; its original aspect is kept beside it, so that random crops are
 still drawn in the picture's own proportions. Packs live in a cache folder under a hash of the file
-list (paths, sizes, times), so the second run on the same pictures starts at once.
+list (paths, sizes, times), so the second run on the same pictures starts at once. Decoding that was
+interrupted goes on where its journal ends; two programs that want the same pack decode it once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.preprocess import decode_image
-from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.errors import ImageError, NoImages, NoRoom
 
 FORMAT = 1
+BLOCK = 1024  # pictures between two entries of the journal
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,13 @@ def build_pack(
 
     Raises:
         NoImages: not one of the files could be read.
+        NoRoom: the disk cannot hold them decoded.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size)
     if not (folder / "pack.json").exists():
-        _decode(paths, size, folder, progress)
+        with _alone(folder):
+            if not (folder / "pack.json").exists():
+                _decode(paths, size, folder, progress)
     about = json.loads((folder / "pack.json").read_text())
     # "c": copy on write, for torch refuses to wrap a read-only array without a warning
     pixels = np.load(folder / "pixels.npy", mmap_mode="c")
@@ -92,35 +97,82 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return (stat.st_size, stat.st_mtime_ns)
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other program decodes this pack."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[int, int], None]) -> None:
     """Writes the pack beside its place and moves it there whole, so that no half pack is ever opened."""
-    half = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    half.mkdir(parents=True, exist_ok=True)
-    try:
-        pixels = np.lib.format.open_memmap(
-            half / "pixels.npy", mode="w+", dtype=np.uint8, shape=(len(paths), size, size, 3)
-        )
-        aspect, kept, broken = [], [], []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for i, result in enumerate(pool.map(lambda path: _squash(path, size), paths)):
+    half = folder.with_suffix(".part")
+    half.mkdir(exist_ok=True)
+    pixels = _pixel_file(half / "pixels.npy", (len(paths), size, size, 3))
+    aspect, kept, broken = [], [], []
+    for number, shape, reason in _journal(half):
+        if shape is None:
+            broken.append((str(paths[number]), reason))
+        else:
+            aspect.append(shape)
+            kept.append(number)
+    done = len(kept) + len(broken)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, (half / "journal.jsonl").open("a") as journal:
+        while done < len(paths):
+            lines = []
+            block = range(done, min(done + BLOCK, len(paths)))
+            for number, result in zip(block, pool.map(lambda i: _squash(paths[i], size), block), strict=True):
                 if isinstance(result, ImageError):
-                    broken.append((str(paths[i]), str(result)))
+                    broken.append((str(paths[number]), str(result)))
+                    lines.append((number, None, str(result)))
                 else:
                     pixels[len(kept)] = result[0]
                     aspect.append(result[1])
-                    kept.append(i)
-                progress(i + 1, len(paths))
-        if not kept:
-            raise NoImages(f"None of the {len(paths)} pictures could be read; the first: {broken[0][1]}")
-        pixels.flush()
-        np.save(half / "aspect.npy", np.array(aspect, np.float32))
-        np.save(half / "kept.npy", np.array(kept, np.int64))
-        (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
-        if folder.exists():  # left by another run without its pack.json, or written by one meanwhile
-            shutil.rmtree(folder)
-        half.rename(folder)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
+                    kept.append(number)
+                    lines.append((number, result[1], ""))
+                done += 1
+                progress(done, len(paths))
+            pixels.flush()  # before the journal says that they are there
+            journal.write("".join(json.dumps(line) + "\n" for line in lines))
+            journal.flush()
+    if not kept:
+        shutil.rmtree(half)
+        raise NoImages(f"None of the {len(paths)} pictures could be read; the first: {broken[0][1]}")
+    np.save(half / "aspect.npy", np.array(aspect, np.float32))
+    np.save(half / "kept.npy", np.array(kept, np.int64))
+    (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
+    if folder.exists():  # left by an earlier version without its pack.json
+        shutil.rmtree(folder)
+    half.rename(folder)
+
+
+def _pixel_file(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """The array on disk: that of an interrupted decoding, or a new one if there is room for it."""
+    if path.exists():
+        try:
+            return np.lib.format.open_memmap(path, mode="r+")
+        except (ValueError, OSError):  # stopped before its header was whole
+            (path.parent / "journal.jsonl").unlink(missing_ok=True)
+    need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
+    if need > free:
+        raise NoRoom(
+            f"{shape[0]} pictures decoded at {shape[1]} pixels take {need / 1e9:.1f} GB and the cache folder "
+            f"{path.parents[2]} has {free / 1e9:.1f} GB free: name another by NNCLR_CACHE, or lower pack_size."
+        )
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+
+
+def _journal(half: Path) -> Iterator[tuple[int, float | None, str]]:
+    """(file, aspect or None, reason) of what is decoded already; a line that a kill cut off is left out."""
+    path = half / "journal.jsonl"
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if len(whole) != len(text):
+        path.write_text(whole)
+    for line in whole.splitlines():
+        yield tuple(json.loads(line))  # type: ignore[misc]
 
 
 def _squash(path: Path, size: int) -> tuple[np.ndarray, float] | ImageError:
@@ -130,11 +182,3 @@ def _squash(path: Path, size: int) -> tuple[np.ndarray, float] | ImageError:
         return error
     aspect = image.width / image.height
     return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)), aspect
-
-
-def resident(pack: ImagePack, where: torch.device) -> Tensor:
-    """The pixels on the device if they take less than half of its free memory, else memory-mapped."""
-    pixels = torch.from_numpy(pack.pixels)
-    if where.type == "cuda" and pixels.numel() < torch.cuda.mem_get_info(where)[0] / 2:
-        return pixels.to(where)
-    return pixels

@@ -1,83 +1,18 @@
-"""Weighted 20-NN of an encoder on a labelled set, during training or alone.
-
-The pictures go through the encoder's own eval transform once and are kept as uint8 crops, so every
-later evaluation costs the forward passes alone, and gives the figure that the exported encoder has.
-"""
+"""Weighted 20-NN: fits on the train part of a labelled set and scores the held-out part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
-from pathlib import Path
+from collections.abc import Iterator
 
-import numpy as np
-
-from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
-from nnclr_hub.errors import ImageError, NoImages
 from nnclr_hub.probe.knn import knn_classify
 
-from ..data.datasets import EvaluationSet, ImageFiles
+from .labelled import Features
 
 K = 20
 TEMPERATURE = 0.07
-BATCH = 256
 
 
-class KNN:
-    """Fits on the train part of a labelled set and scores the held-out part.
-
-    Args:
-        data: the set.
-        preprocessing: the encoder's.
-        progress: called with (done, total) while the pictures are decoded.
-    """
-
-    def __init__(
-        self,
-        data: EvaluationSet,
-        preprocessing: Preprocessing,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        self.name = data.name
-        transform = EvalTransform(preprocessing)
-        total = len(data.train.paths) + len(data.test.paths)
-        self._train = _crops(data.train, transform, lambda done: progress(done, total))
-        self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
-
-    def run(self, encoder: Encoder) -> Iterator[tuple[str, float]]:
-        """Yields ("knn20/NAME", top-1 accuracy in [0, 1])."""
-        (train, train_labels), (test, test_labels) = self._train, self._test
-        predicted = knn_classify(
-            _embed(encoder, train), train_labels, _embed(encoder, test), k=K, temperature=TEMPERATURE
-        )
-        yield f"knn{K}/{self.name}", float((predicted == test_labels).mean())
-
-
-def _crops(
-    files: ImageFiles, transform: EvalTransform, progress: Callable[[int], None]
-) -> tuple[np.ndarray, np.ndarray]:
-    """(N, S, S, 3) uint8 and (N,) int64 of the labelled pictures that can be read."""
-
-    def crop(path: Path) -> np.ndarray | None:
-        try:
-            return transform.crop(decode_image(path))
-        except ImageError:
-            return None  # the pack has listed it already
-
-    labelled = files.keep((files.labels >= 0).nonzero()[0])
-    crops, labels = [], []
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        for done, (made, label) in enumerate(zip(pool.map(crop, labelled.paths), labelled.labels, strict=True), 1):
-            if made is not None:
-                crops.append(made)
-                labels.append(label)
-            progress(done)
-    if not crops:
-        raise NoImages("Not one of the pictures to evaluate on could be read: check the files of val/ or test/.")
-    return np.stack(crops), np.array(labels, np.int64)
-
-
-def _embed(encoder: Encoder, crops: np.ndarray) -> np.ndarray:
-    return np.concatenate([encoder.forward_crops(crops[i : i + BATCH]) for i in range(0, len(crops), BATCH)])
+def knn(features: Features) -> Iterator[tuple[str, float]]:
+    """Yields ("knn20/NAME", top-1 accuracy in [0, 1])."""
+    predicted = knn_classify(features.train, features.train_labels, features.test, k=K, temperature=TEMPERATURE)
+    yield f"knn{K}/{features.name}", float((predicted == features.test_labels).mean())

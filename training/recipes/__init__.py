@@ -6,13 +6,31 @@ from difflib import get_close_matches
 
 from nnclr_hub.errors import UnknownRecipe
 
-from .imagenet import ResNet50ImageNet
+from . import imagenet, small, starter, vit
+from .auto import Auto
 from .recipe import Recipe
-from .small import SmallCPU
 
 RECIPES: dict[str, type[Recipe]] = {
-    "resnet50_imagenet": ResNet50ImageNet,
-    "small_cpu": SmallCPU,
+    "auto": Auto,
+    "small_cpu": small.SmallCPU,
+    "small": small.Small,
+    "cifar10_resnet18": small.CIFAR10ResNet18,
+    "imagenette_resnet18": small.ImagenetteResNet18,
+    "starter_resnet50": starter.StarterResNet50,
+    "starter_vit_small": starter.StarterViTSmall,
+    "resnet50_imagenet": imagenet.ResNet50ImageNet,
+    "resnet50_imagenet_100": imagenet.Epochs100,
+    "resnet50_imagenet_200": imagenet.Epochs200,
+    "resnet50_imagenet_400": imagenet.Epochs400,
+    "resnet50_imagenet_800": imagenet.Epochs800,
+    "resnet50_imagenet_ablation": imagenet.Ablation,
+    "resnet50_imagenet_multicrop": imagenet.MultiCrop,
+    "resnet50_imagenet_momentum": imagenet.Momentum,
+    "resnet50_imagenet_crop_only": imagenet.CropOnly,
+    "resnet50_imagenet_nnsiam": imagenet.NNSiam,
+    "vit_small_imagenet": vit.ViTSmallImageNet,
+    "vit_base_imagenet": vit.ViTBaseImageNet,
+    "vit_base8_imagenet": vit.ViTBase8ImageNet,
 }
 
 

@@ -7,22 +7,15 @@ A recipe is a frozen dataclass whose defaults are the paper's; a family's file c
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from nnclr_hub.errors import UnknownSetting
-from nnclr_hub.method import METHODS
+from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
 from ..data.augment import AUGMENTATIONS
-
-
-def setting(default: Any, help: str) -> Any:
-    """A field with the sentence that the command line shows for it."""
-    return field(default=default, metadata={"help": help})
+from .settings import one_of, parse_settings, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,61 +26,128 @@ class Recipe:
     method: str = setting("nnclr", "row of METHODS: " + ", ".join(METHODS))
     temperature: float = setting(0.1, "tau of the InfoNCE loss")
     transposed_term: bool = setting(False, "add the loss term whose denominator runs over the targets")
+    ema: float = setting(0.99, "t of the momentum encoder at first; a cosine takes it to 1")
+    encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
+    # ---- support set
     queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of pictures")
+    support_set: Literal["queue", "random_replacement", "current_encoder"] = setting(
+        "queue", "first in first out; rows replaced at random; or a random set that each step embeds anew"
+    )
+    enqueue: Literal["first", "both"] = setting("first", "views that enter the support set")
+    pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "the neighbour; oracle: of the same label")
+    k: int = setting(1, "draw the neighbour among the k nearest")
+    soft_temperature: float = setting(0.1, "of the softmax over the support set, with pick=soft")
     mask_own: bool = setting(True, "a picture never gets its own older embedding as neighbour")
     warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
     ramp: float = setting(0.0, "share of the steps over which neighbours are then phased in")
     gate: float = setting(1.0, "share of a batch, the most similar, that uses its neighbours in the end")
     # ---- network
-    backbone: str = setting("resnet50", "any timm architecture")
+    backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's own")
-    projection_hidden: int = setting(2048, "width of the projection head")
-    projection_dim: int = setting(256, "d, length of z and p")
-    prediction: str = setting("method", "prediction head: 'method' (as the method has it), 'none' or 'paper'")
-    prediction_hidden: int = setting(4096, "width of the prediction head")
+    drop_path: float = setting(0.0, "stochastic depth of a vision transformer, in the online network alone")
+    freeze_patches: bool = setting(False, "keep a vision transformer's patch projection as it was drawn")
+    projection: str = setting("method", f"projection head: method, none, {', '.join(PROJECTIONS)}")
+    projection_hidden: int = setting(0, "width of its hidden layers; 0 for the head's own")
+    projection_dim: int = setting(0, "d, length of z and p; 0 for the head's own")
+    prediction: str = setting("method", f"prediction head: method, none, {', '.join(PREDICTIONS)}")
+    prediction_hidden: int = setting(0, "width of its hidden layer; 0 for the head's own")
+    # ---- going on from an encoder (--init)
+    heads_first: float = setting(0.1, "with --init: share of the steps in which the heads alone learn")
+    layer_decay: float = setting(0.75, "with --init: rate of each layer relative to the next later one")
     # ---- data
-    image_size: int = setting(224, "side of the views, in pixels")
+    image_size: int = setting(224, "side of the large views, in pixels")
+    early_size: int = setting(0, "side of the large views in an early part of the run; 0 for none")
+    early_share: float = setting(0.0, "share of the steps at early_size")
     pack_size: int = setting(256, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's centre crop keeps")
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
+    crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's own")
+    local_crops: int = setting(0, "number of small views (multi-crop)")
+    local_size: int = setting(96, "their side, in pixels")
+    local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of their crops, LEAST,MOST")
+    degrade: float = setting(0.0, "probability that a view loses quality, for sets that differ in it")
+    one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
+    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded pictures lie")
     # ---- optimisation
     epochs: int = setting(1000, "passes over the pictures")
-    batch_size: int = setting(4096, "pictures a step; shrinks to fit a small set")
+    batch_size: int = setting(4096, "pictures a step over all GPUs; shrinks to fit a small set")
+    accumulate: int = setting(1, "parts that a batch is split into for memory; each is contrasted with itself alone")
+    chunk: int = setting(0, "pictures a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
-    weight_decay: float = setting(1e-6, "not applied to biases and norms")
+    weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")
     momentum: float = setting(0.9, "of lars and sgd")
+    nesterov: bool = setting(False, "Nesterov's momentum for lars and sgd")
     warmup_epochs: float = setting(10.0, "linear warm-up, then cosine to 0")
+    clip: float = setting(0.0, "largest norm of the gradient; 0 for no limit")
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 where the device is fast at it")
+    channels_last: bool = setting(True, "memory layout of convolutions")
+    compile: bool = setting(False, "compile the backbone, and on a GPU the augmentation")
     seed: int = setting(0, "of weights, order and augmentation")
     # ---- once in a while
     log_every: int = setting(10, "steps between log lines")
     checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
+    tensorboard: bool = setting(False, "write RUN/tensorboard beside log.jsonl")
+    fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names that --set has given
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
-        _one_of("augmentation", self.augmentation, AUGMENTATIONS)
-        _one_of("prediction", self.prediction, ("method", "none", "paper"))
-        for name in ("optimizer", "precision"):
-            _one_of(name, getattr(self, name), typing.get_args(typing.get_type_hints(type(self))[name]))
-        sizes = ("queue_size", "projection_hidden", "projection_dim", "prediction_hidden", "log_every")
-        for name in (*sizes, "epochs", "checkpoint_every", "temperature", "base_lr"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
-        for name in ("image_size", "pack_size", "eval_size"):
-            _require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
-        for name in ("warm_start", "ramp", "gate"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must lie between 0 and 1")
-        _require(0 < self.eval_crop <= 1, "eval_crop", self.eval_crop, "must be above 0 and at most 1")
-        for name in ("weight_decay", "momentum", "warmup_epochs", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        _require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2: batch norm and InfoNCE")
-        _require(
+        one_of("method", self.method, METHODS)
+        one_of("augmentation", self.augmentation, AUGMENTATIONS)
+        one_of("projection", self.projection, ("method", "none", *PROJECTIONS))
+        one_of("prediction", self.prediction, ("method", "none", *PREDICTIONS))
+        for name, kind in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(kind) is Literal:
+                one_of(name, getattr(self, name), typing.get_args(kind))
+        self._check_ranges()
+        self._check_together()
+
+    def _check_ranges(self) -> None:
+        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k")
+        for name in (*sizes, "temperature", "soft_temperature", "base_lr"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        for name in ("image_size", "pack_size", "eval_size", "local_size"):
+            require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
+        shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share", "degrade", "one_folder")
+        for name in shares:
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must lie between 0 and 1")
+        for name in ("eval_crop", "layer_decay"):
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must be above 0 and at most 1")
+        require(0 <= self.drop_path < 1, "drop_path", self.drop_path, "must be at least 0 and below 1")
+        for name in ("weight_decay", "momentum", "warmup_epochs", "seed", "clip", "chunk", "local_crops"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for name in ("projection_hidden", "projection_dim", "prediction_hidden", "early_size"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for name, value in (("crop_scale", self.crop_scale), ("local_scale", self.local_scale)):
+            if value or name == "local_scale":
+                fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
+                require(fits, name, value, "must be two shares of the area, LEAST,MOST, above 0 and at most 1")
+        require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2: batch norm and InfoNCE")
+
+    def _check_together(self) -> None:
+        require(
             not (self.optimizer == "lars" and self.weight_decay == 0),
             "weight_decay",
             0,
             "must be above 0 with lars, which adapts only the tensors that decay; 1e-9 is as good as none",
         )
+        require(not (self.k > 1 and self.pick == "soft"), "k", self.k, "has no meaning with pick=soft: leave it out")
+        require(
+            self.early_share == 0 or self.early_size >= 8,
+            "early_share",
+            self.early_share,
+            "needs early_size, the side of the views in that part of the run",
+        )
+        require(
+            self.encoder == "online" or METHODS[self.method].target_encoder == "momentum",
+            "encoder",
+            self.encoder,
+            f"needs a method with a momentum encoder, which {self.method} has not",
+        )
+        parts = self.batch_size // self.accumulate
+        require(parts >= 2, "accumulate", self.accumulate, f"leaves parts of {parts} pictures: give fewer parts")
+
+    # ---- what follows from the settings
 
     @property
     def model_args(self) -> dict[str, Any]:
@@ -102,10 +162,20 @@ class Recipe:
             return self.gate
         return self.gate * (progress - self.warm_start) / self.ramp
 
+    def size_at(self, progress: float) -> int:
+        """Side of the large views when `progress` (0 to 1) of the steps are done."""
+        return self.early_size if progress < self.early_share else self.image_size
+
+    def for_data(self, images: int, on_gpu: bool) -> Recipe:
+        """The recipe for a set of that many pictures; `auto` decides here."""
+        return self
+
+    # ---- --set
+
     @classmethod
     def settings(cls) -> list[tuple[str, Any, str]]:
         """(name, default, help) of every setting."""
-        return [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(cls)]
+        return [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata]
 
     def with_settings(self, assignments: Sequence[str]) -> Self:
         """A copy with `key=value` assignments made.
@@ -114,42 +184,6 @@ class Recipe:
             UnknownSetting: a key that is none, with the nearest one; or a value it cannot take.
         """
         hints = typing.get_type_hints(type(self))
-        changes: dict[str, Any] = {}
-        for assignment in assignments:
-            key, equals, text = assignment.partition("=")
-            if key not in hints:
-                close = get_close_matches(key, hints, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(hints)}."
-                raise UnknownSetting(f"No setting is called {key!r}: {hint}")
-            if not equals:
-                raise UnknownSetting(
-                    f"--set takes KEY=VALUE, for example {key}={getattr(self, key)}; got {assignment!r}."
-                )
-            changes[key] = _parse(key, text, hints[key])
-        return dataclasses.replace(self, **changes)
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise UnknownSetting(f"{name}={value} {rule}.")
-
-
-def _one_of(name: str, value: str, choices: Any) -> None:
-    _require(value in choices, name, value, f"is none of {', '.join(choices)}")
-
-
-def _parse(key: str, text: str, kind: Any) -> Any:
-    if typing.get_origin(kind) is Literal or kind is str:
-        return text
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-        if typing.get_origin(kind) is tuple:
-            return tuple(int(part) for part in text.split(",") if part)
-        return kind(text)
-    except (ValueError, KeyError):
-        name = "comma-separated whole numbers" if isinstance(kind, types.GenericAlias) else _KIND[kind]
-        raise UnknownSetting(f"{key} takes {name}; got {text!r}.") from None
-
-
-_KIND = {int: "a whole number", float: "a number", bool: "true or false"}
+        names = [name for name, _, _ in self.settings()]
+        changes = parse_settings(assignments, {name: hints[name] for name in names}, dataclasses.asdict(self))
+        return dataclasses.replace(self, **changes, fixed=tuple(dict.fromkeys([*self.fixed, *changes])))

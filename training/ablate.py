@@ -1,0 +1,173 @@
+"""The rows of one of the paper's tables, with one base recipe, several seeds and one page of results.
+
+    nnclr ablate crop_only --data PHOTOS --recipe small_cpu --seeds 3 --out ablations
+
+writes OUT/TABLE/ROW/seed-N (run folders), and after each run OUT/TABLE/{results.json, results.md, results.png,
+report.html} from all that are there. Called again, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.console import Console
+
+from .pretrain import pretrain
+from .recipes import Recipe
+from .report import write_report
+from .tables import Row, Table, find_table
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row after its runs: scores[metric] has a value a seed."""
+
+    row: Row
+    seeds: tuple[int, ...]
+    scores: Mapping[str, tuple[float, ...]]
+
+
+def ablate(
+    name: str,
+    recipe_name: str,
+    base: Recipe,
+    data: Sequence[str | Path],
+    out: Path,
+    *,
+    seeds: int = 1,
+    device: str | None = None,
+    console: Console | None = None,
+) -> list[Result] | None:
+    """Runs a table; None if a signal stopped it.
+
+    Args:
+        name: of the table.
+        recipe_name, base: what all rows share.
+        data: as for `pretrain`.
+        out: folder of tables.
+        seeds: runs a row, with seeds base.seed, base.seed + 1, ...
+        device: as for `pretrain`.
+        console: where the program talks.
+
+    Raises:
+        InvalidRequest: no such table, or a row that the recipe cannot have.
+        what `pretrain` raises.
+    """
+    say = console or Console(stderr=True)
+    table = find_table(name)
+    folder = Path(out) / name
+    rows = table.rows(base)
+    recipes = [base.with_settings(row.settings) for row in rows]  # before any run: a row may be refused
+    results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(rows))}
+    for seed in range(base.seed, base.seed + seeds):
+        for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
+            say.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
+            run = folder / _slug(row.label) / f"seed-{seed}"
+            settings = recipe.with_settings([f"seed={seed}"])
+            outcome = pretrain(recipe_name, settings, data, run, resume=True, device=device, console=say)
+            if not outcome.finished:
+                return None
+            results[number][seed] = outcome.scores
+            _write(folder, table, recipe_name, _collect(rows, results))
+    done = _collect(rows, results)
+    say.print(f"done: {folder / 'results.md'}, {folder / 'results.png'}, {folder / 'report.html'}", highlight=False)
+    return done
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+def _collect(rows: Sequence[Row], results: Mapping[int, Mapping[int, Mapping[str, float]]]) -> list[Result]:
+    collected = []
+    for number, row in enumerate(rows):
+        by_seed = results[number]
+        if by_seed:
+            metrics = next(iter(by_seed.values()))
+            scores = {metric: tuple(one[metric] for one in by_seed.values()) for metric in metrics}
+            collected.append(Result(row, tuple(by_seed), scores))
+    return collected
+
+
+# ------------------------------------------------------------------------------ what it writes
+
+
+def _write(folder: Path, table: Table, recipe: str, results: Sequence[Result]) -> None:
+    document = {
+        "table": table.title,
+        "recipe": recipe,
+        "rows": [
+            {
+                "label": one.row.label,
+                "settings": one.row.settings,
+                "seeds": one.seeds,
+                "scores": one.scores,
+                "paper": one.row.paper,
+            }
+            for one in results
+        ],
+    }
+    (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+    (folder / "results.md").write_text(as_markdown(table, recipe, results))
+    metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
+    if metrics:
+        _draw(folder / "results.png", table, results, metrics)
+    write_report([folder / _slug(one.row.label) / f"seed-{one.seeds[0]}" for one in results], folder / "report.html")
+
+
+def as_markdown(table: Table, recipe: str, results: Sequence[Result]) -> str:
+    """The table with means over seeds, their deviation, and the paper's figure beside them."""
+    metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
+    lines = [
+        f"# {table.title}",
+        "",
+        f"Recipe `{recipe}`, last epoch, mean over seeds ± deviation. The paper's column is ImageNet, ResNet-50, linear.",
+        table.note,
+        "",
+        f"| row | seeds | {' | '.join(metrics)} | the paper |",
+        f"|---|---|{'---|' * len(metrics)}---|",
+    ]
+    for one in results:
+        cells = [_cell(one.scores.get(metric, ())) for metric in metrics]
+        paper = "" if one.row.paper is None else f"{one.row.paper:.1f}"
+        lines.append(f"| {one.row.label} | {', '.join(map(str, one.seeds))} | {' | '.join(cells)} | {paper} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def _draw(path: Path, table: Table, results: Sequence[Result], metrics: Sequence[str]) -> None:
+    """A point a seed and a bar at their mean, one panel a metric, with the paper's own figures last."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * (len(metrics) + 1) + 1.5, 0.5 * len(results) + 1.6), layout="constrained")
+    panels = figure.subplots(1, len(metrics) + 1, sharey=True, squeeze=False)[0]
+    places = range(len(results))
+    for axes, metric in zip(panels, metrics, strict=False):
+        for place, one in zip(places, results, strict=True):
+            values = one.scores.get(metric, ())
+            if values:
+                axes.barh(place, mean(values), color="C0", alpha=0.35)
+                axes.plot(values, [place] * len(values), "o", color="C0", markersize=4)
+        axes.set_title(metric, fontsize=9)
+    papers = [(place, one.row.paper) for place, one in zip(places, results, strict=True) if one.row.paper is not None]
+    panels[-1].barh([place for place, _ in papers], [value for _, value in papers], color="0.75")
+    panels[-1].set_title("the paper (ImageNet, %)", fontsize=9)
+    panels[0].set_yticks(list(places), [one.row.label for one in results], fontsize=8)
+    panels[0].invert_yaxis()
+    for axes in panels:
+        low = min((patch.get_width() for patch in axes.patches), default=0.0)  # type: ignore[attr-defined]
+        axes.set_xlim(left=0.8 * low)
+        axes.grid(axis="x", alpha=0.3)
+        axes.tick_params(axis="x", labelsize=8)
+    figure.suptitle(table.title, fontsize=10)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,134 @@
+"""The pictures of each step, on the device.
+
+A pack that fits into device memory lies there as a whole (`device`). A larger one stays memory-mapped
+(`host`): a thread gathers the next step's pictures into pinned memory while the device works on this
+one's, and the copy overlaps with it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .image_pack import ImagePack
+from .order import epoch_order
+
+ROOM = 0.5  # share of the free device memory that a pack may take
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a step.
+
+    images: (B, S, S, 3) uint8 on the device.
+    aspect: (B,) float32 on the CPU.
+    ids: (B,) int64 on the device, places in the pack.
+    labels: (B,) int64 on the device, -1 where unknown.
+    """
+
+    images: Tensor
+    aspect: Tensor
+    ids: Tensor
+    labels: Tensor
+
+
+class Batches:
+    """Batches of a pack by step number, so that a resumed run goes on with the very next one.
+
+    Args:
+        pack: the decoded pictures.
+        labels: (N,) int64.
+        origin: (N,) int64, which data folder each comes from.
+        batch_size: pictures a step over all ranks.
+        seed: of the order.
+        one_folder: see `epoch_order`.
+        residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
+        where: the device.
+        rank, world: this rank takes the rank-th of `world` equal parts of each batch.
+    """
+
+    def __init__(
+        self,
+        pack: ImagePack,
+        labels: np.ndarray,
+        origin: np.ndarray,
+        *,
+        batch_size: int,
+        seed: int,
+        where: torch.device,
+        one_folder: float = 0.0,
+        residency: str = "auto",
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.steps_per_epoch = len(pack) // batch_size
+        self._pixels = torch.from_numpy(pack.pixels)
+        self._aspect = torch.from_numpy(pack.aspect)
+        self._labels = torch.from_numpy(labels)
+        self._origin = origin
+        self._batch_size, self._seed, self._one_folder = batch_size, seed, one_folder
+        self._where = where
+        self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._order: tuple[int, Tensor] | None = None
+        if residency == "device" or (residency == "auto" and self._fits()):
+            self._pixels = self._pixels.to(where)
+        self.resident = self._pixels.device == where
+        self._thread = None if self.resident else ThreadPoolExecutor(1, "prefetch")
+        self._next: tuple[int, Future[Tensor]] | None = None
+
+    def _fits(self) -> bool:
+        if self._where.type != "cuda":
+            return True  # memory-mapped: the page cache holds what there is room for
+        return self._pixels.numel() < ROOM * torch.cuda.mem_get_info(self._where)[0]
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, counted from 0 over all epochs."""
+        rows = self._rows(step)
+        return self._batch(rows, None if self.resident else self._prefetched(step, rows))
+
+    def of(self, rows: Tensor) -> Batch:
+        """The pictures at `rows`, (B,) int64 on the CPU, whatever step it is."""
+        return self._batch(rows, None if self.resident else self._gather(rows).to(self._where))
+
+    def _batch(self, rows: Tensor, images: Tensor | None) -> Batch:
+        if images is None:
+            images = self._pixels[rows.to(self._where)]
+        return Batch(
+            images,
+            self._aspect[rows],
+            rows.to(self._where, non_blocking=True),
+            self._labels[rows].to(self._where, non_blocking=True),
+        )
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def close(self) -> None:
+        """Ends the prefetching thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _rows(self, step: int) -> Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            order = epoch_order(self._origin, self._batch_size, self._seed, epoch, self._one_folder)
+            self._order = epoch, order
+        return self._order[1][place * self._batch_size : (place + 1) * self._batch_size][self._part]
+
+    def _prefetched(self, step: int, rows: Tensor) -> Tensor:
+        """This step's pictures, which the thread gathered during the last one, if it was that one's successor."""
+        assert self._thread is not None
+        if self._next is not None and self._next[0] == step:
+            images = self._next[1].result()
+        else:
+            images = self._gather(rows)
+        self._next = step + 1, self._thread.submit(self._gather, self._rows(step + 1))
+        return images.to(self._where, non_blocking=True)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        images = self._pixels[rows]
+        return images.pin_memory() if self._where.type == "cuda" else images

@@ -1,0 +1,86 @@
+"""Random loss of quality: pictures shrunk and enlarged again, and compressed as JPEG does.
+
+Sets of pictures differ in sharpness and in compression. Where a batch mixes several, InfoNCE can tell
+a positive from most negatives by that alone, without looking at what is shown; degraded views take the
+shortcut away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+SHRINK = (0.35, 1.0)  # side of the small copy, as a share of the picture's
+QUALITY = (20.0, 90.0)  # of JPEG
+BLOCK = 8
+# JPEG's example table for luminance (ITU-T T.81, table K.1), used here for all channels
+LUMINANCE = (
+    (16, 11, 10, 16, 24, 40, 51, 61),
+    (12, 12, 14, 19, 26, 58, 60, 55),
+    (14, 13, 16, 24, 40, 57, 69, 56),
+    (14, 17, 22, 29, 51, 87, 80, 62),
+    (18, 22, 37, 56, 68, 109, 103, 77),
+    (24, 35, 55, 64, 81, 104, 113, 92),
+    (49, 64, 78, 87, 103, 121, 120, 101),
+    (72, 92, 95, 98, 112, 100, 103, 99),
+)
+
+
+def degrade(images: Tensor, probability: float, generator: Generator) -> None:
+    """Degrades some pictures in place, each by its own amount.
+
+    Args:
+        images: (B, 3, S, S) float32 in [0, 1].
+        probability: of each picture to be degraded.
+        generator: on the CPU.
+    """
+    if not probability:
+        return
+    batch, device = len(images), images.device
+    rows = (torch.rand(batch, generator=generator) < probability).nonzero().squeeze(1)
+    shrink = torch.empty(batch).uniform_(*SHRINK, generator=generator)[rows].to(device)
+    quality = torch.empty(batch).uniform_(*QUALITY, generator=generator)[rows].to(device)
+    if len(rows):
+        rows = rows.to(device)
+        images[rows] = jpeg_like(shrink_and_enlarge(images[rows], shrink), quality)
+
+
+def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
+    """To `share` (B,) of the side, area by area, and back bilinearly: both are linear, so one matrix a picture."""
+    side = images.shape[-1]
+    small = (side * share).round().clamp(min=2)[:, None, None]  # pixels of the small copy
+    pixel = torch.arange(side, device=images.device, dtype=torch.float32)
+    row, column = pixel[None, :, None], pixel[None, None, :]
+    # overlap of source pixel `column` with cell `row` of the small copy
+    cell = side / small
+    down = (torch.minimum((row + 1) * cell, column + 1) - torch.maximum(row * cell, column)).clamp(min=0) / cell
+    # where pixel `row` of the result lies between the centres of the small copy
+    place = ((row + 0.5) / cell - 0.5).clamp(min=0)
+    up = (1 - (torch.minimum(place, small - 1) - column).abs()).clamp(min=0)
+    matrix = (up @ down)[:, None]  # (B, 1, side, side)
+    return (matrix @ images @ matrix.mT).clamp_(0, 1)
+
+
+def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
+    """Rounds the cosine transform of 8 x 8 blocks as JPEG does at a quality (B,) from 1 to 100, without its chroma."""
+    batch, channels, side, _ = images.shape
+    padded = math.ceil(side / BLOCK) * BLOCK
+    x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
+    x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, 3, rows, columns, 8, 8)
+    transform = _cosines(images.device)
+    table = torch.tensor(LUMINANCE, device=images.device, dtype=torch.float32)
+    scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None]
+    steps = (table * scale).clamp(min=1)[:, None, None, None]  # (B, 1, 1, 1, 8, 8)
+    x = ((transform @ x @ transform.T) / steps).round_() * steps
+    x = (transform.T @ x @ transform).transpose(3, 4).reshape(batch, channels, padded, padded)
+    return ((x + 128) / 255).clamp_(0, 1)[..., :side, :side]
+
+
+def _cosines(device: torch.device) -> Tensor:
+    """The orthonormal cosine transform of 8 samples: (8, 8)."""
+    k, n = torch.arange(BLOCK, device=device)[:, None], torch.arange(BLOCK, device=device)[None]
+    matrix = (math.pi * (2 * n + 1) * k / (2 * BLOCK)).cos() * math.sqrt(2 / BLOCK)
+    matrix[0] /= math.sqrt(2)
+    return matrix

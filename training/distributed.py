@@ -1,0 +1,138 @@
+"""Several processes as one run: who this process is, and what it does together with the others.
+
+torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), torch's
+DistributedDataParallel averages their gradients, and `GatherRanks` lets each contrast with the
+predictions of all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from timm.layers import convert_sync_batchnorm
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from nnclr_hub.method import Gather, GatherRanks, Learner
+
+PATIENCE = timedelta(hours=4)  # others wait while rank 0 decodes, evaluates and saves
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run.
+
+    rank, world: its number and how many there are.
+    where: its device.
+    gather: collects from all.
+    """
+
+    rank: int
+    world: int
+    where: torch.device
+    gather: Gather
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and talks."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all have come here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; all get the same answer."""
+        if self.world == 1:
+            return flag
+        answer = torch.tensor(int(flag), device=self.where)
+        dist.all_reduce(answer, op=dist.ReduceOp.MAX)
+        return bool(answer)
+
+
+@contextmanager
+def joined(device: str | None) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started; alone, if it did not.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1"; default the GPU if there is one, of several ranks each its own.
+    """
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Ranks(0, 1, torch.device(chosen), Gather())
+        return
+    if chosen == "cuda":
+        chosen = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.startswith("cuda") else "gloo", timeout=PATIENCE)
+    try:
+        yield Ranks(dist.get_rank(), world, torch.device(chosen), GatherRanks())
+    finally:
+        dist.destroy_process_group()
+
+
+def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
+    """The learner with gradients averaged over ranks and batch norm over all their pictures.
+
+    The support set stays out of what torch broadcasts: every rank enqueues the same rows, so it is the
+    same everywhere already; a broadcast would send the whole bank at each step.
+    """
+    if ranks.world == 1:
+        return learner
+    learner.gather = ranks.gather
+    bank = [] if learner.support_set is None else [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, bank)
+    devices = [ranks.where] if ranks.where.type == "cuda" else None
+    return DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)
+
+
+def synchronise_norms(module: nn.Module, where: torch.device) -> nn.Module:
+    """Batch norm over the pictures of all ranks: torch's on GPUs; on the CPU, which torch's refuses, ours."""
+    if where.type == "cuda":
+        return convert_sync_batchnorm(module)
+    for norm in module.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.__class__ = _with_base(type(norm))
+    return module
+
+
+def _with_base(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+    """The same batch norm, its statistics over all ranks; what it holds stays as it is."""
+    return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
+
+
+class _Synchronised(_BatchNorm):
+    """Mean and variance by differentiable sums over ranks, which hold equally many values."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        over = [axis for axis in range(input.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
+        x = input.float()
+        world = dist.get_world_size()
+        mean = all_reduce(x.mean(dim=over)) / world  # (C,)
+        centred = x - mean.view(shape)
+        variance = all_reduce(centred.square().mean(dim=over)) / world
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            count = world * x.numel() // x.shape[1]
+            with torch.no_grad():
+                rate = self.momentum if self.momentum is not None else 0.1
+                self.running_mean.lerp_(mean, rate)
+                self.running_var.lerp_(variance * count / max(1, count - 1), rate)
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+        out = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(input.dtype)

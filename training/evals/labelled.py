@@ -1,0 +1,89 @@
+"""A labelled set made ready for evaluation: its pictures through the eval transform once, kept as uint8 crops.
+
+Every evaluation during training then costs the forward passes alone, and gives the figure that the exported
+encoder has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.errors import ImageError, NoImages
+
+from ..data.datasets import EvaluationSet, ImageFiles
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Features:
+    """An encoder's view of a labelled set: unit rows (N, D) float32 and classes (N,) int64 of both parts."""
+
+    name: str
+    train: np.ndarray
+    train_labels: np.ndarray
+    test: np.ndarray
+    test_labels: np.ndarray
+
+
+class LabelledSet:
+    """Both parts of a labelled set as crops.
+
+    Args:
+        data: the set.
+        preprocessing: the encoder's.
+        progress: called with (done, total) while the pictures are decoded.
+    """
+
+    def __init__(
+        self,
+        data: EvaluationSet,
+        preprocessing: Preprocessing,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.name = data.name
+        transform = EvalTransform(preprocessing)
+        total = len(data.train.paths) + len(data.test.paths)
+        self._train = _crops(data.train, transform, lambda done: progress(done, total))
+        self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
+
+    def embed(self, encoder: Encoder) -> Features:
+        """All crops through the encoder."""
+        (train, train_labels), (test, test_labels) = self._train, self._test
+        return Features(self.name, _embed(encoder, train), train_labels, _embed(encoder, test), test_labels)
+
+
+def _crops(
+    files: ImageFiles, transform: EvalTransform, progress: Callable[[int], None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N, S, S, 3) uint8 and (N,) int64 of the labelled pictures that can be read."""
+
+    def crop(path: Path) -> np.ndarray | None:
+        try:
+            return transform.crop(decode_image(path))
+        except ImageError:
+            return None  # the pack has listed it already
+
+    labelled = files.keep((files.labels >= 0).nonzero()[0])
+    crops, labels = [], []
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        for done, (made, label) in enumerate(zip(pool.map(crop, labelled.paths), labelled.labels, strict=True), 1):
+            if made is not None:
+                crops.append(made)
+                labels.append(label)
+            progress(done)
+    if not crops:
+        raise NoImages("Not one of the pictures to evaluate on could be read: check the files of val/ or test/.")
+    return np.stack(crops), np.array(labels, np.int64)
+
+
+def _embed(encoder: Encoder, crops: np.ndarray) -> np.ndarray:
+    return np.concatenate([encoder.forward_crops(crops[i : i + BATCH]) for i in range(0, len(crops), BATCH)])

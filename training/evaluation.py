@@ -1,0 +1,58 @@
+"""What is asked of the encoder at each checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.method import Learner
+from nnclr_hub.progress import bar
+
+from .data.datasets import evaluation_sets
+from .evals.knn import knn
+from .evals.labelled import LabelledSet
+from .evals.linear import linear
+from .recipes import Recipe
+from .run_folder import network
+
+PROTOCOLS = (knn, linear)
+
+
+class Evaluation:
+    """20-NN and a linear classifier on the data folders that have labels and a held-out split.
+
+    Args:
+        folders: the run's data.
+        preprocessing: the exported encoder's.
+        recipe: says which network is exported.
+        where: the device.
+        say: where progress is shown.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], preprocessing: Preprocessing, recipe: Recipe, where: torch.device, say: Console
+    ) -> None:
+        self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, say
+        self._sets = []
+        for one in evaluation_sets(folders):
+            with bar(say, f"decoding {one.name} for evaluation") as advance:
+                self._sets.append(LabelledSet(one, preprocessing, advance))
+
+    def scores(self, learner: Learner, name: str) -> dict[str, float]:
+        """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
+        backbone, _ = network(learner, self._recipe)
+        encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
+        features = [one.embed(encoder) for one in self._sets]
+        learner.train()
+        return dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
+
+    def tell(self, epoch: float, scores: dict[str, float]) -> None:
+        """Prints them in a line."""
+        if scores:
+            shown = "  ".join(f"{key} {value:.3f}" for key, value in scores.items())
+            self._say.print(f"epoch {epoch:g}  {shown}", highlight=False)

@@ -1,0 +1,89 @@
+"""RUN/neighbours.jsonl: what the support set holds nearest to a few fixed pictures, as training proceeds.
+
+The paper's figure "Evolution of Nearest-Neighbors". A line a checkpoint, with the thumbnails in it, so that
+the report needs nothing but the run folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nnclr_hub.method import Learner
+
+from .data.augment import View, make_view
+from .data.batches import Batches
+
+NAME = "neighbours.jsonl"
+QUERIES = 8
+NEIGHBOURS = 5
+THUMBNAIL = 56  # pixels of the longer side
+# the whole picture, as it is
+PLAIN = View(scale=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+
+
+def fixed_queries(pictures: int, seed: int) -> Tensor:
+    """The places of the pictures that are followed: (up to 8,) int64."""
+    return torch.randperm(pictures, generator=torch.Generator().manual_seed(seed))[:QUERIES].sort().values
+
+
+@torch.no_grad()
+def record_neighbours(run: Path, learner: Learner, batches: Batches, size: int, seed: int, step: int, epoch: float) -> None:
+    """Appends a line; nothing for methods without a support set. Lines of later steps are dropped.
+
+    Args:
+        run: the run folder.
+        learner: in training mode before and after.
+        batches: of the training pictures.
+        size: side of the network's input in pixels.
+        seed: of the choice of queries.
+        step, epoch: when.
+    """
+    if learner.support_set is None:
+        return
+    queries = fixed_queries(len(batches), seed)
+    batch = batches.of(queries)
+    view = make_view(batch.images, batch.aspect, View(**{**vars(PLAIN), "size": size}), torch.Generator())
+    learner.eval()
+    z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
+    learner.train()
+    similarity = z @ learner.support_set.queue.T
+    similarity[:, learner.support_set.ids < 0] = -2  # rows of the random start, or without a picture
+    similarity[batch.ids[:, None] == learner.support_set.ids[None]] = -2
+    value, place = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=1)
+    ids = learner.support_set.ids[place].cpu()
+    line = {
+        "step": step,
+        "epoch": round(epoch, 4),
+        "queries": queries.tolist(),
+        "neighbours": ids.tolist(),
+        "similarity": [[round(v, 4) for v in row] for row in value.tolist()],
+        "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches),
+    }
+    lines = [json.dumps(one) for one in read_neighbours(run) if one["step"] < step]
+    (run / NAME).write_text("\n".join([*lines, json.dumps(line)]) + "\n")
+
+
+def read_neighbours(run: Path) -> list[dict[str, Any]]:
+    """The lines of RUN/neighbours.jsonl, if there are any."""
+    path = run / NAME
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _thumbnails(ids: Tensor, batches: Batches) -> dict[str, str]:
+    """Small JPEGs in base64, in the originals' proportions."""
+    batch = batches.of(ids)
+    thumbnails = {}
+    for number, pixels, aspect in zip(ids.tolist(), batch.images.cpu().numpy(), batch.aspect.tolist(), strict=True):
+        width, height = (THUMBNAIL, THUMBNAIL / aspect) if aspect > 1 else (THUMBNAIL * aspect, THUMBNAIL)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((max(1, round(width)), max(1, round(height)))).save(file, "JPEG", quality=80)
+        thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
+    return thumbnails

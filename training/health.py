@@ -1,0 +1,76 @@
+"""Whether a run is learning anything, told without a label from what it logs.
+
+Each sign has a sentence that says what it means and what to do; the program prints it once, the report
+shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Line = dict[str, float]
+EARLY = 0.05  # share of the run in which nothing is expected yet
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that a healthy run does not show.
+
+    name: for programs.
+    shows: whether a log line has it.
+    sentence: what it means, and what to do.
+    """
+
+    name: str
+    shows: Callable[[Line], bool]
+    sentence: str
+
+
+SIGNS = (
+    Sign(
+        "collapse",
+        lambda line: line.get("z_std", 1.0) < 0.1,
+        "The projections of all pictures are nearly the same (z_std {z_std:.2f}; healthy is near 1): the encoder has "
+        "collapsed. Lower base_lr, or train longer with the view as positive (warm_start).",
+    ),
+    Sign(
+        "few dimensions",
+        lambda line: line.get("rankme", 9.0) < 3,
+        "The projections use {rankme:.1f} dimensions: the encoder is collapsing. Lower base_lr, or train longer with "
+        "the view as positive (warm_start).",
+    ),
+    Sign(
+        "one neighbour for all",
+        lambda line: line.get("nn_distinct", 1.0) < 0.1,
+        "The pictures of a batch share {nn_distinct:.0%} as many neighbours as there are pictures: the support set has "
+        "collapsed. Raise queue_size or warm_start.",
+    ),
+    Sign(
+        "self-matches",
+        lambda line: line.get("nn_similarity", 0.0) > 0.999 and line.get("nn_distinct", 0.0) > 0.5,
+        "Neighbours are as good as equal to their queries (similarity {nn_similarity:.4f}): the support set gives "
+        "pictures back to themselves. Leave mask_own on, and look for duplicates among the pictures.",
+    ),
+    Sign(
+        "queue not filled",
+        lambda line: line.get("queue_fill", 1.0) < 0.5 and line.get("neighbour_share", 0.0) > 0.5,
+        "Most of the support set ({queue_fill:.0%} filled) is still its random start, and the neighbours come from "
+        "it. Lower queue_size, or raise warm_start.",
+    ),
+)
+
+
+def symptoms(log: Sequence[Line], steps: int) -> dict[str, str]:
+    """The signs that the last lines show, by name, as sentences with their figures.
+
+    Args:
+        log: lines of RUN/log.jsonl.
+        steps: of the whole run.
+    """
+    lines = [line for line in log if "loss" in line and line["step"] > EARLY * steps][-3:]
+    if len(lines) < 3:
+        return {}
+    return {
+        sign.name: sign.sentence.format(**lines[-1]) for sign in SIGNS if all(sign.shows(line) for line in lines)
+    }

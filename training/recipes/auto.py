@@ -1,0 +1,53 @@
+"""`auto`: a recipe for whoever has a folder of pictures and no opinion."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from .imagenet import ResNet50ImageNet
+from .recipe import Recipe
+from .small import Small, SmallCPU
+
+SOME = 20_000  # pictures from which a ResNet-50 pays
+MANY = 200_000  # pictures from which the paper's own recipe fits
+STEPS = 20_000  # what a small set is given on a GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Recipe):
+    """Chooses network, size of the views and epochs from the number of pictures and the device.
+
+    Command:   nnclr pretrain auto --data PHOTOS --out RUN
+    Hardware:  a CPU or a GPU.
+    Time:      estimate: 20 minutes to an hour for some thousands of pictures.
+    Expected:  depends on the pictures; RUN/report.html says whether it learned anything.
+
+    On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 pictures on a ResNet-50 at 160,
+    from 200,000 the paper's at 224. Whatever --set gives stays as given.
+    """
+
+    def for_data(self, images: int, on_gpu: bool) -> Recipe:
+        """The recipe for a set of that many pictures."""
+        chosen: Recipe
+        if not on_gpu:
+            chosen = SmallCPU(epochs=_epochs(images, 256, 3000, most=100))
+        elif images < SOME:
+            chosen = Small(epochs=_epochs(images, 512, STEPS, most=800))
+        elif images < MANY:
+            chosen = Small(
+                backbone="resnet50",
+                image_size=160,
+                eval_size=160,
+                pack_size=192,
+                queue_size=32_768,
+                epochs=_epochs(images, 512, 2 * STEPS, most=400),
+            )
+        else:
+            chosen = ResNet50ImageNet(batch_size=1024, epochs=100, base_lr=0.4)
+        return dataclasses.replace(chosen, **{name: getattr(self, name) for name in self.fixed}, fixed=self.fixed)
+
+
+def _epochs(images: int, batch: int, steps: int, most: int) -> int:
+    """Epochs that make about so many steps, but not more than `most`."""
+    return max(1, min(most, steps * batch // max(images, batch)))

@@ -1,0 +1,119 @@
+"""The report's page: figures at the last evaluation, signs of trouble, curves, neighbours, settings."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nnclr_hub.errors import InvalidRequest
+
+from ..evolution import read_neighbours
+from ..health import symptoms
+from ..monitor import read_log
+from .neighbours import draw_neighbours
+from .plots import draw_panels
+
+STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222;background:#fff}
+main{display:grid;grid-template-columns:repeat(auto-fill,minmax(21rem,1fr));gap:1.5rem}
+figure{margin:0}figure img{width:100%}figcaption{color:#555;font-size:.9rem}
+h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size:1rem;font-weight:600}
+table{border-collapse:collapse}th{text-align:left;font-weight:600}td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
+.well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
+.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;line-height:1.1}.nn td.first{padding-left:1rem}
+.nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
+"""
+
+
+def write_report(runs: Sequence[Path], path: Path) -> Path:
+    """Draws one run, or several together, into one page without links to anything outside.
+
+    Args:
+        runs: run folders.
+        path: the page.
+
+    Raises:
+        InvalidRequest: a folder that holds no run.
+    """
+    runs = [Path(run) for run in runs]
+    for run in runs:
+        if not (run / "run.json").is_file():
+            raise InvalidRequest(f"{run} holds no run: give a folder that `nnclr pretrain --out` wrote.")
+    names = _names(runs)
+    about = {name: json.loads((run / "run.json").read_text()) for name, run in zip(names, runs, strict=True)}
+    logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
+    title = " and ".join(names)
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        _scores(logs),
+        _health(logs, about),
+        f"<main>{draw_panels(logs)}</main>",
+        *(_heading(name, len(runs)) + draw_neighbours(read_neighbours(run)) for name, run in zip(names, runs, strict=True)),
+        _settings(about),
+    ]
+    page = (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>{''.join(body)}</html>"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".part")
+    half.write_text(page)
+    half.replace(path)
+    return path
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The folders' names, with their parents' where these are not enough."""
+    resolved = [run.resolve() for run in runs]
+    short = [run.name for run in resolved]
+    return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
+
+
+def _heading(name: str, count: int) -> str:
+    return f"<h2>{html.escape(name)}</h2>" if count > 1 else ""
+
+
+def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
+    """A table of the last evaluation, beside the best one: the last is what the exported encoder has."""
+    rows = []
+    for run, log in logs.items():
+        keys = sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))})
+        for key in keys:
+            values = [line[key] for line in log if key in line]
+            rows.append((run, key, values[-1], max(values)))
+    if not rows:
+        return (
+            "<p>No labelled data with a held-out split: what there is to see are the curves and the neighbours below. "
+            "For accuracies put pictures into train/CLASS/ and val/CLASS/.</p>"
+        )
+    cells = "".join(
+        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last:.3f}</b></td><td>{best:.3f}</td></tr>"
+        for run, key, last, best in rows
+    )
+    return f"<table><tr><th>run</th><th>top-1 accuracy</th><th>last</th><th>best seen</th></tr>{cells}</table>"
+
+
+def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
+    found = [
+        f"<p class=ill>{html.escape(f'{run}: ' if len(logs) > 1 else '')}{html.escape(sentence)}</p>"
+        for run, log in logs.items()
+        for sentence in symptoms(log, about[run].get("steps", 0)).values()
+    ]
+    return "".join(found) or "<p class=well>No sign of collapse or of a broken support set.</p>"
+
+
+def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the runs were; where there are several, what differs first."""
+    keys = list(dict.fromkeys(key for one in about.values() for key in one))
+    keys.sort(key=lambda key: len({json.dumps(one.get(key)) for one in about.values()}) == 1)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in about) if len(about) > 1 else "<th>value</th>"
+    rows = "".join(
+        f"<tr><th>{html.escape(key)}</th>"
+        + "".join(f"<td>{html.escape(str(one.get(key, '')))}</td>" for one in about.values())
+        + "</tr>"
+        for key in keys
+    )
+    return f"<details open><summary>Settings</summary><table><tr><th></th>{head}</tr>{rows}</table></details>"

@@ -1,0 +1,97 @@
+"""The curves of a report, drawn by matplotlib as inline pictures."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Log = Sequence[Mapping[str, Any]]
+STYLES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    title: above it.
+    names: logged names that it draws, or beginnings of such.
+    hint: what to look for, below it.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    hint: str
+
+
+PANELS = (
+    Panel("Loss", ("loss",), "falls, with a step up where neighbours come in"),
+    Panel("20-NN accuracy", ("knn",), "the exported encoder's own figure on held-out pictures"),
+    Panel("Linear accuracy", ("linear/",), "a quick linear classifier on the same features"),
+    Panel("Neighbour accuracy", ("nn_accuracy",), "share of neighbours of the query's class; the paper ends near 0.57"),
+    Panel("Neighbours in use", ("neighbour_share",), "share of the batch whose positive is its neighbour"),
+    Panel("Neighbour similarity", ("nn_similarity",), "stays below 1"),
+    Panel("Self-match rate", ("self_match_rate",), "how often a picture's own older embedding was passed over"),
+    Panel("Age of the neighbour (steps)", ("nn_age",), "about half the queue's span"),
+    Panel("Distinct neighbours in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
+    Panel("Support set filled", ("queue_fill",), "1 after the first steps"),
+    Panel("Spread of the projections", ("z_std",), "near 1; 0 is collapse"),
+    Panel("RankMe", ("rankme",), "effective dimensions of the projections"),
+    Panel("Learning rate", ("lr",), "warm-up, then cosine"),
+    Panel("Images per second", ("images_per_s",), ""),
+    Panel("Waiting for data", ("data_wait",), "share of the time that goes into making the views"),
+    Panel("Peak memory (MiB)", ("peak_memory_mb",), ""),
+)
+
+
+def draw_panels(logs: Mapping[str, Log]) -> str:
+    """All panels that the runs have anything for, as HTML figures.
+
+    Args:
+        logs: run's name -> its log; several are drawn together, one colour each.
+    """
+    return "".join(_draw(logs, panel) for panel in PANELS)
+
+
+def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
+    keys = sorted({key for log in logs.values() for line in log for key in line if key.startswith(panel.names)})
+    if not keys:
+        return ""
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    figure = Figure(figsize=(4.4, 2.9), layout="constrained")
+    axes = figure.subplots()
+    for colour, (run, log) in enumerate(logs.items()):
+        for style, key in enumerate(keys):
+            points = [(line["epoch"], line[key]) for line in log if key in line]
+            if points:
+                label = " ".join(([run] if len(logs) > 1 else []) + ([key] if len(keys) > 1 else []))
+                axes.plot(
+                    *zip(*points, strict=True),
+                    STYLES[style % len(STYLES)],
+                    color=f"C{colour if len(logs) > 1 else style}",
+                    marker="o" if len(points) < 30 else None,
+                    markersize=3,
+                    linewidth=1.2,
+                    label=label or None,
+                )
+    axes.set_xlabel("epoch", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    if len(logs) > 1 or len(keys) > 1:
+        axes.legend(fontsize=7)
+    return (
+        f"<figure><h3>{html.escape(panel.title)}</h3>{inline(figure, panel.title)}"
+        f"<figcaption>{html.escape(panel.hint)}</figcaption></figure>"
+    )
+
+
+def inline(figure: Any, text: str) -> str:
+    """A matplotlib figure as an <img> that carries its own bytes."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    data = base64.b64encode(png.getvalue()).decode()
+    return f"<img alt='{html.escape(text, quote=True)}' src='data:image/png;base64,{data}'>"
