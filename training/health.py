@@ -36,7 +36,7 @@ SIGNS = (
     ),
     Sign(
         "few dimensions",
-        lambda line: line.get("rankme", 9.0) < 3,
+        lambda line: line.get("rankme", 9.0) < 2,
         "The projections use {rankme:.1f} dimensions: the encoder is collapsing. Lower base_lr, or train longer with "
         "the view as positive (warm_start).",
     ),

@@ -1,0 +1,71 @@
+"""One optimizer step of every method, by one process or by several: run by torchrun, compared by a test.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/two_ranks.py OUT
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from training.distributed import Ranks, joined, share_gradients, synchronise_norms
+
+BATCH = 12
+# name -> (method, options of the learner, share of neighbours, small views)
+CASES = {
+    **{method: (method, {}, 1.0, 0) for method in METHODS},
+    "transposed": ("nnclr", {"transposed_term": True}, 1.0, 0),
+    "transposed_simclr": ("simclr", {"transposed_term": True}, 1.0, 0),
+    "gate": ("nnclr", {}, 0.5, 0),
+    "multicrop": ("nnclr", {}, 1.0, 2),
+    "both_views": ("momentum_nnclr", {"both_views": True}, 1.0, 0),
+}
+
+
+def make(method: str, options: dict) -> Learner:
+    torch.manual_seed(0)
+    row = METHODS[method]
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
+    prediction = PredictionHead(8, 16) if row.prediction != "none" else None
+    support = SupportSet(30, 8) if row.target == "neighbour" else None
+    return Learner(backbone, row, ProjectionHead(24, 16, 8), prediction, support, **options)
+
+
+def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """What a step leaves: its loss over the whole batch, gradients, weights, statistics and support set."""
+    method, options, share, small = CASES[case]
+    learner = make(method, options)
+    if ranks.world > 1:
+        synchronise_norms(learner, ranks.where)
+    shared = share_gradients(learner, ranks)
+    optimizer = torch.optim.SGD([p for p in learner.parameters() if p.requires_grad], lr=0.1)
+    draws = torch.Generator().manual_seed(1)
+    part = slice(ranks.rank * BATCH // ranks.world, (ranks.rank + 1) * BATCH // ranks.world)
+    losses = []
+    for step in range(2):
+        sides = [10, 10, *[6] * small]
+        views = [torch.randn(BATCH, 3, side, side, generator=draws)[part] for side in sides]
+        ids = torch.arange(step * BATCH, (step + 1) * BATCH)[part]
+        result = shared(views, ids=ids, labels=ids % 3, neighbour_share=share)
+        optimizer.zero_grad()
+        result.loss.backward()
+        losses.append(ranks.gather(result.loss.detach()[None]).mean())
+        gradients = {f"gradient {n}": p.grad.clone() for n, p in learner.named_parameters() if p.grad is not None}
+        optimizer.step()
+        learner.enqueue(result, ids, ids % 3)
+        learner.follow(0.9)
+    state = {name: value.clone() for name, value in learner.state_dict().items()}
+    return {"loss": torch.stack(losses), **gradients, **state}
+
+
+def main(out: Path) -> None:
+    with joined("cpu") as ranks:
+        torch.save({case: one_step(case, ranks) for case in CASES}, out / f"rank{ranks.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
