@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder, load_encoder
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info
+    from nnclr_hub.probe.knn import knn_classify
+    from nnclr_hub.probe.linear import LinearProbe, fit_linear_probe
     from nnclr_hub.publish.export import export_model
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match

@@ -10,11 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a warning-free cache of its own: no test may read or fill the user's
 os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-tests-mpl")
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from PIL import Image  # noqa: E402
-from torch import nn  # noqa: E402
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
 
 NARROW = {"channels": [8, 16, 24, 32]}
 

@@ -1,6 +1,6 @@
 """One optimizer step of every method, by one process or by several: run by torchrun, compared by a test.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/two_ranks.py OUT
+python -m torch.distributed.run --standalone --nproc-per-node 2 tests/two_ranks.py OUT
 """
 
 import sys

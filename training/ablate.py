@@ -126,7 +126,7 @@ def as_markdown(table: Table, recipe: str, results: Sequence[Result]) -> str:
     lines = [
         f"# {table.title}",
         "",
-        f"Recipe `{recipe}`, last epoch, mean over seeds ± deviation. The paper's column is ImageNet, ResNet-50, linear.",
+        f"Recipe `{recipe}`, last epoch, mean over seeds ± deviation. The paper: ImageNet, ResNet-50, linear.",
         table.note,
         "",
         f"| row | seeds | {' | '.join(metrics)} | the paper |",

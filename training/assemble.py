@@ -47,8 +47,8 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
     recipe = dataclasses.replace(recipe, **changes)
     if recipe.batch_size % (world * recipe.accumulate):
         raise InvalidRequest(
-            f"batch_size={recipe.batch_size} cannot be shared by {world} processes in {recipe.accumulate} parts: give a "
-            f"multiple of {world * recipe.accumulate}."
+            f"batch_size={recipe.batch_size} cannot be shared by {world} processes in {recipe.accumulate} parts: give "
+            f"a multiple of {world * recipe.accumulate}."
         )
     return recipe
 
@@ -66,7 +66,9 @@ def choose_precision(precision: str, where: torch.device) -> str:
 def build_learner(recipe: Recipe) -> Learner:
     """Backbone, heads and support set as the recipe and its method say."""
     method = METHODS[recipe.method]
-    choices = {name: getattr(recipe, name) for name in ("projection", "prediction") if getattr(recipe, name) != "method"}
+    choices = {
+        name: getattr(recipe, name) for name in ("projection", "prediction") if getattr(recipe, name) != "method"
+    }
     method = dataclasses.replace(method, **choices)
     backbone = _backbone(recipe)
     width = int(backbone.num_features)  # type: ignore[arg-type]

@@ -90,7 +90,11 @@ def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
     if ranks.world == 1:
         return learner
     learner.gather = ranks.gather
-    bank = [] if learner.support_set is None else [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
+    bank = (
+        []
+        if learner.support_set is None
+        else [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
+    )
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, bank)
     devices = [ranks.where] if ranks.where.type == "cuda" else None
     return DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)

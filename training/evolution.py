@@ -35,7 +35,9 @@ def fixed_queries(pictures: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def record_neighbours(run: Path, learner: Learner, batches: Batches, size: int, seed: int, step: int, epoch: float) -> None:
+def record_neighbours(
+    run: Path, learner: Learner, batches: Batches, size: int, seed: int, step: int, epoch: float
+) -> None:
     """Appends a line; nothing for methods without a support set. Lines of later steps are dropped.
 
     Args:

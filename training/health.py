@@ -71,6 +71,4 @@ def symptoms(log: Sequence[Line], steps: int) -> dict[str, str]:
     lines = [line for line in log if "loss" in line and line["step"] > EARLY * steps][-3:]
     if len(lines) < 3:
         return {}
-    return {
-        sign.name: sign.sentence.format(**lines[-1]) for sign in SIGNS if all(sign.shows(line) for line in lines)
-    }
+    return {sign.name: sign.sentence.format(**lines[-1]) for sign in SIGNS if all(sign.shows(line) for line in lines)}

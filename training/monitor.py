@@ -158,5 +158,7 @@ def peak_memory_mb() -> float:
 def stop_if_diverged(loss: float, step: int, out: Path, saved_at: int | None) -> None:
     """Raises TrainingDiverged if the loss is not finite; `saved_at` is the step of the last checkpoint, if any."""
     if not math.isfinite(loss):
-        last = f"the last good checkpoint, of step {saved_at}, is in {out}" if saved_at else "no checkpoint was saved yet"
+        last = (
+            f"the last good checkpoint, of step {saved_at}, is in {out}" if saved_at else "no checkpoint was saved yet"
+        )
         raise TrainingDiverged(f"The loss is {loss} at step {step}: lower base_lr or set clip; {last}.")

@@ -32,7 +32,7 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
     groups += [{**group, "backbone": False} for group in _by_decay(heads, recipe.weight_decay)]
     lr = recipe.base_lr * recipe.batch_size / 256
     if recipe.optimizer == "lars":
-        return Lars(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+        return Lars(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)  # type: ignore[arg-type]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     return torch.optim.AdamW(groups, lr=lr)
@@ -41,14 +41,15 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
 def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> Groups:
     skip = set(getattr(backbone, "no_weight_decay", set)())
     if layer_decay < 1:
-        groups = param_groups_layer_decay(backbone, weight_decay, tuple(skip), layer_decay)
+        groups = param_groups_layer_decay(
+            backbone, weight_decay, no_weight_decay_list=tuple(skip), layer_decay=layer_decay
+        )
         return [
             {key: group[key] for key in ("params", "weight_decay", "lr_scale")} for group in groups if group["params"]
         ]
-    named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-    return _by_decay((p for name, p in named if name not in skip), weight_decay) + [
-        {"params": [p for name, p in named if name in skip], "weight_decay": 0.0}
-    ]
+    trained = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+    kept = {"params": [p for name, p in trained.items() if name in skip], "weight_decay": 0.0}
+    return [*_by_decay((p for name, p in trained.items() if name not in skip), weight_decay), kept]
 
 
 def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:

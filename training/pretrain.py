@@ -91,7 +91,9 @@ def pretrain(
     """
     with joined(device) as ranks:
         say = console or Console(stderr=True)
-        return _pretrain(name, recipe, data, Path(out), resume, init, ranks, say if ranks.first else Console(quiet=True))
+        return _pretrain(
+            name, recipe, data, Path(out), resume, init, ranks, say if ranks.first else Console(quiet=True)
+        )
 
 
 def _pretrain(
@@ -166,6 +168,7 @@ def _pretrain(
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
         say.print(f"going on at step {step} of {steps}", highlight=False)
+    monitor = None
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
         monitor = Monitor(out, resumed_at=step, tensorboard=recipe.tensorboard)
@@ -177,7 +180,7 @@ def _pretrain(
     evaluation = Evaluation(folders, preprocessing, recipe, where, say) if ranks.first else None
 
     def evaluate() -> None:
-        if evaluation is not None:
+        if evaluation is not None and monitor is not None:
             scores.update(evaluation.scores(learner, out.name))
             monitor.record(step, step / steps_per_epoch, scores)
             evaluation.tell(step / steps_per_epoch, scores)
@@ -233,7 +236,7 @@ def _pretrain(
             stopping = ranks.any(stop.is_set()) if log_due or ranks.world == 1 else False
             if log_due or checkpoint_due or stopping:
                 stop_if_diverged(taken.loss.item(), step, out, saved_at)  # before anything of it is written
-            if ranks.first:
+            if monitor is not None:
                 monitor.add(taken.figures, recipe.batch_size, waited + taken.augmented)
                 if log_due:
                     monitor.log(step, step / steps_per_epoch, lr=taken.lr, rankme=rankme(taken.z1))

@@ -56,8 +56,7 @@ def write_about(
 def network(learner: Learner, recipe: Recipe) -> tuple[nn.Module, nn.Module]:
     """Backbone and projection that the recipe evaluates and exports: the online ones or the momentum encoder's."""
     if recipe.encoder == "momentum" and learner.momentum is not None:
-        backbone, projection = learner.momentum.encoder
-        return backbone, projection
+        return learner.target[0], learner.target[1]
     return learner.backbone, learner.projection
 
 
@@ -94,4 +93,3 @@ def export_encoder(
             "metrics": {key: round(value, 4) for key, value in scores.items()},
         },
     )
-

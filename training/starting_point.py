@@ -50,7 +50,9 @@ def find_start(source: str) -> StartingPoint:
     """
     found = resolve(source)
     if found.seed is not None:
-        raise InvalidRequest(f"--init {source} has untrained weights: leave --init out, a recipe starts from such anyway.")
+        raise InvalidRequest(
+            f"--init {source} has untrained weights: leave --init out, a recipe starts from such anyway."
+        )
     if found.folder is None:
         return StartingPoint(source, found.architecture, (), None)
     arguments = dict(found.config.model_args)
@@ -123,7 +125,7 @@ def warn_if_worse(scores: dict[str, float], at_start: dict[str, float], say: Con
     for name, value in scores.items():
         if name.startswith("knn") and value < at_start.get(name, 0.0):
             say.print(
-                f"[yellow]warning[/] {name} is {value:.3f}, below the {at_start[name]:.3f} of the encoder that this run "
-                "started from: lower base_lr or layer_decay, raise heads_first, or keep the encoder as it was.",
+                f"[yellow]warning[/] {name} is {value:.3f}, below the {at_start[name]:.3f} of the encoder that the run "
+                "began with: lower base_lr or layer_decay, raise heads_first, or keep the encoder as it was.",
                 highlight=False,
             )

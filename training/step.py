@@ -160,7 +160,7 @@ class Stepper:
             yield
 
     def _refill(self, step: int) -> None:
-        """"NNs from current encoder": a random set of pictures, each rank's share of it, embedded anew."""
+        """ "NNs from current encoder": a random set of pictures, each rank's share of it, embedded anew."""
         support = self._learner.support_set
         assert support is not None
         # a number that no rank has, and all ranks alike

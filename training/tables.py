@@ -47,7 +47,9 @@ def _fixed(*rows: tuple[str, str, float | None]) -> Callable[[Recipe], list[Row]
     return lambda base: [Row(label, tuple(settings.split()), paper) for label, settings, paper in rows]
 
 
-def _scaled(setting: str, own: int, figures: dict[int, float], **beside: dict[int, float]) -> Callable[[Recipe], list[Row]]:
+def _scaled(
+    setting: str, own: int, figures: dict[int, float], **beside: dict[int, float]
+) -> Callable[[Recipe], list[Row]]:
     """Rows that vary one setting in proportion to what the paper varies around `own`."""
 
     def rows(base: Recipe) -> list[Row]:
@@ -95,7 +97,9 @@ TABLES: dict[str, Table] = {
     ),
     "epochs": Table(
         "Number of pre-training epochs vs. performance",
-        _scaled("epochs", 800, {100: 69.4, 200: 70.7, 400: 74.2, 800: 74.9}, base_lr={100: 4 / 3, 200: 1, 400: 1, 800: 1}),
+        _scaled(
+            "epochs", 800, {100: 69.4, 200: 70.7, 400: 74.2, 800: 74.9}, base_lr={100: 4 / 3, 200: 1, 400: 1, 800: 1}
+        ),
         "The shortest run has 4/3 of the others' rate, as 0.4 to 0.3 in the paper.",
     ),
     "queue_size": Table(
@@ -104,7 +108,12 @@ TABLES: dict[str, Table] = {
     ),
     "k": Table(
         "Varying k in k-NN",
-        _fixed(*((f"k = {k}", f"k={k}", top) for k, top in zip((1, 2, 4, 8, 16, 32), (74.9, 74.1, 73.8, 73.8, 73.8, 73.2), strict=True))),
+        _fixed(
+            *(
+                (f"k = {k}", f"k={k}", top)
+                for k, top in zip((1, 2, 4, 8, 16, 32), (74.9, 74.1, 73.8, 73.8, 73.8, 73.2), strict=True)
+            )
+        ),
     ),
     "soft": Table(
         "Soft vs. hard nearest neighbors as positives",

@@ -33,7 +33,9 @@ def pretrain(
     data: Data = [],  # noqa: B006
     to: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
     settings: Set = [],  # noqa: B006
-    init: Annotated[str | None, typer.Option("--init", help="Encoder to go on from: a name, a folder, timm:...")] = None,
+    init: Annotated[
+        str | None, typer.Option("--init", help="Encoder to go on from: a name, a folder, timm:...")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one a GPU; starts torchrun.")] = None,
     device: Device = None,

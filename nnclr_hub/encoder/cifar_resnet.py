@@ -25,7 +25,7 @@ class CIFARResNet(ResNet):
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
         for stage in self.feature_info:
-            stage["reduction"] = max(1, stage["reduction"] // 4)
+            stage["reduction"] = max(1, int(stage["reduction"]) // 4)
 
 
 default_cfgs = generate_default_cfgs(

@@ -36,7 +36,7 @@ class MomentumEncoder(nn.Module):
         self.encoder = copy.deepcopy(online).requires_grad_(False)
         for module in self.encoder.modules():
             if hasattr(module, "drop_prob"):  # as timm's and torchvision's layers call it
-                module.drop_prob = 0.0
+                module.drop_prob = 0.0  # type: ignore[assignment]
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ class MomentumEncoder(nn.Module):
             online: the trained encoder, of the same structure.
             t: in [0, 1]; 1 changes nothing.
         """
-        ours, theirs = list(self.encoder.parameters()), [p.detach() for p in online.parameters()]
-        torch._foreach_lerp_(ours, theirs, 1 - t)
+        ours: list[Tensor] = list(self.encoder.parameters())
+        torch._foreach_lerp_(ours, [p.detach() for p in online.parameters()], 1 - t)

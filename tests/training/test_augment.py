@@ -49,7 +49,9 @@ def test_every_picture_of_a_batch_gets_its_own_view():
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for first, second in AUGMENTATIONS.values():
         for view in (first, second):
-            made = make_view(image.expand(3, -1, -1, -1), torch.ones(3), replace(view, size=24), torch.Generator().manual_seed(0))
+            made = make_view(
+                image.expand(3, -1, -1, -1), torch.ones(3), replace(view, size=24), torch.Generator().manual_seed(0)
+            )
             assert made.shape == (3, 3, 24, 24)
             assert not torch.equal(made[0], made[1])
             assert not torch.equal(made[1], made[2])
@@ -65,7 +67,9 @@ def test_byol_is_asymmetric_and_crop_only_is_crops_alone():
     first, second = AUGMENTATIONS["byol"]
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
     grey = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
-    made = make_view(grey, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0))
+    made = make_view(
+        grey, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0)
+    )
     torch.testing.assert_close(made, made[:1, :, :1, :1].expand_as(made), atol=1e-4, rtol=0)
 
 

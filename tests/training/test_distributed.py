@@ -45,7 +45,9 @@ def test_two_processes_with_n_each_are_one_with_2n(two, case):
     alone = one_step(case, Ranks(0, 1, torch.device("cpu"), Gather()))
     assert alone.keys() == two[0][case].keys()
     for name, want in alone.items():
-        torch.testing.assert_close(two[0][case][name], want, atol=2e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            two[0][case][name], want, atol=2e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 @pytest.mark.parametrize("case", list(CASES))

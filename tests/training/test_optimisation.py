@@ -19,7 +19,9 @@ def network() -> Learner:
 @pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
 def test_biases_and_norms_do_not_decay(optimizer):
     model = network()
-    recipe = find_recipe("small_cpu").with_settings([f"optimizer={optimizer}", "weight_decay=0.1", "base_lr=0.4", "batch_size=128"])
+    recipe = find_recipe("small_cpu").with_settings(
+        [f"optimizer={optimizer}", "weight_decay=0.1", "base_lr=0.4", "batch_size=128"]
+    )
     made = make_optimizer(model, recipe)
     decays = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
     assert len(decays) == len(list(model.parameters()))

@@ -134,7 +134,9 @@ def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
 
 
 def test_the_loss_falls(data, tmp_path):
-    outcome = pretrain("small_cpu", recipe("epochs=30", "method=simclr", "checkpoint_every=30"), [data], tmp_path / "run")
+    outcome = pretrain(
+        "small_cpu", recipe("epochs=30", "method=simclr", "checkpoint_every=30"), [data], tmp_path / "run"
+    )
     losses = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
     assert outcome.finished
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2

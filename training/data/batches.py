@@ -122,10 +122,8 @@ class Batches:
     def _prefetched(self, step: int, rows: Tensor) -> Tensor:
         """This step's pictures, which the thread gathered during the last one, if it was that one's successor."""
         assert self._thread is not None
-        if self._next is not None and self._next[0] == step:
-            images = self._next[1].result()
-        else:
-            images = self._gather(rows)
+        ready = self._next is not None and self._next[0] == step
+        images = self._next[1].result() if ready and self._next else self._gather(rows)
         self._next = step + 1, self._thread.submit(self._gather, self._rows(step + 1))
         return images.to(self._where, non_blocking=True)
 

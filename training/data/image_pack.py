@@ -134,7 +134,7 @@ def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[
                     lines.append((number, result[1], ""))
                 done += 1
                 progress(done, len(paths))
-            pixels.flush()  # before the journal says that they are there
+            pixels.flush()  # type: ignore[attr-defined]  before the journal says that they are there
             journal.write("".join(json.dumps(line) + "\n" for line in lines))
             journal.flush()
     if not kept:

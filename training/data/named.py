@@ -111,8 +111,9 @@ def _write_out(data: Any, folder: Path, advance: Callable[[int, int], None]) -> 
     classes = list(getattr(data, "classes", []))
     for number in range(len(data)):
         picture, label = data[number]
-        known = label is not None and int(label) >= 0
-        place = folder / (str(classes[label]) if classes else str(label)) if known else folder
+        number_of_class = -1 if label is None else int(label)
+        name = classes[number_of_class] if classes else number_of_class
+        place = folder / str(name) if number_of_class >= 0 else folder
         place.mkdir(parents=True, exist_ok=True)
         picture.save(place / f"{number:06}.png", compress_level=1)
         advance(number + 1, len(data))

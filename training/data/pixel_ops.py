@@ -52,7 +52,7 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
     Returns:
         (B, 3, out, out) float32 in [0, 1].
     """
-    batch, height, width, channels = images.shape
+    _, height, width, channels = images.shape
     top, left, high, wide = boxes.unbind(1)
     rows = _resampling(top, high, height, out).div_(255)  # (B, out, H)
     columns = _resampling(left, wide, width, out)  # (B, out, W)

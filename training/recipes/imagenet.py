@@ -131,7 +131,7 @@ class CropOnly(Ablation):
     Command:   nnclr pretrain resnet50_imagenet_crop_only --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.
     Time:      estimate: 54 hours of one H100.
-    Expected:  68.2 top-1 in linear evaluation; SimCLR 40.3 (the paper, table "Performance with only crop augmentation").
+    Expected:  68.2 top-1 in linear evaluation; SimCLR 40.3 (table "Performance with only crop augmentation").
     """
 
     epochs: int = setting(300, "passes over the pictures")
@@ -145,7 +145,7 @@ class NNSiam(Ablation):
     Command:   nnclr pretrain resnet50_imagenet_nnsiam --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.
     Time:      estimate: 180 hours of one H100; the paper does not say how many epochs it took.
-    Expected:  72.6 top-1 in linear evaluation, SimSiam 71.3 (the paper, table "SimSiam with nearest-neighbor as positive").
+    Expected:  72.6 top-1 in linear evaluation; SimSiam 71.3 (table "SimSiam with nearest-neighbor as positive").
     """
 
     method: str = setting("nnsiam", "row of METHODS")

@@ -73,7 +73,9 @@ class Recipe:
     epochs: int = setting(1000, "passes over the pictures")
     batch_size: int = setting(4096, "pictures a step over all GPUs; shrinks to fit a small set")
     accumulate: int = setting(1, "parts that a batch is split into for memory; each is contrasted with itself alone")
-    chunk: int = setting(0, "pictures a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's")
+    chunk: int = setting(
+        0, "pictures a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's"
+    )
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")

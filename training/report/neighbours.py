@@ -32,7 +32,10 @@ def draw_neighbours(lines: Sequence[Line]) -> str:
 def _batch(line: Line) -> str:
     rows = []
     for query, found, similarity in zip(line["queries"], line["neighbours"], line["similarity"], strict=True):
-        cells = [_tile(line, query, "query"), *(_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True))]
+        cells = [
+            _tile(line, query, "query"),
+            *(_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)),
+        ]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f"<table>{''.join(rows)}</table>"
 

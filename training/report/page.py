@@ -21,9 +21,10 @@ body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(21rem,1fr));gap:1.5rem}
 figure{margin:0}figure img{width:100%}figcaption{color:#555;font-size:.9rem}
 h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size:1rem;font-weight:600}
-table{border-collapse:collapse}th{text-align:left;font-weight:600}td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
+table{border-collapse:collapse}th{text-align:left;font-weight:600}
+td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
-.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;line-height:1.1}.nn td.first{padding-left:1rem}
+.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}.nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
 """
 
@@ -51,7 +52,10 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         _scores(logs),
         _health(logs, about),
         f"<main>{draw_panels(logs)}</main>",
-        *(_heading(name, len(runs)) + draw_neighbours(read_neighbours(run)) for name, run in zip(names, runs, strict=True)),
+        *(
+            _heading(name, len(runs)) + draw_neighbours(read_neighbours(run))
+            for name, run in zip(names, runs, strict=True)
+        ),
         _settings(about),
     ]
     page = (

@@ -1,0 +1,112 @@
+"""The report shows what a run did, and says when a run is ill."""
+
+import json
+import re
+
+import pytest
+
+from nnclr_hub.errors import InvalidRequest
+from training.ablate import ablate
+from training.evolution import read_neighbours
+from training.health import symptoms
+from training.monitor import read_log
+from training.pretrain import pretrain
+from training.recipes import find_recipe
+from training.report import write_report
+
+FAST = [
+    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
+    *("batch_size=16", "epochs=3", "checkpoint_every=1", "log_every=1", "precision=fp32", "queue_size=40"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "nnclr <1>"
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "tensorboard=true"])
+    assert pretrain("small_cpu", recipe, [photos], out).finished
+    return out
+
+
+def test_the_page_carries_everything_with_it(run):
+    page = (run / "report.html").read_text()
+    for title in ("Loss", "Neighbour accuracy", "Self-match rate", "Age of the neighbour", "RankMe", "Learning rate"):
+        assert f"<h3>{title}" in page, title
+    assert "Evolution of the nearest neighbours" in page
+    assert "nnclr &lt;1&gt;" in page
+    assert "<1>" not in page
+    assert not re.search(r"(src|href)=['\"]?http", page)
+    assert page.count("data:image/jpeg;base64,") > 8 * 5
+
+
+def test_neighbours_of_the_same_queries_are_recorded_at_each_checkpoint(run):
+    lines = read_neighbours(run)
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert len({tuple(line["queries"]) for line in lines}) == 1
+    for line in lines:
+        for query, found in zip(line["queries"], line["neighbours"], strict=True):
+            assert query not in found, "its own older embedding is no neighbour"
+            assert all(str(one) in line["thumbnails"] for one in (query, *found) if one >= 0)
+        assert all(row == sorted(row, reverse=True) for row in line["similarity"])
+
+
+def test_tensorboard_has_what_the_log_has(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    logged = {line["step"]: line["loss"] for line in read_log(run) if "loss" in line}
+    assert {event.step: pytest.approx(event.value, abs=1e-4) for event in events.Scalars("loss")} == logged
+
+
+def test_several_runs_are_drawn_together(run, photos, tmp_path):
+    other = tmp_path / "simclr"
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "method=simclr", "epochs=1"])
+    pretrain("small_cpu", recipe, [photos], other)
+    page = write_report([run, other], tmp_path / "both.html").read_text()
+    assert "nnclr &lt;1&gt; and simclr" in page
+    first = re.search(r"<details.*?</th></tr><tr><th>(\w+)</th>", page, re.S)
+    assert first
+    assert first[1] in {"method", "epochs", "steps"}, "what differs comes first"
+    with pytest.raises(InvalidRequest, match="holds no run"):
+        write_report([tmp_path / "nothing"], tmp_path / "x.html")
+
+
+HEALTHY = {"loss": 3.0, "z_std": 0.98, "rankme": 60.0, "nn_distinct": 0.8, "nn_similarity": 0.9, "queue_fill": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({}, None),
+        ({"z_std": 0.02}, "collapse"),
+        ({"rankme": 1.1}, "few dimensions"),
+        ({"nn_distinct": 0.01}, "one neighbour for all"),
+        ({"nn_similarity": 0.9999}, "self-matches"),
+        ({"queue_fill": 0.2, "neighbour_share": 1.0}, "queue not filled"),
+    ],
+)
+def test_illness_is_told_without_labels(change, name):
+    log = [{"step": step, **HEALTHY, **change} for step in range(90, 100)]
+    found = symptoms(log, steps=100)
+    assert list(found) == ([name] if name else [])
+    assert all(sentence.endswith(".") and "{" not in sentence for sentence in found.values())
+    assert symptoms([{**line, "step": 1} for line in log], steps=100) == {}, "nothing is expected of the first steps"
+    assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is no sign"
+
+
+def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys):
+    base = find_recipe("small_cpu").with_settings([*FAST, "epochs=1"])
+    results = ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
+    assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor"]
+    assert all(one.seeds == (0, 1) for one in results)
+    folder = tmp_path / "soft"
+    assert (folder / "soft-nearest-neighbor" / "seed-1" / "encoder" / "config.json").is_file()
+    text = (folder / "results.md").read_text()
+    assert "| soft nearest neighbor | 0, 1 |" in text
+    assert "71.4" in text
+    document = json.loads((folder / "results.json").read_text())
+    assert [row["settings"] for row in document["rows"]] == [["pick=soft"], ["pick=nearest"]]
+    assert (folder / "report.html").is_file()
+    capsys.readouterr()
+    ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
+    assert capsys.readouterr().err.count("is finished") == 4

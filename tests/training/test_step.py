@@ -1,0 +1,153 @@
+"""Steps: accumulation, clipping, memory, the current encoder's set, and every option end to end."""
+
+import numpy as np
+import pytest
+import torch
+
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
+from nnclr_hub.method import Learner
+from training import step as steps_module
+from training.checkpoint import load_checkpoint
+from training.monitor import read_log
+from training.pretrain import pretrain
+from training.recipes import find_recipe
+
+FAST = [
+    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
+    *("batch_size=8", "epochs=1", "log_every=1", "precision=fp32", "queue_size=40"),
+]
+
+
+def run(photos, out, *settings, name="small_cpu"):
+    recipe = find_recipe(name).with_settings([*FAST, *settings])
+    return pretrain(name, recipe, [photos], out, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method=simsiam"],
+        ["method=nnsiam"],
+        ["method=byol"],
+        ["method=momentum_nnclr", "encoder=momentum"],
+        ["method=momentum_simclr"],
+        ["prediction=paper", "k=4"],
+        ["prediction=paper", "pick=soft"],
+        ["prediction=paper", "pick=oracle"],
+        ["support_set=random_replacement", "enqueue=both"],
+        ["support_set=current_encoder", "warm_start=0", "gate=1", "ramp=0"],
+        ["local_crops=3", "local_size=16"],
+        ["early_size=24", "early_share=0.5"],
+        ["accumulate=2"],
+        ["chunk=3"],
+        ["clip=0.1", "nesterov=true"],
+        ["augmentation=simclr"],
+        ["augmentation=cifar", "degrade=0.5", "one_folder=0.5"],
+        ["residency=host", "channels_last=false"],
+        ["projection=none", "projection_dim=0"],
+    ],
+    ids=" ".join,
+)
+def test_every_option_gives_an_encoder(photos, tmp_path, settings):
+    assert run(photos, tmp_path / "run", *settings).finished
+    vectors = load_encoder(tmp_path / "run" / "encoder", device="cpu").embed(sorted(photos.rglob("*.jpg"))[:4])
+    assert np.isfinite(vectors).all()
+
+
+def test_a_vision_transformer_with_all_its_options(photos, tmp_path):
+    settings = [
+        *("backbone=vit_tiny_patch16_224", "channels=", "drop_path=0.1", "freeze_patches=true", "optimizer=adamw"),
+        *("method=momentum_nnclr", "local_crops=2", "local_size=16", "early_size=16", "early_share=0.5", "epochs=1"),
+    ]
+    assert run(photos, tmp_path / "run", *settings).finished
+    encoder = load_encoder(tmp_path / "run" / "encoder", device="cpu")
+    assert encoder.embed(sorted(photos.rglob("*.jpg"))[:2]).shape == (2, 192)
+
+
+def weights(out):
+    return load_checkpoint(out)["learner"]
+
+
+def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
+    vit = ["backbone=vit_tiny_patch16_224", "channels=", "optimizer=sgd", "prediction=paper", "warm_start=0", "gate=1"]
+    run(photos, tmp_path / "whole", *vit)
+    run(photos, tmp_path / "chunked", *vit, "chunk=3")
+    whole, chunked = weights(tmp_path / "whole"), weights(tmp_path / "chunked")
+    for name, value in whole.items():
+        torch.testing.assert_close(chunked[name], value, atol=1e-4, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_accumulated_parts_are_all_enqueued_and_count_as_one_step(photos, tmp_path):
+    run(photos, tmp_path / "run", "accumulate=2", "queue_size=60")
+    state = weights(tmp_path / "run")
+    assert int(state["support_set.enqueues"]) == 2 * 7
+    assert int((state["support_set.ids"] >= 0).sum()) == 56
+    assert [line["step"] for line in read_log(tmp_path / "run") if "loss" in line] == list(range(1, 8))
+
+
+def test_a_set_by_the_current_encoder_is_new_at_each_step(photos, tmp_path):
+    run(photos, tmp_path / "run", "support_set=current_encoder", "queue_size=20")
+    state = weights(tmp_path / "run")
+    assert int(state["support_set.enqueues"]) == 7
+    assert (state["support_set.enqueued_at"] == 6).all(), "all of it in the last step"
+
+
+class Memory:
+    """A device that holds no more than so many pictures."""
+
+    def __init__(self, pictures: int) -> None:
+        self.pictures = pictures
+
+    def install(self, monkeypatch) -> None:
+        original = Learner.forward
+
+        def forward(learner, views, **rest):
+            if len(views[0]) > self.pictures:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return original(learner, views, **rest)
+
+        monkeypatch.setattr(Learner, "forward", forward)
+
+
+def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
+    Memory(5).install(monkeypatch)
+    with pytest.raises(OutOfMemory, match=r"8 pictures does not fit .*, 4 do: --set batch_size=4.*chunk=4"):
+        run(photos, tmp_path / "run")
+    Memory(1).install(monkeypatch)
+    with pytest.raises(OutOfMemory, match="nor do 2"):
+        run(photos, tmp_path / "other")
+
+
+def test_a_loss_that_is_no_number_names_the_step_and_the_last_good_checkpoint(photos, tmp_path, monkeypatch):
+    original, seen = steps_module.measure_step, []
+
+    def poisoned(step, queue, labels):
+        seen.append(1)
+        if len(seen) > 9:
+            step.loss.data.fill_(torch.nan)
+        return original(step, queue, labels)
+
+    monkeypatch.setattr(steps_module, "measure_step", poisoned)
+    with pytest.raises(TrainingDiverged, match=r"nan at step 10: .*of step 7, is in"):
+        run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1")
+    assert load_checkpoint(tmp_path / "run")["step"] == 7
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_options_that_need_labels_say_so(tmp_path, pictures):
+    import shutil
+
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    for number, path in enumerate(pictures[:20]):
+        shutil.copy(path, folder / f"{number}.jpg")
+    with pytest.raises(InvalidRequest, match="pick=oracle"):
+        run(folder, tmp_path / "run", "pick=oracle", "batch_size=4")
+    assert run(folder, tmp_path / "run2", "batch_size=4").finished
+    assert not any("nn_accuracy" in line for line in read_log(tmp_path / "run2")), "no label, no accuracy"
+
+
+def test_a_batch_that_parts_cannot_share_is_refused(photos, tmp_path):
+    with pytest.raises(InvalidRequest, match="multiple of 3"):
+        run(photos, tmp_path / "run", "accumulate=3")
