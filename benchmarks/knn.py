@@ -27,7 +27,7 @@ from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.probe.knn import knn_classify
 from training.data.datasets import EvaluationSet, evaluation_set
-from training.evals.knn import KNN, TEMPERATURE, K
+from training.evals.knn import TEMPERATURE, K
 
 PIXELS = 16
 
@@ -65,7 +65,8 @@ def main() -> None:
     table = Table(f"{K}-NN, T = {TEMPERATURE}", *(f"{one.name} {chosen.split}" for one in sets))
     for name, make in makers.items():
         encoder = make()
-        scores = [score for one in sets for _, score in KNN(one, encoder.transform.preprocessing).run(encoder)]
+        crops = [LabelledSet(one, encoder.transform.preprocessing) for one in sets]
+        scores = [score for one in crops for _, score in knn(one.embed(encoder))]
         table.add_row(name, *(f"{score:.3f}" for score in scores))
     table.add_row(f"{PIXELS} x {PIXELS} pixels", *(f"{pixel_floor(one):.3f}" for one in sets))
     console = Console()
