@@ -27,7 +27,8 @@ from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.probe.knn import knn_classify
 from training.data.datasets import EvaluationSet, evaluation_set
-from training.evals.knn import TEMPERATURE, K
+from training.evals.knn import TEMPERATURE, K, knn
+from training.evals.labelled import LabelledSet
 
 PIXELS = 16
 

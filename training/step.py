@@ -21,6 +21,7 @@ from nnclr_hub.method import Learner, Step, momentum_at
 from .data.augment import View, make_views, plan_views
 from .data.batches import Batch, Batches
 from .data.order import seed_of
+from .data.pixel_ops import EAGER, compiled
 from .distributed import Ranks, share_gradients
 from .monitor import Figures, measure_step
 from .optimisation import Schedule
@@ -70,6 +71,7 @@ class Stepper:
         self._learner, self._optimizer, self._schedule = learner, optimizer, schedule
         self._recipe, self._ranks, self._batches, self._steps = recipe, ranks, batches, steps
         self._shared = share_gradients(learner, ranks)
+        self._operations = compiled() if recipe.compile and ranks.where.type == "cuda" else EAGER
         self._augmenting = 0.0  # seconds of the step
         self._draws = torch.Generator()  # every draw of the augmentation
 
@@ -127,7 +129,7 @@ class Stepper:
         results, self._augmenting = [], 0.0
         for last, part in self._parts(batch):
             began = time.perf_counter()
-            views = make_views(part.images, part.aspect, self.views(step), self._draws)
+            views = make_views(part.images, part.aspect, self.views(step), self._draws, self._operations)
             self._augmenting += time.perf_counter() - began
             with self._autocast(), self._synchronised(last):
                 result: Step = self._shared(

@@ -23,7 +23,7 @@ from nnclr_hub import load_encoder
 encoder = load_encoder("./{name}")              # a checkout or download of this folder
 vectors = encoder.embed(["a.jpg", "b.jpg"])     # (2, {dim}) float32, unit rows
 
-import timm                                     # without nnclr_hub; pretrained=True, or the weights are random
+{timm_import}
 backbone = timm.create_model("local-dir:./{name}", pretrained=True)
 ```
 
@@ -52,6 +52,12 @@ Weights: {license}. Training pictures: {data}.
 `{config_file}` is timm's, with a block `nnclr` that says how the encoder came to be.
 """
 
+_TIMM = (
+    "import timm                                     # without nnclr_hub; pretrained=True, or the weights are random"
+)
+_OURS = """import timm                                     # pretrained=True, or the weights are random
+import nnclr_hub.encoder.cifar_resnet           # timm lacks this architecture: here it is registered"""
+
 
 def model_card(name: str, config: ModelConfig) -> str:
     """The card's text, front matter included.
@@ -66,6 +72,7 @@ def model_card(name: str, config: ModelConfig) -> str:
     body = _BODY.format(
         name=name,
         architecture=config.architecture,
+        timm_import=_OURS if config.architecture.startswith("nnclr_") else _TIMM,
         dim=config.num_features,
         training=_training(about),
         interpolation=preprocessing["interpolation"],

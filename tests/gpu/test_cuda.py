@@ -6,6 +6,7 @@ Pictures are made here, so that these tests need no package beyond what training
 """
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from PIL import Image
 
 from nnclr_hub.encoder.encoder import load_encoder
-from nnclr_hub.method import SupportSet
-from training import pretrain as program
+from nnclr_hub.errors import OutOfMemory
+from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from training import step as program
 from training.checkpoint import load_checkpoint
 from training.data.augment import AUGMENTATIONS, make_view
+from training.data.pixel_ops import compiled
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
@@ -43,7 +46,7 @@ def test_augmentation_is_the_same_on_both_devices(name):
     images = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8)
     for view in AUGMENTATIONS[name]:
         cpu, gpu = (
-            make_view(images.to(device), torch.ones(32), view, 64, torch.Generator().manual_seed(3)).cpu()
+            make_view(images.to(device), torch.ones(32), replace(view, size=64), torch.Generator().manual_seed(3)).cpu()
             for device in ("cpu", "cuda")
         )
         torch.testing.assert_close(cpu, gpu, atol=2e-3, rtol=0)
@@ -83,3 +86,71 @@ def test_a_run_resumes_on_the_device(blobs, tmp_path, monkeypatch):
     checkpoint = load_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     assert all(value.isfinite().all() for value in checkpoint["learner"].values())
+
+
+def small_learner(method: str) -> Learner:
+    torch.manual_seed(0)
+    row = METHODS[method]
+    backbone = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(2),
+        torch.nn.Flatten(),
+    )
+    prediction = PredictionHead(8, 16) if row.prediction != "none" else None
+    support = SupportSet(64, 8) if row.target == "neighbour" else None
+    return Learner(backbone, row, ProjectionHead(32, 16, 8), prediction, support)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_step_of_every_method_is_the_cpus(method):
+    """Loss and gradients in float32, without TF32."""
+    views = [torch.randn(16, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    results = []
+    for device in ("cpu", "cuda"):
+        learner = small_learner(method).to(device)
+        loss = learner([view.to(device) for view in views]).loss
+        loss.backward()
+        results.append([loss.detach().cpu(), *(p.grad.cpu() for p in learner.parameters() if p.grad is not None)])
+    for cpu, gpu in zip(*results, strict=True):
+        torch.testing.assert_close(gpu, cpu, atol=1e-4, rtol=1e-3)
+
+
+def test_the_lookup_at_the_papers_sizes_needs_little_memory():
+    """B = 4096, M = 98,304: the whole matrix of similarities would take 1.6 GB."""
+    support, z = SupportSet(98_304, 256).cuda(), torch.randn(4096, 256, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    support.lookup(z, ids=torch.arange(4096, device="cuda"))
+    assert torch.cuda.max_memory_allocated() - before < 300 * 2**20
+
+
+def test_compiled_augmentation_equals_eager():
+    images = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8, device="cuda")
+    view = replace(AUGMENTATIONS["byol"][1], size=64, blur=0.5)
+    eager, fused = (
+        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(3), *operations)
+        for operations in ((), (compiled(),))
+    )
+    torch.testing.assert_close(fused, eager, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings", [["compile=true"], ["chunk=5"], ["residency=host"], ["local_crops=2", "local_size=16"]]
+)
+def test_options_run_on_the_device(blobs, tmp_path, settings):
+    recipe = find_recipe("small_cpu").with_settings([*TINY, "method=momentum_nnclr", *settings])
+    assert pretrain("small_cpu", recipe, [blobs], tmp_path / "run", device="cuda").finished
+
+
+def test_a_batch_that_does_not_fit_names_one_that_does(blobs, tmp_path):
+    """A real shortage: the process is allowed next to nothing of the device."""
+    recipe = find_recipe("small_cpu").with_settings([*TINY, "image_size=512", "pack_size=64", "channels=64,64,64,64"])
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.004)
+    try:
+        with pytest.raises(OutOfMemory, match="--set batch_size="):
+            pretrain("small_cpu", recipe, [blobs], tmp_path / "run", device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

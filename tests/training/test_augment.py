@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view
+from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view, make_views, plan_views
+from training.data.pixel_ops import compiled
 
 
 def test_crops_are_distributed_as_torchvision_draws_them():
@@ -77,3 +79,32 @@ def test_blur_kernel_scales_with_the_picture():
     assert blur_taps(224) == 23
     assert all(blur_taps(size) % 2 == 1 and blur_taps(size) >= 3 for size in range(8, 500))
     assert math.isclose(blur_taps(96) / 96, 23 / 224, abs_tol=0.02)
+
+
+def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
+    views = plan_views("byol", 224, small=6, small_size=96, scale=(0.14, 1.0), small_scale=(0.05, 0.14))
+    assert [view.size for view in views] == [224, 224] + [96] * 6
+    assert [view.scale for view in views] == [(0.14, 1.0)] * 2 + [(0.05, 0.14)] * 6
+    assert [view.solarize for view in views] == [0.0, 0.2] * 4
+    images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
+    small = plan_views("byol", 32, small=3, small_size=16)
+    made = make_views(images, torch.ones(3), small, torch.Generator().manual_seed(0))
+    assert [view.shape[-1] for view in made] == [32, 32, 16, 16, 16]
+    assert plan_views("crop_only", 32)[0].scale == (0.08, 1.0), "the augmentation's own"
+
+
+def test_simclr_has_stronger_colours_and_cifar_no_blur():
+    assert all((view.brightness, view.hue, view.blur) == (0.8, 0.2, 0.5) for view in AUGMENTATIONS["simclr"])
+    assert all(view.blur == 0 for view in AUGMENTATIONS["cifar"])
+
+
+@pytest.mark.slow
+def test_compiled_operations_equal_eager_ones():
+    """Takes a C++ compiler and most of a minute on a CPU."""
+    images = torch.randint(0, 256, (32, 64, 64, 3), dtype=torch.uint8)
+    view = replace(AUGMENTATIONS["byol"][1], size=48, blur=0.5)
+    eager, fused = (
+        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(0), *operations)
+        for operations in ((), (compiled(),))
+    )
+    torch.testing.assert_close(fused, eager, atol=1e-4, rtol=0)

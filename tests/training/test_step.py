@@ -151,3 +151,10 @@ def test_options_that_need_labels_say_so(tmp_path, pictures):
 def test_a_batch_that_parts_cannot_share_is_refused(photos, tmp_path):
     with pytest.raises(InvalidRequest, match="multiple of 3"):
         run(photos, tmp_path / "run", "accumulate=3")
+
+
+@pytest.mark.slow
+def test_a_compiled_backbone_trains_and_exports(photos, tmp_path):
+    """Its weights keep their names: the folder is like any other."""
+    assert run(photos, tmp_path / "run", "compile=true").finished
+    assert load_encoder(tmp_path / "run" / "encoder", device="cpu").embed_dim == 8

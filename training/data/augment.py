@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from . import pixel_ops
 from .degrade import degrade
+from .pixel_ops import EAGER, Operations
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -96,10 +96,12 @@ def plan_views(
     return large + [replace(styles[i % 2], size=small_size, scale=small_scale) for i in range(small)]
 
 
-def make_views(images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator) -> list[Tensor]:
+def make_views(
+    images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator, operations: Operations = EAGER
+) -> list[Tensor]:
     """The views of a batch of pictures, in order; see `make_view`."""
     pixels = images.float()
-    return [make_view(pixels, aspect, view, generator) for view in views]
+    return [make_view(pixels, aspect, view, generator, operations) for view in views]
 
 
 def blur_taps(size: int) -> int:
@@ -107,7 +109,9 @@ def blur_taps(size: int) -> int:
     return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
 
 
-def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator) -> Tensor:
+def make_view(
+    images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
+) -> Tensor:
     """One view of each picture.
 
     Args:
@@ -115,6 +119,7 @@ def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator) 
         aspect: (B,) float32, width / height of the originals, on the CPU.
         view: what to do.
         generator: on the CPU; every draw comes from it.
+        operations: eager or compiled.
 
     Returns:
         (B, 3, view.size, view.size) float32, normalised with ImageNet's mean and deviation, channels last.
@@ -122,13 +127,13 @@ def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator) 
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
-    x = pixel_ops.resized_crop(images.float(), boxes.to(device), flip.to(device), view.size)
+    x = operations.resized_crop(images.float(), boxes.to(device), flip.to(device), view.size)
     degrade(x, view.degrade, generator)
-    _jitter(x, view, generator)
-    _some(x, view.grey, lambda some, _: pixel_ops.grayscale(some), generator)
+    _jitter(x, view, generator, operations)
+    _some(x, view.grey, lambda some, _: operations.grayscale(some), generator)
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
-    _some(x, view.blur, lambda some, rows: pixel_ops.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
-    _some(x, view.solarize, lambda some, _: pixel_ops.solarize(some), generator)
+    _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
+    _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
     return _normalise(x)
 
 
@@ -173,7 +178,7 @@ def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], T
         x[rows] = operation(x[rows], rows)
 
 
-def _jitter(x: Tensor, view: View, generator: Generator) -> None:
+def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> None:
     """Colour jitter in place: the four operations in an order drawn per picture."""
     batch = len(x)
     chosen = torch.rand(batch, generator=generator) < view.jitter
@@ -181,14 +186,9 @@ def _jitter(x: Tensor, view: View, generator: Generator) -> None:
     spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
     amount = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread
     amount[:, :3] = (amount[:, :3] + 1).clamp_(min=0)
-    operations = (
-        pixel_ops.adjust_brightness,
-        pixel_ops.adjust_contrast,
-        pixel_ops.adjust_saturation,
-        pixel_ops.adjust_hue,
-    )
+    four = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
     for turn in range(4):
-        for number, operation in enumerate(operations):
+        for number, operation in enumerate(four):
             rows = (chosen & (order[:, turn] == number)).nonzero().squeeze(1)
             if len(rows):
                 there = rows.to(x.device)

@@ -8,6 +8,9 @@ one a picture: a resize, like a blur, is linear along each axis.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -132,3 +135,26 @@ def _blur_matrix(weight: Tensor, offset: Tensor, side: int) -> Tensor:
     matrix = weight.new_zeros(len(weight), side, side)
     source = source.expand(len(weight), -1, -1)
     return matrix.scatter_add_(2, source, weight[:, None, :].expand_as(source))
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations under one name each, eager or compiled."""
+
+    resized_crop: Callable[[Tensor, Tensor, Tensor, int], Tensor] = resized_crop
+    brightness: Callable[[Tensor, Tensor], Tensor] = adjust_brightness
+    contrast: Callable[[Tensor, Tensor], Tensor] = adjust_contrast
+    saturation: Callable[[Tensor, Tensor], Tensor] = adjust_saturation
+    hue: Callable[[Tensor, Tensor], Tensor] = adjust_hue
+    grayscale: Callable[[Tensor], Tensor] = grayscale
+    solarize: Callable[[Tensor], Tensor] = solarize
+    gaussian_blur: Callable[[Tensor, Tensor, int], Tensor] = gaussian_blur
+
+
+EAGER = Operations()
+
+
+@cache
+def compiled() -> Operations:
+    """The same operations, each fused into few kernels; for any number of pictures, as every batch picks others."""
+    return Operations(*(torch.compile(getattr(EAGER, one.name), dynamic=True) for one in fields(Operations)))

@@ -24,7 +24,8 @@ h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
 td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
-.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}.nn td.first{padding-left:1rem}
+.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
+.nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
 """
 
