@@ -21,6 +21,8 @@ CASES = {
     "gate": ("nnclr", {}, 0.5, 0),
     "multicrop": ("nnclr", {}, 1.0, 2),
     "both_views": ("momentum_nnclr", {"both_views": True}, 1.0, 0),
+    # chunks see batch norm of their own, so this backbone has none
+    "chunks": ("nnclr", {"chunk": 3}, 1.0, 0),
 }
 
 
@@ -28,7 +30,11 @@ def make(method: str, options: dict) -> Learner:
     torch.manual_seed(0)
     row = METHODS[method]
     backbone = nn.Sequential(
-        nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        nn.Conv2d(3, 6, 3, bias=False),
+        nn.Identity() if "chunk" in options else nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
     )
     prediction = PredictionHead(8, 16) if row.prediction != "none" else None
     support = SupportSet(30, 8) if row.target == "neighbour" else None

@@ -24,7 +24,7 @@ from .recipes import Recipe
 NAME = "checkpoint.pt"
 # settings that leave the weights alone, and so may differ between the parts of one run
 FREE = (
-    *("eval_size", "eval_crop", "log_every", "checkpoint_every", "tensorboard"),
+    *("eval_size", "eval_crop", "eval_pictures", "log_every", "checkpoint_every", "tensorboard"),
     *("residency", "channels_last", "compile", "chunk", "fixed"),
 )
 

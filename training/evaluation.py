@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
-from .data.datasets import evaluation_sets
+from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
 from .evals.labelled import LabelledSet
 from .evals.linear import linear
@@ -39,7 +40,8 @@ class Evaluation:
     ) -> None:
         self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, say
         self._sets = []
-        for one in evaluation_sets(folders):
+        for found in evaluation_sets(folders):
+            one = _at_most(found, recipe.eval_pictures, say)
             with bar(say, f"decoding {one.name} for evaluation") as advance:
                 self._sets.append(LabelledSet(one, preprocessing, advance))
 
@@ -56,3 +58,14 @@ class Evaluation:
         if scores:
             shown = "  ".join(f"{key} {value:.3f}" for key, value in scores.items())
             self._say.print(f"epoch {epoch:g}  {shown}", highlight=False)
+
+
+def _at_most(data: EvaluationSet, pictures: int, say: Console) -> EvaluationSet:
+    """The set, or of a large one the same random part each time: its crops are kept in memory."""
+    parts = [data.train, data.test]
+    for number, part in enumerate(parts):
+        if len(part.paths) > pictures:
+            chosen = np.random.default_rng(0).permutation(len(part.paths))[:pictures]
+            parts[number] = part.keep(np.sort(chosen))
+            say.print(f"{data.name}: scored with {pictures} of {len(part.paths)} pictures of a part", highlight=False)
+    return EvaluationSet(data.name, *parts)

@@ -37,7 +37,7 @@ def test_it_equals_the_library_over_several_steps():
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (ours, model)]
     for _ in range(8):
         x1, x2 = torch.randn(12, 3, 4, 4), torch.randn(12, 3, 4, 4)
-        step = ours(x1, x2)
+        step = ours([x1, x2])
         loss, z1 = model.loss(x1, x2)
         torch.testing.assert_close(loss, step.loss)
         for optimizer, value in zip(optimizers, (step.loss, loss), strict=True):

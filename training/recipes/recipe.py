@@ -89,6 +89,7 @@ class Recipe:
     seed: int = setting(0, "of weights, order and augmentation")
     # ---- once in a while
     log_every: int = setting(10, "steps between log lines")
+    eval_pictures: int = setting(25_000, "most pictures of train/ and of val/ that the scores at a checkpoint look at")
     checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
     tensorboard: bool = setting(False, "write RUN/tensorboard beside log.jsonl")
     fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names that --set has given
@@ -105,7 +106,7 @@ class Recipe:
         self._check_together()
 
     def _check_ranges(self) -> None:
-        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k")
+        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_pictures")
         for name in (*sizes, "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
