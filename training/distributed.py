@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import signature
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -97,7 +98,10 @@ def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
     )
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, bank)
     devices = [ranks.where] if ranks.where.type == "cuda" else None
-    return DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)
+    known = signature(DistributedDataParallel).parameters
+    # torch 2.15 renamed it: running statistics are the same everywhere, since batch norm is synchronised
+    silent = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(learner, device_ids=devices, **{silent: False})  # type: ignore[arg-type]
 
 
 def synchronise_norms(module: nn.Module, where: torch.device) -> nn.Module:
@@ -115,6 +119,22 @@ def _with_base(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
 
 
+class _Sum(torch.autograd.Function):
+    """The sum over ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
 class _Synchronised(_BatchNorm):
     """Mean and variance by differentiable sums over ranks, which hold equally many values."""
 
@@ -125,9 +145,9 @@ class _Synchronised(_BatchNorm):
         shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
         x = input.float()
         world = dist.get_world_size()
-        mean = all_reduce(x.mean(dim=over)) / world  # (C,)
+        mean = _Sum.apply(x.mean(dim=over)) / world  # (C,)
         centred = x - mean.view(shape)
-        variance = all_reduce(centred.square().mean(dim=over)) / world
+        variance = _Sum.apply(centred.square().mean(dim=over)) / world
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             count = world * x.numel() // x.shape[1]
             with torch.no_grad():

@@ -8,6 +8,7 @@ On several machines start torchrun there yourself, with the same program and no 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
     )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
     try:
         elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
     except ChildFailedError as error:

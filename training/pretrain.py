@@ -121,7 +121,7 @@ def _pretrain(
     ranks.wait()
     folders = find_data(data, say)
     files = training_files(folders)
-    recipe = recipe.for_data(len(files.paths), where.type == "cuda")
+    recipe = _decided(recipe, len(files.paths), where, say)
     with bar(say, "decoding") as advance:
         pack = build_pack(files.paths, recipe.pack_size, progress=advance)
     files = files.keep(pack.kept)
@@ -254,6 +254,18 @@ def _pretrain(
     if step == steps:
         say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
     return Outcome(step == steps, step, scores)
+
+
+def _decided(recipe: Recipe, images: int, where: torch.device, say: Console) -> Recipe:
+    """What `auto` makes of the pictures and the device, said in a line; any other recipe as it is."""
+    chosen = recipe.for_data(images, where.type == "cuda")
+    if chosen is not recipe:
+        say.print(
+            f"auto: {chosen.method}, {chosen.backbone} at {chosen.image_size} pixels, batch {chosen.batch_size}, "
+            f"{chosen.epochs} epochs",
+            highlight=False,
+        )
+    return chosen
 
 
 def _placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:

@@ -6,6 +6,8 @@ Exit codes: 0 done; 1 it could not be done; 2 the call was wrong.
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import nnclr_hub
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OutOfMemory, UnknownModel
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
@@ -45,8 +47,18 @@ def fail(error: NNCLRHubError) -> None:
     Raises:
         typer.Exit: 2 for a wrong call, else 1.
     """
-    err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+    if not _said_by_another(error):
+        err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
+
+
+def _said_by_another(error: NNCLRHubError) -> bool:
+    """Whether this is one of torchrun's processes and not the first: they all stop for the same reason, unless it is
+    memory. It waits, since torchrun ends the others as soon as one has ended."""
+    if os.environ.get("RANK", "0") == "0" or isinstance(error, OutOfMemory):
+        return False
+    time.sleep(2)
+    return True
 
 
 def _version(wanted: bool) -> None:

@@ -36,6 +36,7 @@ def two(tmp_path_factory) -> list[dict]:
         [*command, str(ROOT / "tests" / "two_ranks.py"), str(out)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "Warning" not in done.stderr
     return [torch.load(out / f"rank{rank}.pt") for rank in range(2)]
 
 
@@ -70,6 +71,7 @@ def test_a_run_stopped_in_two_processes_goes_on_in_one(photos, tmp_path):
         err = process.stderr.read()
     assert process.returncode == 130, err[-3000:]
     assert "Traceback" not in err
+    assert "Warning" not in err
     step = load_checkpoint(run)["step"]
     assert 0 < step < 84
     recipe = find_recipe("small_cpu").with_settings([*FAST, "checkpoint_every=12"])

@@ -24,7 +24,8 @@ class Auto(Recipe):
     Expected:  depends on the pictures; RUN/report.html says whether it learned anything.
 
     On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 pictures on a ResNet-50 at 160,
-    from 200,000 the paper's at 224. Whatever --set gives stays as given.
+    from 200,000 the paper's at 224. Whatever --set gives stays as given; the other values that --settings
+    shows are the paper's, and `auto` puts its own in their place.
     """
 
     def for_data(self, images: int, on_gpu: bool) -> Recipe:
