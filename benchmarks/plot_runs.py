@@ -2,7 +2,7 @@
 
     python benchmarks/plot_runs.py NNCLR=RUN/log.jsonl SimCLR=OTHER/log.jsonl --out docs/results/small_cpu
 
-writes OUT_loss.png and OUT_knn.png. An evaluation that was made again after the last step, with other
+writes OUT_loss.png and OUT_knn.png. A name given several times is several seeds: lines of one colour. An evaluation that was made again after the last step, with other
 settings, is drawn as a star.
 """
 
@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Log = list[dict[str, Any]]
@@ -23,37 +24,36 @@ def main() -> None:
     arguments.add_argument("runs", nargs="+", metavar="NAME=LOG")
     arguments.add_argument("--out", type=Path, required=True)
     chosen = arguments.parse_args()
-    logs: dict[str, Log] = {}
+    logs: dict[str, list[Log]] = {}
     for run in chosen.runs:
         name, _, path = run.partition("=")
-        logs[name] = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        logs.setdefault(name, []).append([json.loads(line) for line in Path(path).read_text().splitlines()])
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for name, log in logs.items():
-        axes.plot(*points(log, "loss"), label=name, linewidth=1)
+    for number, (name, seeds) in enumerate(logs.items()):
+        for seed, log in enumerate(seeds):
+            axes.plot(*points(log, "loss"), color=f"C{number}", label=name if seed == 0 else None, linewidth=1)
     finish(figure, f"{chosen.out}_loss.png", "loss")
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, log) in enumerate(logs.items()):
-        for key in sorted({key for line in log for key in line if key.startswith("knn20/")}):
-            epochs, values = points(log, key)
-            style = "-" if "imagenette" in key else "--"
-            again = len(epochs) > 1 and epochs[-1] == epochs[-2]
-            end = -1 if again else None
-            axes.plot(
-                epochs[:end],
-                values[:end],
-                style,
-                color=f"C{number}",
-                marker="o",
-                markersize=3,
-                label=f"{name}, {key[6:]}",
-            )
-            if again:
-                axes.plot(epochs[-1:], values[-1:], "*", color=f"C{number}", markersize=10)
+    for number, (name, seeds) in enumerate(logs.items()):
+        for seed, log in enumerate(seeds):
+            draw_knn(figure.gca(), log, name if seed == 0 else None, f"C{number}")
     finish(figure, f"{chosen.out}_knn.png", "20-NN accuracy on test")
+
+
+def draw_knn(axes: Axes, log: Log, name: str | None, color: str) -> None:
+    """A line for each evaluated set, dashed but for imagenette."""
+    for key in sorted({key for line in log for key in line if key.startswith("knn20/")}):
+        epochs, values = points(log, key)
+        style = "-" if "imagenette" in key else "--"
+        again = len(epochs) > 1 and epochs[-1] == epochs[-2]
+        end = -1 if again else None
+        label = name and f"{name}, {key[6:]}"
+        axes.plot(epochs[:end], values[:end], style, color=color, marker="o", markersize=3, label=label)
+        if again:
+            axes.plot(epochs[-1:], values[-1:], "*", color=color, markersize=10)
 
 
 def points(log: Log, key: str) -> tuple[list[float], list[float]]:

@@ -51,6 +51,7 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--precision", default="auto", help="ours: auto is bf16 where the processor multiplies it")
     arguments.add_argument("--seed", type=int, default=0)
     chosen = arguments.parse_args()
     say = Console(stderr=True)
@@ -60,7 +61,7 @@ def main() -> None:
     lightly = Lightly()
     rates = lightly.train(pack, chosen.epochs, chosen.workers, say)
     run = chosen.out / "ours"
-    pretrain("small", ours(chosen.epochs, chosen.seed), [chosen.data], run, resume=True, console=say)
+    pretrain("small", ours(chosen.epochs, chosen.seed, chosen.precision), [chosen.data], run, resume=True, console=say)
     log = [line for line in read_log(run) if "images_per_s" in line]
     own = [line["images_per_s"] for line in log[1:]]
 
@@ -70,7 +71,7 @@ def main() -> None:
         "ours": load_encoder(run / "encoder"),
         "untrained": Encoder(create_backbone("resnet18"), preprocessing, name="untrained"),
     }
-    print(f"ResNet-18 at {SIDE} pixels, batch {BATCH}, {chosen.epochs} epochs, {torch.get_num_threads()} threads")
+    print(f"ResNet-18 at {SIDE} pixels, batch {BATCH}, {chosen.epochs} epochs, {torch.get_num_threads()} threads; ours in {chosen.precision}")
     print(
         f"images/s: lightly {statistics.median(rates):.0f}, ours {statistics.median(own):.0f}, "
         f"ratio {statistics.median(own) / statistics.median(rates):.2f}"
@@ -85,11 +86,12 @@ def main() -> None:
             )
 
 
-def ours(epochs: int, seed: int) -> Recipe:
+def ours(epochs: int, seed: int, precision: str) -> Recipe:
     settings = [
         *(f"image_size={SIDE}", f"pack_size={PACK}", f"eval_size={SIDE}", "eval_crop=1", f"batch_size={BATCH}"),
         *("projection_hidden=512", "projection_dim=128", "prediction_hidden=512", f"queue_size={QUEUE}"),
         *(f"epochs={epochs}", f"seed={seed}", "warmup_epochs=0", f"checkpoint_every={epochs}"),
+        f"precision={precision}",
     ]
     return find_recipe("small").with_settings(settings)
 
