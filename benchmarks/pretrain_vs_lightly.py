@@ -51,7 +51,7 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--workers", type=int, default=2)
-    arguments.add_argument("--precision", default="auto", help="ours: auto is bf16 where the processor multiplies it")
+    arguments.add_argument("--precision", default="auto", help="ours; auto: bf16 if it is fast")
     arguments.add_argument("--seed", type=int, default=0)
     chosen = arguments.parse_args()
     say = Console(stderr=True)
@@ -71,7 +71,10 @@ def main() -> None:
         "ours": load_encoder(run / "encoder"),
         "untrained": Encoder(create_backbone("resnet18"), preprocessing, name="untrained"),
     }
-    print(f"ResNet-18 at {SIDE} pixels, batch {BATCH}, {chosen.epochs} epochs, {torch.get_num_threads()} threads; ours in {chosen.precision}")
+    print(
+        f"ResNet-18 at {SIDE} pixels, batch {BATCH}, {chosen.epochs} epochs, {torch.get_num_threads()} threads; "
+        f"ours in {chosen.precision}"
+    )
     print(
         f"images/s: lightly {statistics.median(rates):.0f}, ours {statistics.median(own):.0f}, "
         f"ratio {statistics.median(own) / statistics.median(rates):.2f}"

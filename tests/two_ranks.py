@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
@@ -31,8 +32,7 @@ def make(method: str, options: dict) -> Learner:
     row = METHODS[method]
     backbone = nn.Sequential(
         nn.Conv2d(3, 6, 3, bias=False),
-        nn.Identity() if "chunk" in options else nn.BatchNorm2d(6),
-        nn.ReLU(),
+        nn.ReLU() if "chunk" in options else BatchNormAct2d(6),  # timm's, with a ReLU of its own
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
     )

@@ -8,6 +8,7 @@ report.html} from all that are there. Called again, it goes on where it stopped.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,19 @@ from statistics import mean, stdev
 
 from rich.console import Console
 
+from nnclr_hub.encoder.encoder import find_device
+
+from .assemble import require_labels
+from .data.datasets import evaluation_sets, training_files, typical_side
+from .data.named import find_data
+from .monitor import replace_text
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
 from .tables import Row, Table, find_table
+
+# settings that stand out from the paper's in recipes for small sets, and hold for all rows that do not change them
+SHARED = ("epochs", "batch_size", "queue_size", "projection_dim", "prediction", "warm_start", "ramp", "gate")
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,10 @@ def ablate(
     say = console or Console(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
+    base = _for_data(base, data, device, say)
     rows = table.rows(base)
     recipes = [base.with_settings(row.settings) for row in rows]  # before any run: a row may be refused
+    _check_data(recipes, data, say)
     results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(rows))}
     for seed in range(base.seed, base.seed + seeds):
         for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
@@ -73,10 +85,40 @@ def ablate(
             if not outcome.finished:
                 return None
             results[number][seed] = outcome.scores
-            _write(folder, table, recipe_name, _collect(rows, results))
+            _write(folder, table, recipe_name, base, _collect(rows, results))
     done = _collect(rows, results)
-    say.print(f"done: {folder / 'results.md'}, {folder / 'results.png'}, {folder / 'report.html'}", highlight=False)
+    written = [folder / one for one in ("results.md", "results.png", "report.html") if (folder / one).exists()]
+    say.print(f"done: {', '.join(map(str, written))}", highlight=False)
     return done
+
+
+def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, say: Console) -> Recipe:
+    """What `auto` makes of the pictures; queue and batch no larger than they allow, so that rows differ as they say."""
+    paths = training_files(find_data(data, say)).paths
+    images = len(paths)
+    recipe = base.for_data(images, typical_side(paths), find_device(device).type == "cuda")
+    return dataclasses.replace(
+        recipe,
+        queue_size=min(recipe.queue_size, images),
+        batch_size=min(recipe.batch_size, max(2, images // 4)),
+    )
+
+
+def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], say: Console) -> None:
+    """Refuses, before the first row, what would stop a later one.
+
+    Raises:
+        InvalidRequest: a row needs labels, and there are none.
+    """
+    folders = find_data(data, say)
+    if any(recipe.pick == "oracle" for recipe in recipes):
+        require_labels(training_files(folders).labels)
+    if not evaluation_sets(folders):
+        say.print(
+            "[yellow]note[/] no folder has labelled pictures in train/ and val/ or test/: the rows are trained, and no "
+            "score tells them apart",
+            highlight=False,
+        )
 
 
 def _slug(label: str) -> str:
@@ -97,7 +139,7 @@ def _collect(rows: Sequence[Row], results: Mapping[int, Mapping[int, Mapping[str
 # ------------------------------------------------------------------------------ what it writes
 
 
-def _write(folder: Path, table: Table, recipe: str, results: Sequence[Result]) -> None:
+def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Sequence[Result]) -> None:
     document = {
         "table": table.title,
         "recipe": recipe,
@@ -112,30 +154,32 @@ def _write(folder: Path, table: Table, recipe: str, results: Sequence[Result]) -
             for one in results
         ],
     }
-    (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / "results.md").write_text(as_markdown(table, recipe, results))
+    shared = ", ".join(f"{name} {getattr(base, name)}" for name in SHARED)
+    replace_text(folder / "results.json", json.dumps(document, indent=2) + "\n")
+    replace_text(folder / "results.md", as_markdown(table, recipe, shared, results))
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     if metrics:
         _draw(folder / "results.png", table, results, metrics)
     write_report([folder / _slug(one.row.label) / f"seed-{one.seeds[0]}" for one in results], folder / "report.html")
 
 
-def as_markdown(table: Table, recipe: str, results: Sequence[Result]) -> str:
+def as_markdown(table: Table, recipe: str, shared: str, results: Sequence[Result]) -> str:
     """The table with means over seeds, their deviation, and the paper's figure beside them."""
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     lines = [
         f"# {table.title}",
         "",
         f"Recipe `{recipe}`, last epoch, mean over seeds ± deviation. The paper: ImageNet, ResNet-50, linear.",
+        f"Unless a row says otherwise: {shared}.",
         table.note,
         "",
-        f"| row | seeds | {' | '.join(metrics)} | the paper |",
+        f"| {' | '.join(['row', 'seeds', *metrics, 'the paper'])} |",
         f"|---|---|{'---|' * len(metrics)}---|",
     ]
     for one in results:
         cells = [_cell(one.scores.get(metric, ())) for metric in metrics]
         paper = "" if one.row.paper is None else f"{one.row.paper:.1f}"
-        lines.append(f"| {one.row.label} | {', '.join(map(str, one.seeds))} | {' | '.join(cells)} | {paper} |")
+        lines.append(f"| {' | '.join([one.row.label, ', '.join(map(str, one.seeds)), *cells, paper])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -165,8 +209,7 @@ def _draw(path: Path, table: Table, results: Sequence[Result], metrics: Sequence
     panels[0].set_yticks(list(places), [one.row.label for one in results], fontsize=8)
     panels[0].invert_yaxis()
     for axes in panels:
-        low = min((patch.get_width() for patch in axes.patches), default=0.0)  # type: ignore[attr-defined]
-        axes.set_xlim(left=0.8 * low)
+        axes.set_xlim(left=0)
         axes.grid(axis="x", alpha=0.3)
         axes.tick_params(axis="x", labelsize=8)
     figure.suptitle(table.title, fontsize=10)

@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from nnclr_hub.encoder.backbones import create_backbone, sized
+from nnclr_hub.encoder.backbones import create_backbone, sized, timm_name
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
 from .recipes import Recipe
+from .recipes.settings import as_text
 
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
@@ -28,11 +29,8 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
         raise NoImages(
             f"{images} readable pictures are too few to learn from: give at least {8 * world}, better some thousands."
         )
-    if recipe.pick == "oracle" and not (labels >= 0).any():
-        raise InvalidRequest(
-            "pick=oracle takes neighbours of the same label, and the pictures have none: put them into one folder a "
-            "class, or leave it out."
-        )
+    if recipe.pick == "oracle":
+        require_labels(labels)
     changes: dict[str, Any] = {}
     if recipe.batch_size > images // 4:
         changes["batch_size"] = max(2, 1 << (images // 4).bit_length() - 1)  # a power of two
@@ -40,9 +38,14 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
         changes["queue_size"] = images
     if recipe.support_set == "current_encoder":
         changes["queue_size"] = changes.get("queue_size", recipe.queue_size) // world * world
+    if recipe.k > changes.get("queue_size", recipe.queue_size):
+        changes["k"] = changes.get("queue_size", recipe.queue_size)
+    if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would rise to the end and never fall
+        changes["warmup_epochs"] = recipe.epochs / 10
     for setting, value in changes.items():
         if value != getattr(recipe, setting):
-            said = f"{setting}: {getattr(recipe, setting)} is too much for {images} pictures, using {value}"
+            what = f"{recipe.epochs} epochs" if setting == "warmup_epochs" else f"{images} pictures"
+            said = f"{setting}: {getattr(recipe, setting)} is too much for {what}, using {value}"
             say.print(said, highlight=False)
     recipe = dataclasses.replace(recipe, **changes)
     if recipe.batch_size % (world * recipe.accumulate):
@@ -51,6 +54,15 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
             f"a multiple of {world * recipe.accumulate}."
         )
     return recipe
+
+
+def require_labels(labels: np.ndarray) -> None:
+    """Raises InvalidRequest unless some of the (N,) int64 labels are known, as pick=oracle needs."""
+    if not (labels >= 0).any():
+        raise InvalidRequest(
+            "pick=oracle takes neighbours of the same label, and the pictures have none: put them into one folder a "
+            "class, or leave it out."
+        )
 
 
 def choose_precision(precision: str, where: torch.device) -> str:
@@ -94,6 +106,27 @@ def build_learner(recipe: Recipe) -> Learner:
     )
 
 
+def check_network(recipe: Recipe) -> None:
+    """Builds the backbone without memory for its weights, to find out early that it cannot be.
+
+    Raises:
+        UnknownModel: no such architecture.
+        InvalidRequest: one that does not take these settings.
+    """
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        backbone = _backbone(recipe)
+    patches = getattr(backbone, "patch_embed", None)
+    if patches is not None and hasattr(patches, "patch_size"):
+        side = int(patches.patch_size[0])  # type: ignore[index]
+        sizes = {"image_size": True, "local_size": recipe.local_crops > 0, "early_size": recipe.early_share > 0}
+        for name, used in sizes.items():
+            if used and getattr(recipe, name) % side:
+                raise InvalidRequest(
+                    f"{name}={getattr(recipe, name)}: {recipe.backbone} takes patches of {side} pixels, so give a "
+                    "multiple of that."
+                )
+
+
 def _support_set(recipe: Recipe, d: int) -> SupportSet:
     return SupportSet(
         recipe.queue_size,
@@ -114,6 +147,11 @@ def _backbone(recipe: Recipe) -> nn.Module:
         raise InvalidRequest(
             f"eval_size={recipe.eval_size}: {recipe.backbone} is exported for the size that it learned at, so give "
             f"{recipe.image_size}, its image_size."
+        )
+    if recipe.channels and not timm_name(recipe.backbone).startswith(("resnet", "nnclr_resnet")):
+        raise InvalidRequest(
+            f"channels={as_text(recipe.channels)} are the widths of a ResNet, and {recipe.backbone} is none: give "
+            "--set channels= for timm's own."
         )
     several = recipe.local_crops > 0 or recipe.early_share > 0
     if recipe.drop_path:

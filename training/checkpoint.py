@@ -22,7 +22,8 @@ from .data.datasets import ImageFiles
 from .recipes import Recipe
 
 NAME = "checkpoint.pt"
-# settings that leave the weights alone, and so may differ between the parts of one run
+# settings that may differ between the parts of one run: the weights do not depend on them, but for the last digits
+# (and on chunk by the batch norm of a chunk)
 FREE = (
     *("eval_size", "eval_crop", "eval_pictures", "log_every", "checkpoint_every", "tensorboard"),
     *("residency", "channels_last", "compile", "chunk", "fixed"),
@@ -45,8 +46,12 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         half.unlink(missing_ok=True)
         raise CheckpointError(
-            f"The checkpoint could not be written to {run} ({error}): free some space, then go on with --resume."
+            f"The checkpoint could not be written to {run} ({_reason(error)}): free some space, then --resume."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "the disk took only a part of it"
 
 
 def load_checkpoint(run: Path) -> dict[str, Any] | None:
@@ -73,6 +78,8 @@ def check_same_run(
     Raises:
         CheckpointError: names what differs.
     """
+    if not {"recipe", "settings", "init", "files", "step", "learner"} <= saved.keys():
+        raise CheckpointError(f"The checkpoint in {out} is of an older version: start anew with another --out.")
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
     changed = [
@@ -86,7 +93,7 @@ def check_same_run(
         changed.append("the pictures are not the same")
     if changed:
         raise CheckpointError(
-            f"The checkpoint in {out} is of another run ({'; '.join(changed)}): resume it with its own settings, "
+            f"The checkpoint in {out} is of another run ({'; '.join(changed)}): call it with its own settings again, "
             "or name another folder with --out."
         )
 
@@ -97,5 +104,6 @@ def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
 
 
 def digest(files: ImageFiles) -> str:
-    """A hash of the pictures' names in their order: rows of the queue carry places in that list."""
-    return hashlib.sha256("\n".join(path.name for path in files.paths).encode("utf-8", "surrogateescape")).hexdigest()
+    """A hash of the pictures in their order, by folder, name and size: rows of the queue carry places in that list."""
+    lines = (f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in files.paths)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from nnclr_hub.encoder.encoder import find_device
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import Gather, GatherRanks, Learner
 
 PATIENCE = timedelta(hours=4)  # others wait while rank 0 decodes, evaluates and saves
@@ -46,6 +48,11 @@ class Ranks:
         """Whether this is the process that writes and talks."""
         return self.rank == 0
 
+    @property
+    def first_here(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.world == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+
     def wait(self) -> None:
         """Until all have come here."""
         if self.world > 1:
@@ -59,6 +66,24 @@ class Ranks:
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer)
 
+    def agree(self, **figures: object) -> None:
+        """That all ranks have the same.
+
+        Raises:
+            InvalidRequest: names what differs; on several machines a folder may not be shared.
+        """
+        if self.world == 1:
+            return
+        everywhere: list[Any] = [None] * self.world
+        dist.all_gather_object(everywhere, figures)
+        for name, here in everywhere[0].items():
+            others = {str(one[name]) for one in everywhere}
+            if len(others) > 1:
+                raise InvalidRequest(
+                    f"The processes do not agree on {name} ({', '.join(sorted(others))}; the first has {here}): give "
+                    "all machines the same pictures, the same --out on a disk that they share, and devices of a kind."
+                )
+
 
 @contextmanager
 def joined(device: str | None) -> Iterator[Ranks]:
@@ -67,7 +92,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
     Args:
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one, of several ranks each its own.
     """
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = str(find_device(device))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Ranks(0, 1, torch.device(chosen), Gather())
@@ -159,4 +184,8 @@ class _Synchronised(_BatchNorm):
         out = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out.to(input.dtype)
+        out = out.to(input.dtype)
+        for following in ("drop", "act"):  # timm's batch norms have an activation of their own
+            if isinstance(getattr(self, following, None), nn.Module):
+                out = getattr(self, following)(out)
+        return out

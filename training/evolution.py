@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from nnclr_hub.method import Learner
 
 from .data.augment import View, make_view
 from .data.batches import Batches
+from .monitor import read_lines, replace_text
+from .recipes import Recipe
 
 NAME = "neighbours.jsonl"
 QUERIES = 8
@@ -35,24 +38,22 @@ def fixed_queries(pictures: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def record_neighbours(
-    run: Path, learner: Learner, batches: Batches, size: int, seed: int, step: int, epoch: float
-) -> None:
+def record_neighbours(run: Path, learner: Learner, batches: Batches, recipe: Recipe, step: int, epoch: float) -> None:
     """Appends a line; nothing for methods without a support set. Lines of later steps are dropped.
 
     Args:
         run: the run folder.
         learner: in training mode before and after.
         batches: of the training pictures.
-        size: side of the network's input in pixels.
-        seed: of the choice of queries.
+        recipe: for the network's input, and the seed of the choice of queries.
         step, epoch: when.
     """
     if learner.support_set is None:
         return
-    queries = fixed_queries(len(batches), seed)
+    queries = fixed_queries(len(batches), recipe.seed)
     batch = batches.of(queries)
-    view = make_view(batch.images, batch.aspect, View(**{**vars(PLAIN), "size": size}), torch.Generator())
+    plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
+    view = make_view(batch.images, batch.aspect, plain, torch.Generator())
     learner.eval()
     z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
     learner.train()
@@ -70,13 +71,12 @@ def record_neighbours(
         "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches),
     }
     lines = [json.dumps(one) for one in read_neighbours(run) if one["step"] < step]
-    (run / NAME).write_text("\n".join([*lines, json.dumps(line)]) + "\n")
+    replace_text(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
 
 
 def read_neighbours(run: Path) -> list[dict[str, Any]]:
     """The lines of RUN/neighbours.jsonl, if there are any."""
-    path = run / NAME
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(run / NAME)
 
 
 def _thumbnails(ids: Tensor, batches: Batches) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 Line = dict[str, float]
 EARLY = 0.05  # share of the run in which nothing is expected yet
+LINES = 3  # log lines that must all show a sign
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class Sign:
 
 
 SIGNS = (
+    Sign(
+        "nothing learned",
+        lambda line: line.get("loss", 0.0) >= line.get("chance", float("inf")) * 0.98,
+        "The loss is {loss:.2f}, and a guess has {chance:.2f}: the encoder tells no picture from another. Look whether "
+        "the pictures differ at all, and lower base_lr.",
+    ),
     Sign(
         "collapse",
         lambda line: line.get("z_std", 1.0) < 0.1,
@@ -61,14 +68,14 @@ SIGNS = (
 )
 
 
-def symptoms(log: Sequence[Line], steps: int) -> dict[str, str]:
-    """The signs that the last lines show, by name, as sentences with their figures.
+def symptoms(log: Sequence[Line], steps: int) -> dict[str, str] | None:
+    """The signs that the last lines show, by name, as sentences with their figures; None: too early to tell.
 
     Args:
         log: lines of RUN/log.jsonl.
         steps: of the whole run.
     """
-    lines = [line for line in log if "loss" in line and line["step"] > EARLY * steps][-3:]
-    if len(lines) < 3:
-        return {}
+    lines = [line for line in log if "loss" in line and line["step"] > EARLY * steps][-LINES:]
+    if len(lines) < LINES:
+        return None
     return {sign.name: sign.sentence.format(**lines[-1]) for sign in SIGNS if all(sign.shows(line) for line in lines)}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 import torch
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, TrainingError
 
 INTERRUPTED = 130
 
@@ -32,6 +33,8 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         InvalidRequest: more processes than there are GPUs.
     """
     there = torch.cuda.device_count()
+    if device not in (None, "cpu", "cuda"):
+        raise InvalidRequest(f"--gpus {processes} gives each process a GPU of its own: leave --device {device} out.")
     if device != "cpu" and processes > there:
         raise InvalidRequest(f"--gpus {processes}, but this machine has {there}: give at most that, or --device cpu.")
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -54,7 +57,13 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
     except ChildFailedError as error:
-        return int(error.get_first_failure()[1].exitcode)
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise TrainingError(
+                f"Process {rank} was ended by {signal.Signals(-failure.exitcode).name}, often for want of memory: take "
+                "a smaller batch_size, then go on with --resume."
+            ) from error
+        return int(failure.exitcode)
     except SignalException:  # the processes have been told, and have saved
         return INTERRUPTED
     return 0

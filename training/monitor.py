@@ -12,14 +12,16 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from nnclr_hub.errors import MissingDependency, TrainingDiverged
+from nnclr_hub.errors import InvalidRequest, MissingDependency, TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
 
 LOG = "log.jsonl"
@@ -75,11 +77,11 @@ class Monitor:
 
     def __init__(self, run: Path, resumed_at: int, *, tensorboard: bool = False) -> None:
         self._path = run / LOG
-        lines = [line for line in read_log(run) if line["step"] <= resumed_at]
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
+        replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
         self._sums: Figures = {}
         self._images = 0
-        self._waited = 0.0
+        self._waited = self._trained = 0.0  # seconds since the last line
         self._since = time.perf_counter()
         self._writer = _tensorboard(run, resumed_at) if tensorboard else None
 
@@ -93,7 +95,7 @@ class Monitor:
 
     def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
         """Writes a line with the means since the last one and returns it."""
-        seconds = time.perf_counter() - self._since
+        seconds = self._trained + time.perf_counter() - self._since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
         for name, (total, count) in self._sums.items():
             if int(count):  # no label known: no accuracy
@@ -105,16 +107,25 @@ class Monitor:
             "peak_memory_mb": peak_memory_mb(),
         }
         self._append(line)
-        self._sums, self._images, self._waited = {}, 0, 0.0
+        self._sums, self._images, self._waited, self._trained = {}, 0, 0.0, 0.0
         self._since = time.perf_counter()
         return line
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile does not count as training."""
+        self._trained += time.perf_counter() - self._since
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
     def record(self, step: int, epoch: float, scores: dict[str, float]) -> None:
-        """Writes a line of evaluation scores; the time they took does not count as training."""
+        """Writes a line of evaluation scores."""
         self._append({"step": step, "epoch": round(epoch, 4), **scores})
-        self._since = time.perf_counter()
 
     def _append(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._writer is not None:
@@ -139,12 +150,36 @@ def _tensorboard(run: Path, resumed_at: int) -> Any:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/log.jsonl; a last one that was cut off by a kill is left out."""
-    path = run / LOG
+    """The lines of RUN/log.jsonl; see `read_lines`."""
+    return read_lines(run / LOG)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, if it is there; a last one that was cut off by a kill is left out.
+
+    Raises:
+        InvalidRequest: a line that is none, with its number.
+    """
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    found = []
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(keepends=True), 1):
+        if line.endswith("\n"):
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise InvalidRequest(f"{path} is damaged at line {number}: take that line out.") from error
+    return found
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole: beside it first, then in its place."""
+    half = path.with_name(path.name + ".part")
+    try:
+        half.write_text(text, "utf-8")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def peak_memory_mb() -> float:
@@ -155,10 +190,23 @@ def peak_memory_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
 
 
-def stop_if_diverged(loss: float, step: int, out: Path, saved_at: int | None) -> None:
-    """Raises TrainingDiverged if the loss is not finite; `saved_at` is the step of the last checkpoint, if any."""
-    if not math.isfinite(loss):
-        last = (
-            f"the last good checkpoint, of step {saved_at}, is in {out}" if saved_at else "no checkpoint was saved yet"
-        )
-        raise TrainingDiverged(f"The loss is {loss} at step {step}: lower base_lr or set clip; {last}.")
+def stop_if_diverged(learner: nn.Module, loss: float, step: int, out: Path, saved_at: int | None) -> None:
+    """Raises TrainingDiverged if the loss or a weight is not finite, before that is saved over something better.
+
+    Args:
+        learner: its weights are looked at too: the loss was taken before the optimizer's step.
+        loss: of the step.
+        step: its number.
+        out: the run folder.
+        saved_at: the step of the last checkpoint, if any.
+    """
+    weights = torch.stack([p.isfinite().all() for p in learner.parameters()]).all()
+    if math.isfinite(loss) and bool(weights):
+        return
+    what = "A weight" if math.isfinite(loss) else "The loss"
+    if saved_at is None:
+        raise TrainingDiverged(f"{what} is no number at step {step}: begin anew with a lower base_lr, or with clip.")
+    raise TrainingDiverged(
+        f"{what} is no number at step {step}, and the checkpoint of step {saved_at} leads here again: begin another "
+        f"run with a lower base_lr or with clip, anew or from this one's encoder by --init {out / 'encoder'}."
+    )

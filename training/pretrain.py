@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +23,13 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.errors import RunExists
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
-from .assemble import build_learner, choose_precision, fit_to_data
+from .assemble import build_learner, check_network, choose_precision, fit_to_data
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
-from .data.augment import IMAGENET_MEAN, IMAGENET_STD
 from .data.batches import Batches
-from .data.datasets import training_files
+from .data.datasets import ImageFiles, training_files, typical_side
 from .data.image_pack import build_pack
 from .data.named import find_data
 from .distributed import Ranks, joined, synchronise_norms
@@ -38,13 +37,15 @@ from .evaluation import Evaluation
 from .evolution import record_neighbours
 from .health import symptoms
 from .interrupt import stop_signals
-from .monitor import Monitor, rankme, read_log, stop_if_diverged
+from .monitor import Monitor, rankme, stop_if_diverged
 from .optimisation import Schedule, make_optimizer
 from .recipes import Recipe
 from .report import write_report
-from .run_folder import export_encoder, write_about
+from .run_folder import claim, disk_errors, export_encoder, write_about
 from .starting_point import adopt, find_start, load_start, warn_if_worse
 from .step import Stepper
+
+SOME = 20  # last lines of the log that signs of trouble are looked for in
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def pretrain(
     Raises:
         RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
     """
-    with joined(device) as ranks:
+    with joined(device) as ranks, disk_errors(Path(out)):
         say = console or Console(stderr=True)
         return _pretrain(
             name, recipe, data, Path(out), resume, init, ranks, say if ranks.first else Console(quiet=True)
@@ -112,16 +113,16 @@ def _pretrain(
         torch.backends.cudnn.benchmark = True
 
     # ------------------------------------------------------------------------ data
-    if not resume and out.exists() and any(out.iterdir()):
-        raise RunExists(f"{out} is not empty: go on with that run by --resume, or name another folder with --out.")
-    ranks.wait()  # until all have looked, for the first one fills it
     start = find_start(init) if init else None
-    if ranks.first:
-        find_data(data, say)  # fetches what has a name, once
+    claim(out, resume, ranks, say)
+    if ranks.first_here:
+        find_data(data, say)  # fetches what has a name, once on each machine
     ranks.wait()
     folders = find_data(data, say)
     files = training_files(folders)
-    recipe = _decided(recipe, len(files.paths), where, say)
+    recipe = _decided(recipe, files, where, say)
+    recipe = adopt(recipe, start, say) if start else recipe
+    check_network(recipe)  # before the pictures are decoded, which may take hours
     with bar(say, "decoding") as advance:
         pack = build_pack(files.paths, recipe.pack_size, progress=advance)
     files = files.keep(pack.kept)
@@ -145,7 +146,6 @@ def _pretrain(
 
     # ------------------------------------------------------------------------ network
     recipe = dataclasses.replace(recipe, precision=choose_precision(recipe.precision, where))
-    recipe = adopt(recipe, start, say) if start else recipe
     torch.manual_seed(recipe.seed)
     learner = build_learner(recipe)
     saved = load_checkpoint(out) if resume else None
@@ -168,12 +168,14 @@ def _pretrain(
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
         say.print(f"going on at step {step} of {steps}", highlight=False)
+    ranks.agree(pictures=len(pack), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
     monitor = None
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
         monitor = Monitor(out, resumed_at=step, tensorboard=recipe.tensorboard)
         write_about(out, name, recipe, folders, files, ranks, init, steps)
-    preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, recipe.mean, recipe.std)
+    guess = learner.loss_of_a_guess(recipe.batch_size // recipe.accumulate)
     warned: set[str] = set()
 
     # ------------------------------------------------------------------------ once in a while
@@ -201,12 +203,12 @@ def _pretrain(
             }
             save_checkpoint(out, state)
             export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores)
-            record_neighbours(out, learner, batches, recipe.eval_size, recipe.seed, step, step / steps_per_epoch)
+            record_neighbours(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()
 
-    def warn() -> None:
-        for sign, sentence in symptoms(read_log(out), steps).items():
+    def warn(lines: Sequence[dict[str, float]]) -> None:
+        for sign, sentence in (symptoms(lines, steps) or {}).items():
             if sign not in warned:
                 say.print(f"[yellow]warning[/] {sentence}", highlight=False)
                 warned.add(sign)
@@ -235,18 +237,19 @@ def _pretrain(
             # several ranks agree on stopping when they log: asking at each step would make the device wait
             stopping = ranks.any(stop.is_set()) if log_due or ranks.world == 1 else False
             if log_due or checkpoint_due or stopping:
-                stop_if_diverged(taken.loss.item(), step, out, saved_at)  # before anything of it is written
+                stop_if_diverged(learner, taken.loss.item(), step, out, saved_at)
             if monitor is not None:
                 monitor.add(taken.figures, recipe.batch_size, waited + taken.augmented)
                 if log_due:
-                    monitor.log(step, step / steps_per_epoch, lr=taken.lr, rankme=rankme(taken.z1))
-                    warn()
+                    monitor.log(step, step / steps_per_epoch, lr=taken.lr, rankme=rankme(taken.z1), **guess)
+                    warn(monitor.lines[-SOME:])
                 advance(step, steps)
-            if checkpoint_due:
-                evaluate()
-            if checkpoint_due or stopping:
-                save()
-                saved_at = step
+            with monitor.paused() if monitor is not None else nullcontext():
+                if checkpoint_due:
+                    evaluate()
+                if checkpoint_due or stopping:
+                    save()
+                    saved_at = step
             if stopping and step < steps:
                 say.print(f"stopped at step {step} of {steps}; go on with --resume", highlight=False)
                 break
@@ -256,9 +259,9 @@ def _pretrain(
     return Outcome(step == steps, step, scores)
 
 
-def _decided(recipe: Recipe, images: int, where: torch.device, say: Console) -> Recipe:
+def _decided(recipe: Recipe, files: ImageFiles, where: torch.device, say: Console) -> Recipe:
     """What `auto` makes of the pictures and the device, said in a line; any other recipe as it is."""
-    chosen = recipe.for_data(images, where.type == "cuda")
+    chosen = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
     if chosen is not recipe:
         say.print(
             f"auto: {chosen.method}, {chosen.backbone} at {chosen.image_size} pixels, batch {chosen.batch_size}, "

@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import timm
 import torch
+from rich.console import Console
 from torch import nn
 
 import nnclr_hub
 from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.errors import NoRoom, RunExists
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 
+from .checkpoint import NAME as CHECKPOINT
 from .data.datasets import ImageFiles
 from .distributed import Ranks
 from .recipes import Recipe
+
+OURS = {CHECKPOINT, "run.json", "log.jsonl"}
+REFUSALS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO, errno.ENOENT),
+}
+
+
+def claim(out: Path, resume: bool, ranks: Ranks, say: Console) -> None:
+    """Finds out that the run folder can be had, before anything long is begun.
+
+    Raises:
+        RunExists: it holds a run, or anything else.
+        NoRoom: it cannot be written to.
+    """
+    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    ranks.wait()  # until all have looked, for the first one fills it
+    if held and not resume:
+        raise RunExists(f"{out} is not empty: go on with that run by --resume, or name another folder with --out.")
+    if held and not OURS & set(held):
+        raise RunExists(f"{out} holds no run, but {held[0]}: name the folder of a run, or a new one.")
+    if ranks.first:
+        if resume and CHECKPOINT not in held:
+            say.print(f"{out} has no checkpoint: starting anew", highlight=False)
+        there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+
+
+@contextmanager
+def disk_errors(out: Path) -> Iterator[None]:
+    """A disk that is full or refuses ends the run with a sentence; the last checkpoint is whole.
+
+    Raises:
+        NoRoom: says why.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise NoRoom(
+            f"{error.filename or out} cannot be written ({error.strerror}): free some space or name another --out, "
+            "then go on with --resume; the last checkpoint is whole."
+        ) from error
 
 
 def write_about(

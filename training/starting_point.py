@@ -14,9 +14,11 @@ from nnclr_hub.encoder.backbones import (
     create_backbone,
     input_side,
     load_state,
+    published_cfg,
     sized,
     timm_name,
 )
+from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HEADS, read_weights
 from nnclr_hub.hub.sources import resolve
@@ -33,12 +35,14 @@ class StartingPoint:
     architecture: timm's name.
     channels: widths of a ResNet's stages; empty for timm's own.
     folder: its model folder; None for timm's own weights.
+    preprocessing: what it wants done to pictures; its mean and std are taken over.
     """
 
     source: str
     architecture: str
     channels: tuple[int, ...]
     folder: Path | None
+    preprocessing: Preprocessing
 
 
 def find_start(source: str) -> StartingPoint:
@@ -48,13 +52,17 @@ def find_start(source: str) -> StartingPoint:
         InvalidRequest: untrained weights, or an architecture that a recipe cannot describe.
         ModelError: see `hub.sources.resolve`.
     """
+    if (Path(source) / "run.json").is_file() and (Path(source) / "encoder").is_dir():
+        raise InvalidRequest(f"--init {source} is a run: give its encoder, {Path(source) / 'encoder'}.")
     found = resolve(source)
     if found.seed is not None:
         raise InvalidRequest(
             f"--init {source} has untrained weights: leave --init out, a recipe starts from such anyway."
         )
     if found.folder is None:
-        return StartingPoint(source, found.architecture, (), None)
+        return StartingPoint(
+            source, found.architecture, (), None, Preprocessing.from_pretrained_cfg(published_cfg(found.architecture))
+        )
     arguments = dict(found.config.model_args)
     arguments.pop("img_size", None)
     channels = tuple(arguments.pop("channels", ()))
@@ -63,15 +71,18 @@ def find_start(source: str) -> StartingPoint:
             f"--init {source} was built with {arguments}, which no setting of a recipe describes: go on from an "
             "encoder of timm's own shape."
         )
-    return StartingPoint(source, found.architecture, channels, found.folder)
+    preprocessing = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
+    return StartingPoint(source, found.architecture, channels, found.folder, preprocessing)
 
 
 def adopt(recipe: Recipe, start: StartingPoint, say: Console) -> Recipe:
-    """The recipe with the start's network, unless --set names another, which is refused.
+    """The recipe with the start's colours and its network, unless --set names another, which is refused.
 
     Raises:
         InvalidRequest: the recipe was told to use another network.
     """
+    if not {"mean", "std"} & set(recipe.fixed):
+        recipe = dataclasses.replace(recipe, mean=start.preprocessing.mean, std=start.preprocessing.std)
     ours = (timm_name(recipe.backbone).partition(".")[0], recipe.channels)
     theirs = (start.architecture.partition(".")[0], start.channels)
     if ours == theirs:
@@ -82,7 +93,8 @@ def adopt(recipe: Recipe, start: StartingPoint, say: Console) -> Recipe:
             f"--init {start.source} is a {shown[0]}, and --set asks for a {shown[1]}: leave backbone and channels out, "
             "or go on from an encoder of that architecture."
         )
-    say.print(f"backbone: {theirs[0]}, as --init has it, instead of {ours[0]}", highlight=False)
+    shown = [f"{name} {list(widths) or ''}".strip() for name, widths in (theirs, ours)]
+    say.print(f"backbone: {shown[0]}, as --init has it, instead of {shown[1]}", highlight=False)
     return dataclasses.replace(recipe, backbone=theirs[0], channels=start.channels)
 
 
@@ -101,6 +113,8 @@ def load_start(learner: Learner, start: StartingPoint, say: Console) -> None:
         trained = backbone_from_folder(start.folder, arguments)
     load_state(learner.backbone, trained.state_dict(), start.source)
     heads = [name for name in ("projection", "prediction") if _load_head(getattr(learner, name), name, start)]
+    if learner.momentum is not None:
+        learner.momentum.begin_at(learner.online)
     taken = f" and its {' and '.join(heads)} head" + ("s" if len(heads) > 1 else "") if heads else ", with fresh heads"
     say.print(f"going on from {start.source}{taken}", highlight=False)
 

@@ -7,6 +7,7 @@ if it had not been, without a generator's state in the checkpoint.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from .recipes import Recipe
 
 @dataclass(frozen=True)
 class Taken:
-    """What a step was like, by its last part.
+    """What a step was like; but for the loss, by its last part.
 
-    loss: scalar float32 on the device.
+    loss: scalar float32 on the device, the mean over its parts.
     z1: (B, D) projections of the first view.
     figures: see `measure_step`.
     lr: learning rate of the heads.
@@ -83,22 +84,17 @@ class Stepper:
         """
         self._seed(step)
         lr = self._schedule.set(step)
-        try:
-            parts = self._gradients(batch, step)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise self._explain(batch, step) from error
-        if self._recipe.clip:
-            nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
-        self._optimizer.step()
+        parts = self._descend(batch, step)
+        if parts is None:  # out here nothing holds the step's memory any more
+            raise self._explain(batch, step)
         last = parts[-1]
         figures = measure_step(last, self._learner.support_set, batch.labels[-len(last.z1) :])
         if self._recipe.support_set != "current_encoder":
             for (_, part), result in zip(self._parts(batch), parts, strict=True):
                 self._learner.enqueue(result, part.ids, part.labels)
         self._learner.follow(momentum_at(step / self._steps, self._recipe.ema))
-        return Taken(last.loss.detach(), last.z1, figures, lr, self._augmenting)
+        loss = torch.stack([part.loss.detach() for part in parts]).mean()
+        return Taken(loss, last.z1, figures, lr, self._augmenting)
 
     def views(self, step: int) -> list[View]:
         """What is made of each picture at a step."""
@@ -111,9 +107,25 @@ class Stepper:
             small_size=recipe.local_size,
             small_scale=(recipe.local_scale[0], recipe.local_scale[1]),
             degrade=recipe.degrade,
+            mean=recipe.mean,
+            std=recipe.std,
         )
 
     # ---- parts of a step
+
+    def _descend(self, batch: Batch, step: int) -> list[Step] | None:
+        """Gradients, and the optimizer's step; None if the device cannot hold them."""
+        try:
+            parts = self._gradients(batch, step)
+            if self._recipe.clip:
+                nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
+            self._optimizer.step()
+            return parts
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            return None
 
     def _seed(self, step: int) -> None:
         seed = seed_of(self._recipe.seed, step, self._ranks.rank)
@@ -169,7 +181,8 @@ class Stepper:
         draws = torch.Generator().manual_seed(seed_of(self._recipe.seed, step, self._ranks.world))
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
-        for some in rows[self._ranks.rank].split(max(1, self._recipe.batch_size // self._ranks.world)):
+        own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
+        for some in own.tensor_split(-(-len(own) // most)):  # equal pieces: batch norm cannot take one of one picture
             part = self._batches.of(some)
             view = make_views(part.images, part.aspect, self.views(step)[:1], self._draws)[0]
             with self._autocast():
@@ -190,8 +203,9 @@ class Stepper:
                 f"A step of {pictures} pictures does not fit into the memory of {where}, nor do 2: take a smaller "
                 "backbone or image_size."
             )
+        do = "do" if self._ranks.world == 1 else "may"  # a trial would leave the other ranks waiting
         return OutOfMemory(
-            f"A step of {pictures} pictures does not fit into the memory of {where}, {fits} do: "
+            f"A step of {pictures} pictures does not fit into the memory of {where}, {fits} {do}: "
             f"--set batch_size={fits * self._ranks.world * self._recipe.accumulate}, or keep the batch and its "
             f"negatives by --set chunk={fits}, which makes the activations twice."
         )
@@ -201,7 +215,7 @@ class Stepper:
         size = len(batch.images) // self._recipe.accumulate
         while (size := size // 2) >= 2:
             if self._ranks.world > 1:
-                return size  # a trial would leave the other ranks waiting
+                return size
             self._optimizer.zero_grad(set_to_none=True)
             if self._ranks.where.type == "cuda":
                 torch.cuda.empty_cache()

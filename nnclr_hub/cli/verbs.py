@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import nnclr_hub
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OutOfMemory, UnknownModel
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
@@ -37,6 +37,9 @@ class OneSentence(TyperGroup):
             return super().invoke(ctx)
         except NNCLRHubError as error:
             fail(error)
+        except KeyboardInterrupt:
+            err.print("Interrupted.")
+            raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output went away, as `| head` does
             raise typer.Exit(1) from None
 
@@ -47,18 +50,18 @@ def fail(error: NNCLRHubError) -> None:
     Raises:
         typer.Exit: 2 for a wrong call, else 1.
     """
-    if not _said_by_another(error):
-        err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+    err.print(f"{_speaker()}Error: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
 
 
-def _said_by_another(error: NNCLRHubError) -> bool:
-    """Whether this is one of torchrun's processes and not the first: they all stop for the same reason, unless it is
-    memory. It waits, since torchrun ends the others as soon as one has ended."""
-    if os.environ.get("RANK", "0") == "0" or isinstance(error, OutOfMemory):
-        return False
+def _speaker() -> str:
+    """Of torchrun's processes, those after the first wait: they mostly stop for the same reason, and torchrun ends them
+    as soon as one has ended. Whoever is still there has a reason of its own, and says who it is."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
     time.sleep(2)
-    return True
+    return f"process {rank}: "
 
 
 def _version(wanted: bool) -> None:

@@ -127,6 +127,16 @@ def default_side(architecture: str) -> int:
     return int(config.input_size[-1]) if config is not None else 224
 
 
+def published_cfg(architecture: str) -> Mapping[str, Any]:
+    """timm's settings of the weights that it publishes under that name: input, colours, crop.
+
+    Raises:
+        UnknownModel: no such architecture.
+    """
+    config = _pretrained_cfg(timm_name(architecture))
+    return {} if config is None else config.to_dict()
+
+
 def sized(architecture: str) -> bool:
     """Whether the network's parameters depend on the input's size, as a vision transformer's do."""
     config = _pretrained_cfg(timm_name(architecture))

@@ -63,7 +63,7 @@ class Encoder:
     ) -> None:
         if precision not in ("fp32", "bf16"):
             raise InvalidRequest(f"Precision {precision!r} is none of fp32, bf16.")
-        self.device = _device(device)
+        self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
         self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.transform = EvalTransform(preprocessing)
@@ -255,13 +255,21 @@ def _load_from_timm(source: str, architecture: str, seed: int | None, device: st
     return Encoder(backbone, preprocessing, name=source, device=device, precision=precision)
 
 
-def _device(wanted: str | torch.device | None) -> torch.device:
+def find_device(wanted: str | torch.device | None) -> torch.device:
+    """The device of that name; None: the GPU if there is one.
+
+    Raises:
+        InvalidRequest: there is no such device.
+    """
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise InvalidRequest(f"There is no device {wanted!r}: name cpu, cuda or cuda:1.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"{device} is not there: torch sees {torch.cuda.device_count()} GPUs; use cpu.")
+        seen = torch.cuda.device_count()
+        raise InvalidRequest(
+            f"{device} is not there, torch sees {seen or 'no'} GPUs: leave the device out, or name cpu."
+        )
     return device
 
 

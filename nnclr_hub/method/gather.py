@@ -67,7 +67,7 @@ class _AllRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0].contiguous()
+        gradient = gradients[0].contiguous().clone()  # autograd may hand the same one to others
         dist.all_reduce(gradient, group=ctx.group)
         first = dist.get_rank(ctx.group) * ctx.rows
         return gradient[first : first + ctx.rows], None

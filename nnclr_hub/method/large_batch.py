@@ -32,13 +32,18 @@ def in_chunks(encoder: nn.Module, x: Tensor, chunk: int) -> Tensor:
     if chunk <= 0 or chunk >= len(x):
         return encoder(x)
     if not torch.is_grad_enabled():
-        return torch.cat([encoder(part) for part in x.split(chunk)])
+        return torch.cat([encoder(part) for part in _equal_parts(x, chunk)])
 
     def passes() -> tuple[nullcontext[None], object]:
         return nullcontext(), _frozen_statistics(encoder)
 
-    parts = [checkpoint(encoder, part, use_reentrant=False, context_fn=passes) for part in x.split(chunk)]  # type: ignore[arg-type]
+    parts = [checkpoint(encoder, part, use_reentrant=False, context_fn=passes) for part in _equal_parts(x, chunk)]  # type: ignore[arg-type]
     return torch.cat(parts)  # type: ignore[arg-type]
+
+
+def _equal_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Parts of at most that many rows, as equal as can be: batch norm cannot take a left-over of one."""
+    return x.tensor_split(-(-len(x) // most))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ learner.follow(momentum_at(progress))       # methods with a momentum encoder
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,7 +121,8 @@ class Learner(nn.Module):
             labels: (B,) int64 classes.
             neighbour_share: below 1 a deviation from the paper that short runs need: only this share of
                 the batch, those with the most similar neighbours, take them as targets. The others
-                take the view itself, as eq. 2 does, with gradient through both sides.
+                take the view itself: with InfoNCE as eq. 2 does, with gradient through both sides; with the
+                negative cosine as SimSiam does, without.
         """
         z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
@@ -143,6 +145,11 @@ class Learner(nn.Module):
         ids, labels = (None if one is None else self.gather(one) for one in (ids, labels))
         for z in (step.z1, step.z2) if self.both_views else (step.z1,):
             self.support_set.enqueue(self.gather(z), ids, labels)
+
+    def loss_of_a_guess(self, batch: int) -> dict[str, float]:
+        """{"chance": ...}, the loss of a network that cannot tell the pictures of a batch apart; empty for the negative
+        cosine, which has no such mark."""
+        return {} if self.method.objective == "negative_cosine" else {"chance": math.log(batch)}
 
     def follow(self, t: float) -> None:
         """f_m = t f_m + (1 - t) f; nothing for methods without a momentum encoder."""
@@ -172,7 +179,8 @@ class Learner(nn.Module):
         takes = torch.zeros(batch, dtype=torch.bool, device=z.device)
         takes[self.gather(found.similarity).topk(count).indices] = True
         takes = takes[self.gather.rank * len(z) :][: len(z)]
-        return torch.where(takes[:, None], found.embeddings, z.float())
+        own = z.detach() if self.method.objective == "negative_cosine" else z  # else SimSiam without its stop-gradient
+        return torch.where(takes[:, None], found.embeddings, own.float())
 
     def _objective(self, targets: Tensor, predictions: Tensor) -> Tensor:
         if self.method.objective == "negative_cosine":

@@ -43,6 +43,11 @@ class MomentumEncoder(nn.Module):
         return self.encoder(x)
 
     @torch.no_grad()
+    def begin_at(self, online: nn.Module) -> None:
+        """f_m = f, running statistics included: after other weights were loaded into f."""
+        self.encoder.load_state_dict(online.state_dict())
+
+    @torch.no_grad()
     def update(self, online: nn.Module, t: float) -> None:
         """f_m = t f_m + (1 - t) f.
 

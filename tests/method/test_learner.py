@@ -165,6 +165,19 @@ def test_in_the_warm_start_the_view_is_the_positive(views):
     torch.testing.assert_close(nnclr(views, neighbour_share=0.0).loss, simclr(views).loss)
 
 
+def test_nnsiam_without_neighbours_is_simsiam_with_its_stop_gradient(views):
+    """Gradient through both sides of the negative cosine is what makes SimSiam collapse."""
+    nnsiam = make("nnsiam")
+    simsiam = Learner(nnsiam.backbone, METHODS["simsiam"], nnsiam.projection, nnsiam.prediction)
+    gradients = []
+    for learner in (nnsiam, simsiam):
+        learner.zero_grad()
+        (learner(views, neighbour_share=0.0) if learner is nnsiam else learner(views)).loss.backward()
+        gradients.append([p.grad.clone() for p in learner.projection.parameters() if p.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_gate_gives_neighbours_to_the_most_similar(views):
     learner = make("nnclr")
     with torch.no_grad():

@@ -1,23 +1,35 @@
 """The program: exact resume, what it writes, and how it refuses."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nnclr_hub import load_encoder
-from nnclr_hub.errors import CheckpointError, NoImages, RunExists, TrainingDiverged, UnknownSetting
+from nnclr_hub.errors import (
+    CheckpointError,
+    InvalidRequest,
+    NoImages,
+    NoRoom,
+    RunExists,
+    TrainingDiverged,
+    UnknownModel,
+    UnknownSetting,
+)
 from training import step as steps_module
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.datasets import evaluation_sets, training_files
-from training.monitor import read_log
+from training.monitor import Monitor, read_log
 from training.pretrain import pretrain
 from training.recipes import RECIPES, find_recipe
 
@@ -284,3 +296,64 @@ def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished,
     assert "go on with --resume" in " ".join(err.split())
     step = load_checkpoint(tmp_path / "run")["step"]
     assert 0 < step < 800
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch, resume):
+    monkeypatch.setattr("training.pretrain.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(NoRoom, match="cannot be written"):
+            pretrain("small_cpu", recipe(), [data], out, resume=resume)
+
+
+def test_a_network_that_cannot_be_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.pretrain.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    with pytest.raises(UnknownModel, match="resnet18"):
+        pretrain("small_cpu", recipe("backbone=resnet19"), [data], tmp_path / "run")
+    with pytest.raises(InvalidRequest, match="--set channels="):
+        pretrain("small_cpu", recipe("backbone=vit_small"), [data], tmp_path / "run")
+    settings = recipe("backbone=vit_small", "channels=", "image_size=40", "pack_size=40", "eval_size=40")
+    with pytest.raises(InvalidRequest, match="multiple"):
+        pretrain("small_cpu", settings, [data], tmp_path / "run")
+    with pytest.raises(UnknownSetting, match="all four stages"):
+        recipe("channels=16,32")
+    with pytest.raises(UnknownSetting, match="image_size=64"):
+        recipe("image_size=64")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_neither_takes_a_strange_folder_nor_other_pictures_under_the_same_names(
+    data, finished, tmp_path, capsys
+):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunExists, match=r"holds no run, but thesis\.txt"):
+        pretrain("small_cpu", recipe(), [data], tmp_path / "thesis", resume=True)
+    run = shutil.copytree(finished, tmp_path / "whole")
+    other = shutil.copytree(data, tmp_path / "data" / data.name)
+    for path in other.rglob("*.jpg"):
+        Image.new("RGB", (64, 64), "grey").save(path)
+    with pytest.raises(CheckpointError, match="the pictures are not the same"):
+        pretrain("small_cpu", recipe(), [other], run, resume=True)
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence(data, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    monkeypatch.setattr("training.pretrain.write_report", full)
+    with pytest.raises(NoRoom, match=r"report\.html cannot be written"):
+        pretrain("small_cpu", recipe(), [data], tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run")["step"] > 0
+
+
+def test_training_time_is_counted_without_what_happens_in_between(tmp_path):
+    monitor = Monitor(tmp_path, 0)
+    for _ in range(4):
+        time.sleep(0.05)
+        monitor.add({}, 100, 0.0)
+        with monitor.paused():
+            time.sleep(0.2)
+    line = monitor.log(4, 1.0)
+    assert 400 / 0.5 < line["images_per_s"] < 400 / 0.2

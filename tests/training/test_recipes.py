@@ -33,7 +33,7 @@ def test_the_papers_settings():
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "imagenet_" not in name or name.endswith("_nnsiam")])
 def test_every_recipe_builds_its_learner(name):
-    recipe = dataclasses.replace(find_recipe(name).for_data(9000, True), queue_size=64)
+    recipe = dataclasses.replace(find_recipe(name).for_data(9000, 200, True), queue_size=64)
     learner = build_learner(recipe)
     assert (learner.support_set is not None) == (METHODS[recipe.method].target == "neighbour")
 
@@ -60,13 +60,15 @@ def test_stochastic_depth_is_in_the_online_network_alone():
 
 def test_auto_follows_the_data_and_the_device_but_not_against_set():
     auto = find_recipe("auto")
-    assert auto.for_data(3000, False).image_size == 48
-    assert auto.for_data(3000, True).backbone == "resnet18"
-    assert auto.for_data(50_000, True).backbone == "resnet50"
-    assert auto.for_data(2_000_000, True).queue_size == 98_304
-    chosen = auto.with_settings(["epochs=3", "method=byol"]).for_data(3000, False)
+    assert auto.for_data(3000, 200, False).image_size == 48
+    assert auto.for_data(3000, 200, True).backbone == "resnet18"
+    assert auto.for_data(50_000, 32, True).backbone == "resnet18_cifar"
+    assert auto.for_data(3000, 32, False).image_size == 32
+    assert auto.for_data(50_000, 200, True).backbone == "resnet50"
+    assert auto.for_data(2_000_000, 200, True).queue_size == 98_304
+    chosen = auto.with_settings(["epochs=3", "method=byol"]).for_data(3000, 200, False)
     assert (chosen.epochs, chosen.method, chosen.channels) == (3, "byol", (32, 64, 128, 256))
-    assert auto.for_data(3000, False).epochs > auto.for_data(30_000, False).epochs
+    assert auto.for_data(3000, 200, False).epochs > auto.for_data(30_000, 200, False).epochs
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ HEALTHY = {"loss": 3.0, "z_std": 0.98, "rankme": 60.0, "nn_distinct": 0.8, "nn_s
     ("change", "name"),
     [
         ({}, None),
+        ({"loss": 4.2, "chance": 4.16}, "nothing learned"),
         ({"z_std": 0.02}, "collapse"),
         ({"rankme": 1.1}, "few dimensions"),
         ({"nn_distinct": 0.01}, "one neighbour for all"),
@@ -90,7 +91,7 @@ def test_illness_is_told_without_labels(change, name):
     found = symptoms(log, steps=100)
     assert list(found) == ([name] if name else [])
     assert all(sentence.endswith(".") and "{" not in sentence for sentence in found.values())
-    assert symptoms([{**line, "step": 1} for line in log], steps=100) == {}, "nothing is expected of the first steps"
+    assert symptoms([{**line, "step": 1} for line in log], steps=100) is None, "nothing is expected of the first steps"
     assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is no sign"
 
 

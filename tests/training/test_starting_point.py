@@ -1,5 +1,6 @@
 """--init: going on from an encoder."""
 
+import json
 import shutil
 
 import pytest
@@ -32,6 +33,35 @@ def test_the_backbone_is_the_sources_and_the_recipe_takes_its_shape(model):
         assert torch.equal(learner.backbone.state_dict()[name], value), name
 
 
+def test_the_momentum_encoder_begins_where_the_online_one_does(model):
+    start = find_start(str(model))
+    recipe = adopt(find_recipe("small_cpu").with_settings(["method=momentum_nnclr"]), start, QUIET)
+    learner = build_learner(recipe)
+    load_start(learner, start, QUIET)
+    for ours, theirs in zip(
+        learner.momentum.encoder.state_dict().values(), learner.online.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_pictures_are_coloured_as_the_source_wants_them(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["mean"] = config["pretrained_cfg"]["std"] = [0.5, 0.5, 0.5]
+    (folder / "config.json").write_text(json.dumps(config))
+    recipe = adopt(find_recipe("small_cpu"), find_start(str(folder)), QUIET)
+    assert recipe.mean == recipe.std == (0.5, 0.5, 0.5)
+    vit = adopt(find_recipe("small_cpu"), find_start("timm:vit_small_patch16_224.augreg_in21k"), QUIET)
+    assert vit.mean == (0.5, 0.5, 0.5)
+
+
+def test_a_run_folder_is_answered_with_its_encoder(photos, tmp_path):
+    (tmp_path / "run" / "encoder").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="give its encoder"):
+        find_start(str(tmp_path / "run"))
+
+
 def test_a_run_goes_on_from_its_own_encoder_with_its_heads(photos, tmp_path, capsys):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "channels=4,4,8,8"])
     pretrain("small_cpu", recipe, [photos], tmp_path / "first")
@@ -44,7 +74,7 @@ def test_a_run_goes_on_from_its_own_encoder_with_its_heads(photos, tmp_path, cap
     )
     said = " ".join(capsys.readouterr().err.split())
     assert "and its projection head" in said
-    assert "backbone: resnet18, as --init has it" in said
+    assert "backbone: resnet18 [4, 4, 8, 8], as --init has it, instead of resnet18 [32, 64, 128, 256]" in said
 
 
 def test_the_heads_learn_first_then_early_layers_slowest(model):

@@ -129,10 +129,41 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_last_good_checkpoint(ph
         return original(step, queue, labels)
 
     monkeypatch.setattr(steps_module, "measure_step", poisoned)
-    with pytest.raises(TrainingDiverged, match=r"nan at step 10: .*of step 7, is in"):
+    with pytest.raises(
+        TrainingDiverged, match=r"The loss is no number at step 10, and the checkpoint of step 7 .*--init"
+    ):
         run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1")
     assert load_checkpoint(tmp_path / "run")["step"] == 7
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_a_weight_that_is_no_number_never_replaces_a_good_checkpoint(photos, tmp_path, monkeypatch):
+    """The loss is taken before the optimizer's step, so it may be finite while the step has spoilt the weights."""
+    original, steps = torch.optim.SGD.step, []
+
+    def spoiled(self, *arguments):
+        original(self, *arguments)
+        steps.append(1)
+        if len(steps) == 14:
+            self.param_groups[0]["params"][0].data.fill_(torch.nan)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spoiled)
+    with pytest.raises(TrainingDiverged, match="A weight is no number at step 14"):
+        run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1", "optimizer=sgd")
+    assert load_checkpoint(tmp_path / "run")["step"] == 7
+
+
+def test_sizes_that_cannot_be_met_are_said_and_brought_down(photos, tmp_path, capsys):
+    run(photos, tmp_path / "run", "epochs=1", "k=5000", "warmup_epochs=5")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "k: 5000 is too much" in said
+    assert "warmup_epochs: 5.0 is too much for 1 epochs" in said
+
+
+def test_pieces_of_one_picture_are_not_left_over(photos, tmp_path):
+    """33 rows in pieces of at most 8, and 8 pictures in chunks of at most 7: batch norm refuses a single one."""
+    assert run(photos, tmp_path / "a", "epochs=1", "support_set=current_encoder", "queue_size=33").finished
+    assert run(photos, tmp_path / "b", "epochs=1", "chunk=7").finished
 
 
 def test_options_that_need_labels_say_so(tmp_path, pictures):

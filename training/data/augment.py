@@ -41,6 +41,7 @@ class View:
     hue: the shift is drawn from [-x, x].
     sigma: of the blur in pixels; the length of its kernel follows the size, see `blur_taps`.
     degrade: of being shrunk and compressed first, see `degrade`.
+    mean, std: what the finished view is normalised with, of values in [0, 1].
     """
 
     size: int = 224
@@ -57,6 +58,8 @@ class View:
     sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0
     degrade: float = 0.0
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
 
 _CROP = View(flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
@@ -79,6 +82,8 @@ def plan_views(
     small_size: int = 96,
     small_scale: tuple[float, float] = (0.05, 0.14),
     degrade: float = 0.0,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
 ) -> list[View]:
     """The views of a step: two large ones, then the small ones of multi-crop, which take turns at the two styles.
 
@@ -90,8 +95,9 @@ def plan_views(
         small_size: their side in pixels.
         small_scale: share of the area that they cover.
         degrade: probability in every view.
+        mean, std: see `View`.
     """
-    styles = [replace(one, degrade=degrade) for one in AUGMENTATIONS[augmentation]]
+    styles = [replace(one, degrade=degrade, mean=mean, std=std) for one in AUGMENTATIONS[augmentation]]
     large = [replace(one, size=size, scale=scale or one.scale) for one in styles]
     return large + [replace(styles[i % 2], size=small_size, scale=small_scale) for i in range(small)]
 
@@ -122,7 +128,7 @@ def make_view(
         operations: eager or compiled.
 
     Returns:
-        (B, 3, view.size, view.size) float32, normalised with ImageNet's mean and deviation, channels last.
+        (B, 3, view.size, view.size) float32, normalised, channels last.
     """
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
@@ -134,12 +140,12 @@ def make_view(
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
     _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
     _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
-    return _normalise(x)
+    return _normalise(x, view)
 
 
-def _normalise(x: Tensor) -> Tensor:
-    """With ImageNet's mean and deviation, written channels last in the same pass."""
-    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+def _normalise(x: Tensor, view: View) -> Tensor:
+    """With the view's mean and deviation, written channels last in the same pass."""
+    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (view.mean, view.std))
     return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 

@@ -74,9 +74,9 @@ class Batches:
         self._where = where
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._order: tuple[int, Tensor] | None = None
-        if residency == "device" or (residency == "auto" and self._fits()):
+        self.resident = residency == "device" or (residency == "auto" and self._fits()) or where.type == "cpu"
+        if self.resident:
             self._pixels = self._pixels.to(where)
-        self.resident = self._pixels.device == where
         self._thread = None if self.resident else ThreadPoolExecutor(1, "prefetch")
         self._next: tuple[int, Future[Tensor]] | None = None
 

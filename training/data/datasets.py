@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.encoder.quiet import pillow_kept_quiet
 from nnclr_hub.errors import NoImages
 
 UNLABELLED = -1
+LOOKED_AT = 50  # files whose size is asked for
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,18 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
             paths += found
             origin += [number] * len(found)
     return _files(paths, names, sorted({name for name in names if name}), origin)
+
+
+def typical_side(paths: Sequence[Path]) -> int:
+    """The median short side, in pixels, of some of the files; 0 if none of them can be opened."""
+    sides = []
+    for path in paths[:: max(1, len(paths) // LOOKED_AT)]:
+        try:
+            with pillow_kept_quiet(), Image.open(path) as image:
+                sides.append(min(image.size))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            continue  # decoding will say why
+    return int(np.median(sides)) if sides else 0
 
 
 def evaluation_sets(folders: Sequence[Path]) -> list[EvaluationSet]:

@@ -100,8 +100,14 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Waits until no other program decodes this pack."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise NoRoom(
+            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}): name another by NNCLR_CACHE."
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -158,8 +164,8 @@ def _pixel_file(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
     need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
     if need > free:
         raise NoRoom(
-            f"{shape[0]} pictures decoded at {shape[1]} pixels take {need / 1e9:.1f} GB and the cache folder "
-            f"{path.parents[2]} has {free / 1e9:.1f} GB free: name another by NNCLR_CACHE, or lower pack_size."
+            f"{shape[0]} pictures decoded at {shape[1]} pixels take {need / 1e6:,.0f} MB and the cache folder "
+            f"{path.parents[2]} has {free / 1e6:,.0f} MB free: name another by NNCLR_CACHE, or lower pack_size."
         )
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from .imagenet import ResNet50ImageNet
 from .recipe import Recipe
-from .small import Small, SmallCPU
+from .small import CIFAR10ResNet18, Small, SmallCPU
 
+TINY = 40  # pixels of the short side up to which a stem for photographs sees next to nothing
 SOME = 20_000  # pictures from which a ResNet-50 pays
 MANY = 200_000  # pictures from which the paper's own recipe fits
 STEPS = 20_000  # what a small set is given on a GPU
@@ -24,15 +25,19 @@ class Auto(Recipe):
     Expected:  depends on the pictures; RUN/report.html says whether it learned anything.
 
     On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 pictures on a ResNet-50 at 160,
-    from 200,000 the paper's at 224. Whatever --set gives stays as given; the other values that --settings
-    shows are the paper's, and `auto` puts its own in their place.
+    from 200,000 the paper's at 224; for pictures of at most 40 pixels a side the ResNet-18 with a CIFAR stem.
+    Whatever --set gives stays as given; the other values that --settings shows are the paper's, and `auto`
+    puts its own in their place.
     """
 
-    def for_data(self, images: int, on_gpu: bool) -> Recipe:
-        """The recipe for a set of that many pictures."""
+    def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
+        """The recipe for a set of that many pictures, of that many pixels on their short side."""
         chosen: Recipe
         if not on_gpu:
-            chosen = SmallCPU(epochs=_epochs(images, 256, 3000, most=100))
+            size = 32 if side <= TINY else 48
+            chosen = SmallCPU(epochs=_epochs(images, 256, 3000, most=100), image_size=size, eval_size=size)
+        elif side <= TINY:
+            chosen = CIFAR10ResNet18(epochs=_epochs(images, 512, STEPS, most=800))
         elif images < SOME:
             chosen = Small(epochs=_epochs(images, 512, STEPS, most=800))
         elif images < MANY:
@@ -45,7 +50,7 @@ class Auto(Recipe):
                 epochs=_epochs(images, 512, 2 * STEPS, most=400),
             )
         else:
-            chosen = ResNet50ImageNet(batch_size=1024, epochs=100, base_lr=0.4)
+            chosen = ResNet50ImageNet(batch_size=1024, chunk=256, epochs=100, base_lr=0.4)
         return dataclasses.replace(chosen, **{name: getattr(self, name) for name in self.fixed}, fixed=self.fixed)
 
 

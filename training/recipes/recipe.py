@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
-from ..data.augment import AUGMENTATIONS
+from ..data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD
 from .settings import one_of, parse_settings, require, setting
 
 
@@ -61,6 +61,8 @@ class Recipe:
     pack_size: int = setting(256, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's centre crop keeps")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "of the colours, taken out; with --init the encoder's own")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "of the colours, divided by; with --init the encoder's own")
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's own")
     local_crops: int = setting(0, "number of small views (multi-crop)")
@@ -125,9 +127,21 @@ class Recipe:
             if value or name == "local_scale":
                 fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
                 require(fits, name, value, "must be two shares of the area, LEAST,MOST, above 0 and at most 1")
+        for name, least in (("mean", -1e9), ("std", 0)):
+            value = getattr(self, name)
+            require(len(value) == 3 and min(value) > least, name, value, "must be three numbers, std above 0")
+        require(
+            len(self.channels) in (0, 4), "channels", self.channels, "must be the widths of all four stages, or empty"
+        )
         require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2: batch norm and InfoNCE")
 
     def _check_together(self) -> None:
+        require(
+            self.pack_size >= self.image_size,
+            "pack_size",
+            self.pack_size,
+            f"is below image_size={self.image_size}, so that every view would be enlarged: give at least that",
+        )
         require(
             not (self.optimizer == "lars" and self.weight_decay == 0),
             "weight_decay",
@@ -169,7 +183,7 @@ class Recipe:
         """Side of the large views when `progress` (0 to 1) of the steps are done."""
         return self.early_size if progress < self.early_share else self.image_size
 
-    def for_data(self, images: int, on_gpu: bool) -> Recipe:
+    def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
         """The recipe for a set of that many pictures; `auto` decides here."""
         return self
 

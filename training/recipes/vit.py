@@ -37,7 +37,7 @@ class ViTBaseImageNet(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class ViTSmallImageNet(ViTBaseImageNet):
-    """ViT-S/16, 1000 epochs with AdamW; 384 pixels with --set image_size=384 --set eval_size=384.
+    """ViT-S/16, 1000 epochs with AdamW; 384 pixels with image_size=384 eval_size=384 pack_size=432.
 
     Command:   nnclr pretrain vit_small_imagenet --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.

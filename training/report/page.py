@@ -12,7 +12,7 @@ from nnclr_hub.errors import InvalidRequest
 
 from ..evolution import read_neighbours
 from ..health import symptoms
-from ..monitor import read_log
+from ..monitor import read_log, replace_text
 from .neighbours import draw_neighbours
 from .plots import draw_panels
 
@@ -24,6 +24,7 @@ h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
 td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
+.early{color:#555}
 .nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
 .nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
@@ -45,9 +46,9 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         if not (run / "run.json").is_file():
             raise InvalidRequest(f"{run} holds no run: give a folder that `nnclr pretrain --out` wrote.")
     names = _names(runs)
-    about = {name: json.loads((run / "run.json").read_text()) for name, run in zip(names, runs, strict=True)}
+    about = {name: _about(run) for name, run in zip(names, runs, strict=True)}
     logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
-    title = " and ".join(names)
+    title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
     body = [
         f"<h1>{html.escape(title)}</h1>",
         _scores(logs),
@@ -63,11 +64,20 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>{html.escape(title)}</title><style>{STYLE}</style>{''.join(body)}</html>"
     )
+    if path.is_dir():
+        path = path / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".part")
-    half.write_text(page)
-    half.replace(path)
+    replace_text(path, page)
     return path
+
+
+def _about(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / "run.json").read_text())
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{run / 'run.json'} is damaged: go on with that run by --resume, which writes it."
+        ) from error
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -102,12 +112,16 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
-    found = [
-        f"<p class=ill>{html.escape(f'{run}: ' if len(logs) > 1 else '')}{html.escape(sentence)}</p>"
-        for run, log in logs.items()
-        for sentence in symptoms(log, about[run].get("steps", 0)).values()
-    ]
-    return "".join(found) or "<p class=well>No sign of collapse or of a broken support set.</p>"
+    paragraphs = []
+    for run, log in logs.items():
+        signs = symptoms(log, about[run].get("steps", 0))
+        if signs is None:
+            found = [("early", "Too few lines in the log yet to tell whether it learns.")]
+        else:
+            found = [("ill", one) for one in signs.values()]
+        name = f"{run}: " if len(logs) > 1 else ""
+        paragraphs += [f"<p class={kind}>{html.escape(name + sentence)}</p>" for kind, sentence in found]
+    return "".join(paragraphs) or "<p class=well>No sign of collapse or of a broken support set.</p>"
 
 
 def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
