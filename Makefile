@@ -22,6 +22,8 @@ gpu: $(VENV)/.dev  ## tests that need a CUDA device
 
 bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/linear_probe.py
+	$(BIN)/python benchmarks/queue_overhead.py
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -41,15 +41,19 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=None, rate="", visible=False)
-        began: tuple[float, int] | None = None
+    progress = Progress(*columns, console=console)
+    task, began = None, (0.0, 0)
 
-        def advance(done: int, total: int) -> None:
-            nonlocal began
-            began = began or (time.perf_counter(), done)
-            seconds, since = time.perf_counter() - began[0], done - began[1]
-            rate = f"{since * each / seconds:.0f} {unit}/s" if since and seconds else ""
-            progress.update(task, completed=done, total=total, rate=rate, visible=True)
+    def advance(done: int, total: int) -> None:
+        nonlocal task, began
+        if task is None:
+            progress.start()
+            task, began = progress.add_task(title, total=total, rate=""), (time.perf_counter(), done)
+        seconds, since = time.perf_counter() - began[0], done - began[1]
+        rate = f"{since * each / seconds:.0f} {unit}/s" if since and seconds else ""
+        progress.update(task, completed=done, total=total, rate=rate)
 
+    try:
         yield advance
+    finally:
+        progress.stop()

@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 from rich.console import Console
 
-from nnclr_hub.encoder.encoder import find_device
+from nnclr_hub.encoder.device import find_device
 
 from .assemble import require_labels
 from .data.datasets import evaluation_sets, training_files, typical_side

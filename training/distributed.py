@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from nnclr_hub.encoder.encoder import find_device
+from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import Gather, GatherRanks, Learner
 

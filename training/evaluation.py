@@ -17,11 +17,11 @@ from nnclr_hub.progress import bar
 from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
 from .evals.labelled import LabelledSet
-from .evals.linear import linear
+from .evals.linear import quick_linear
 from .recipes import Recipe
 from .run_folder import network
 
-PROTOCOLS = (knn, linear)
+PROTOCOLS = (knn, quick_linear)
 
 
 class Evaluation:

@@ -10,6 +10,10 @@ from types import FrameType
 from typing import Any
 
 
+class Interrupted(Exception):
+    """A signal ended the work; the message says how it goes on."""
+
+
 @contextmanager
 def stop_signals(*, patient: bool = False) -> Iterator[threading.Event]:
     """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once.

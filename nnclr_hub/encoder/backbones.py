@@ -6,7 +6,9 @@ feature_map(backbone, x)                        # (B, h, w, 2048)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ def create_backbone(
     if image_size is not None and sized(name):
         args.setdefault("img_size", image_size)
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, **args)
+        with _hub_kept_quiet():
+            return timm.create_model(name, pretrained=pretrained, num_classes=0, **args)
     except OSError as error:  # huggingface_hub's errors are OSErrors, some of them ValueErrors as well
         raise ModelFilesMissing(
             f"timm's weights for {name} are not in the cache and cannot be fetched ({type(error).__name__}): connect "
@@ -80,6 +83,18 @@ def create_backbone(
         ) from error
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error
+
+
+@contextmanager
+def _hub_kept_quiet() -> Iterator[None]:
+    """Without the Hub client's lines about each retry; what comes of them is one sentence."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _require_published(name: str) -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
+from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -125,6 +126,10 @@ class Encoder:
             rows.append(result)
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
+    def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
+        """As `embed_each`, but (D,) as the network gives it, not brought to length 1."""
+        return list(self._embed_in_order(images, unit=False))
+
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """The feature map before pooling, not normalised: (N, h, w, D) float32.
 
@@ -154,20 +159,22 @@ class Encoder:
         """
         return self.transform.crop(decode_image(_readable(image)))
 
-    def forward_crops(self, crops: np.ndarray | Tensor) -> np.ndarray:
-        """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 unit rows, in one batch."""
-        return self._forward(self.transform.normalise(crops), _unit)
+    def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
+        """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
+        return self._forward(self.transform.normalise(crops), _unit if unit else _raw)
 
     # ---- inside
 
-    def _embed_in_order(self, images: Iterable[ImageLike] | Tensor) -> Iterator[np.ndarray | ImageError]:
+    def _embed_in_order(
+        self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
+    ) -> Iterator[np.ndarray | ImageError]:
         if isinstance(images, Tensor):
             for x in self._inputs(images):
-                yield from self._forward(x, _unit)
+                yield from self._forward(x, _unit if unit else _raw)
             return
         for crops in self._prepared(images):
             good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-            vectors = iter(self.forward_crops(np.stack(good)) if good else ())
+            vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in crops:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
 
@@ -238,8 +245,11 @@ def load_encoder(source: str | Path, *, device: str | None = None, precision: st
     config = found.config
     preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
     with torch.random.fork_rng(devices=[]):  # the fresh weights, soon gone, must not move the caller's generator
+        if found.seed is not None:
+            torch.manual_seed(found.seed)
         backbone = create_backbone(config.architecture, model_args=config.model_args)
-    load_state(backbone, read_weights(found.folder), str(source))
+    if found.seed is None:
+        load_state(backbone, read_weights(found.folder), str(source))
     return Encoder(backbone, preprocessing, name=str(source), device=device, precision=precision, config=config)
 
 
@@ -255,22 +265,8 @@ def _load_from_timm(source: str, architecture: str, seed: int | None, device: st
     return Encoder(backbone, preprocessing, name=source, device=device, precision=precision)
 
 
-def find_device(wanted: str | torch.device | None) -> torch.device:
-    """The device of that name; None: the GPU if there is one.
-
-    Raises:
-        InvalidRequest: there is no such device.
-    """
-    try:
-        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise InvalidRequest(f"There is no device {wanted!r}: name cpu, cuda or cuda:1.") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        raise InvalidRequest(
-            f"{device} is not there, torch sees {seen or 'no'} GPUs: leave the device out, or name cpu."
-        )
-    return device
+def _raw(backbone: nn.Module, x: Tensor) -> Tensor:
+    return backbone(x)
 
 
 def _unit(backbone: nn.Module, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
     timm:resnet50.a1_in1k                 timm's own weights
     random:resnet50[@seed]                untrained weights, a baseline; timm starts a ResNet's residual
                                           branches at zero, so this one is weaker than its size suggests
+    random:SOURCE[@seed]                  likewise, the network and preprocessing of a name or model folder
 
 `resolve` turns one into local files whose hashes are right: those that the registry pins, or else
 those that the folder's own config.json records.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -30,7 +31,7 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 class Resolved:
     """Where an encoder's files are.
 
-    folder: a verified model folder; None for timm: and random: sources.
+    folder: a verified model folder; None for timm: and for random: of an architecture.
     architecture: timm's name.
     seed: of random weights; None for trained ones.
     """
@@ -94,6 +95,8 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     architecture, _, seed = rest.partition("@")
     if seed and not seed.isdecimal():
         raise InvalidRequest(f"random:{rest}: the seed after @ is a whole number, for example random:resnet50@0.")
+    if architecture in MODELS or Path(architecture).expanduser().is_dir():
+        return replace(resolve(architecture), seed=int(seed or 0))
     return Resolved(None, architecture, int(seed or 0))
 
 

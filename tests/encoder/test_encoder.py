@@ -73,7 +73,7 @@ def test_generators_are_read_batch_by_batch(encoder, pictures):
             yield pictures[i % len(pictures)]
 
     original = encoder.forward_crops
-    encoder.forward_crops = lambda crops: (shown.append(len(taken)), original(crops))[1]
+    encoder.forward_crops = lambda crops, **how: (shown.append(len(taken)), original(crops, **how))[1]
     try:
         assert len(encoder.embed_each(stream())) == 400
     finally:
@@ -109,7 +109,7 @@ def test_the_first_bad_picture_ends_embed_at_once(encoder, pictures):
     """A long list is not run to its end first; tokens names the picture as well."""
     forwards = []
     original = encoder.forward_crops
-    encoder.forward_crops = lambda crops: (forwards.append(len(crops)), original(crops))[1]
+    encoder.forward_crops = lambda crops, **how: (forwards.append(len(crops)), original(crops, **how))[1]
     try:
         with pytest.raises(ImageError, match="Image number 1: "):
             encoder.embed([pictures[0], b"bad", *pictures * 10])

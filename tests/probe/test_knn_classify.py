@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from nnclr_hub.errors import InvalidRequest
@@ -29,3 +30,23 @@ def test_no_queries_give_no_classes():
 def test_lengths_that_do_not_match_are_refused():
     with pytest.raises(InvalidRequest, match="3 vectors and 2 labels"):
         knn_classify(np.eye(3), np.array([0, 1]), np.eye(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_lightlys_where_that_is_installed():
+    """Their weights are the same, exp(similarity / T); k and T given alike."""
+    theirs = pytest.importorskip("lightly.utils.benchmarking")
+    rng = np.random.default_rng(0)
+    bank = rng.normal(size=(500, 16)).astype(np.float32)
+    bank /= np.linalg.norm(bank, axis=1, keepdims=True)
+    labels, queries = rng.integers(0, 9, 500), bank[:200] + 0.5 * rng.normal(size=(200, 16)).astype(np.float32)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    said = theirs.knn_predict(
+        torch.from_numpy(queries),
+        torch.from_numpy(bank).T,
+        torch.from_numpy(labels),
+        num_classes=9,
+        knn_k=20,
+        knn_t=0.1,
+    )
+    assert np.array_equal(knn_classify(bank, labels, queries, k=20, temperature=0.1), said[:, 0].numpy())

@@ -12,10 +12,12 @@ import torchvision
 from PIL import Image
 from rich.console import Console
 
+from nnclr_hub.encoder.labelled import read_labelled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named as named_module
 from training.data.batches import Batches
+from training.data.datasets import evaluation_sets
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import ImagePack, build_pack
 from training.data.named import find_data
@@ -220,6 +222,49 @@ def test_a_named_set_becomes_a_folder_of_lossless_pictures(cifar10_download):
     times = folder.stat().st_mtime_ns
     assert find_data(["cifar10"], say) == [folder]
     assert folder.stat().st_mtime_ns == times, "written once"
+
+
+def test_voc_becomes_a_table_of_labels_in_which_difficult_objects_count_neither_way(monkeypatch, tmp_path):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
+    root = tmp_path / "datasets" / "voc2007" / "VOCdevkit" / "VOC2007"
+    for folder in ("ImageSets/Main", "JPEGImages", "Annotations"):
+        (root / folder).mkdir(parents=True)
+    objects = {"1": [("cat", 0), ("dog", 1)], "2": [("dog", 0), ("dog", 1)], "3": [("cat", 1)]}
+    for number, (name, found) in enumerate(objects.items()):
+        Image.new("RGB", (8, 8)).save(root / "JPEGImages" / f"{name}.jpg")
+        inside = "".join(f"<object><name>{kind}</name><difficult>{d}</difficult></object>" for kind, d in found)
+        (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{inside}</annotation>")
+        (root / "ImageSets" / "Main" / f"{('train', 'val', 'test')[number]}.txt").write_text(f"{name}\n")
+    folder = find_data(["voc2007"], Console(quiet=True))[0]
+    train, test = read_labelled(folder / "train"), read_labelled(folder / "test")
+    assert (train.labels, train.uncertain) == ((("cat",),), (("dog",),))
+    assert (test.labels, test.uncertain) == (((),), (("cat",),))
+    assert read_labelled(folder / "val").labels == (("dog",),)
+
+
+def test_a_set_without_splits_is_divided_alike_for_each_class(monkeypatch, tmp_path):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
+    root = tmp_path / "datasets" / "caltech101" / "caltech101"
+    for name, pictures in (("ant", 33), ("BACKGROUND_Google", 2), ("bass", 40)):
+        (root / "101_ObjectCategories" / name).mkdir(parents=True)
+        (root / "Annotations" / name).mkdir(parents=True)
+        for number in range(1, pictures + 1):
+            Image.new("RGB", (8, 8)).save(root / "101_ObjectCategories" / name / f"image_{number:04}.jpg")
+            (root / "Annotations" / name / f"annotation_{number:04}.mat").touch()
+    folder = find_data(["caltech101"], Console(quiet=True))[0]
+    count = {
+        path: len(list((folder / path).iterdir())) for path in ("train/ant", "test/ant", "train/bass", "test/bass")
+    }
+    assert count == {"train/ant": 30, "test/ant": 3, "train/bass": 30, "test/bass": 10}
+    assert not (folder / "train" / "BACKGROUND_Google").exists()
+
+
+def test_scores_of_equally_named_folders_do_not_overwrite_each_other(photos, tmp_path):
+    for where in ("a", "b"):
+        for split in ("train", "test"):
+            shutil.copytree(photos, tmp_path / where / "set" / split)
+    names = [one.name for one in evaluation_sets([tmp_path / "a" / "set", tmp_path / "b" / "set"])]
+    assert names == ["set", "set-2"]
 
 
 def test_a_set_that_cannot_be_fetched_and_a_name_that_is_none_are_explained(monkeypatch, tmp_path):

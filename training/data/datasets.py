@@ -8,7 +8,7 @@ trained on whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +95,12 @@ def evaluation_sets(folders: Sequence[Path]) -> list[EvaluationSet]:
         held_out = next((folder / split for split in ("val", "test") if (folder / split).is_dir()), None)
         if held_out is not None and (folder / "train").is_dir():
             sets.append(evaluation_set(folder, held_out.name))
-    return [one for one in sets if len(one.train.classes) > 1]
+    sets = [one for one in sets if len(one.train.classes) > 1]
+    names = [one.name for one in sets]  # scores carry them: two alike would be one
+    return [
+        replace(one, name=f"{one.name}-{names[:number].count(one.name) + 1}") if one.name in names[:number] else one
+        for number, one in enumerate(sets)
+    ]
 
 
 def evaluation_set(folder: Path, split: str) -> EvaluationSet:

@@ -1,18 +1,32 @@
-"""Weighted 20-NN: fits on the train part of a labelled set and scores the held-out part."""
+"""Weighted k-NN: the training pictures nearest to each held-out one vote for its class.
+
+Figures of different k and temperature cannot be compared: they are part of the name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.knn import knn_classify
+from nnclr_hub.probe.metrics import mean_per_class
 
-from .labelled import Features
+from .features import Features
 
 K = 20
 TEMPERATURE = 0.07
 
 
-def knn(features: Features) -> Iterator[tuple[str, float]]:
-    """Yields ("knn20/NAME", top-1 accuracy in [0, 1])."""
-    predicted = knn_classify(features.train, features.train_labels, features.test, k=K, temperature=TEMPERATURE)
-    yield f"knn{K}/{features.name}", float((predicted == features.test_labels).mean())
+def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> Iterator[tuple[str, float]]:
+    """Yields ("knn20/NAME", accuracy in [0, 1]), by the metric of the set; the temperature is named if it is not 0.07.
+
+    Raises:
+        InvalidRequest: pictures with several labels.
+    """
+    if features.train.labels.ndim == 2:
+        raise InvalidRequest(f"k-NN votes for one label a picture, and {features.name} has several: use linear.")
+    predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
+    right = predicted == features.test.labels
+    value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()
+    named = f"knn{k}" if temperature == TEMPERATURE else f"knn{k}_T{temperature:g}"
+    yield f"{named}/{features.name}", float(value)

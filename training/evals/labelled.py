@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
 
@@ -19,19 +18,9 @@ from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_im
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles
+from .features import Features, PartFeatures
 
 BATCH = 256
-
-
-@dataclass(frozen=True)
-class Features:
-    """An encoder's view of a labelled set: unit rows (N, D) float32 and classes (N,) int64 of both parts."""
-
-    name: str
-    train: np.ndarray
-    train_labels: np.ndarray
-    test: np.ndarray
-    test_labels: np.ndarray
 
 
 class LabelledSet:
@@ -49,7 +38,7 @@ class LabelledSet:
         preprocessing: Preprocessing,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.name = data.name
+        self.name, self._classes = data.name, data.train.classes
         transform = EvalTransform(preprocessing)
         total = len(data.train.paths) + len(data.test.paths)
         self._train = _crops(data.train, transform, lambda done: progress(done, total))
@@ -58,7 +47,12 @@ class LabelledSet:
     def embed(self, encoder: Encoder) -> Features:
         """All crops through the encoder."""
         (train, train_labels), (test, test_labels) = self._train, self._test
-        return Features(self.name, _embed(encoder, train), train_labels, _embed(encoder, test), test_labels)
+        return Features(
+            self.name,
+            self._classes,
+            PartFeatures(_embed(encoder, train), train_labels),
+            PartFeatures(_embed(encoder, test), test_labels),
+        )
 
 
 def _crops(

@@ -1,0 +1,76 @@
+"""nnclr eval."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.pretraining import INTERRUPTED, Device, Set
+from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.verbs import Json, err, out, print_json
+
+Data = Annotated[
+    list[str], typer.Option("--data", help="Folder with train/ and test/, or cifar10, pets, ...; repeatable.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(name="eval")(evaluate)
+
+
+def evaluate(
+    protocols: Annotated[str, typer.Argument(help="One, or several with commas; --protocols lists them.")] = "",
+    sources: Annotated[
+        list[str], typer.Argument(help="Encoders: names, folders, timm:..., random:..., or pixels.")
+    ] = [],  # noqa: B006
+    data: Data = [],  # noqa: B006
+    to: Annotated[Path, typer.Option("--out", help="Folder of results.json, results.md and the plots.")] = Path(
+        "results"
+    ),
+    settings: Set = [],  # noqa: B006
+    queries: Annotated[str | None, typer.Option(help="retrieval: part of the data, folder or table that asks.")] = None,
+    gallery: Annotated[str | None, typer.Option(help="retrieval: part, folder or table that is searched.")] = None,
+    device: Device = None,
+    show: Annotated[
+        bool, typer.Option("--protocols", help="List the protocols with their settings, and stop.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Score encoders by the paper's protocols; called again, it goes on.
+
+    Example: nnclr eval knn,linear,few_shot runs/photos/encoder pixels --data photos --out results
+    """
+    program = load_program("training", "evals.protocols")
+    if show:
+        table = Table("protocol", "settings", "what it is", box=None, header_style="bold")
+        for name, function in program.PROTOCOLS.items():
+            values = " ".join(f"{key}={value}" for key, value in program.settings_of(name).items())
+            about = inspect.getdoc(sys.modules[function.__module__]) or ""
+            table.add_row(name, values, about.splitlines()[0])
+        out.print(table)
+        return
+    chosen = program.find_protocols([name for name in protocols.split(",") if name], settings)
+    evaluation = load_program("training", "evals.evaluate")
+    command = "nnclr " + shlex.join(sys.argv[1:])
+    question = evaluation.Question(chosen, sources, data, to, queries, gallery, device, command)
+    try:
+        records = evaluation.evaluate(question, err)
+    except load_program("training", "interrupt").Interrupted as stopped:
+        err.print(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in records])
+        return
+    for table in load_program("training", "evals.results").tables(records):
+        out.print(table)
+    for page in load_program("training", "evals.plots").draw(records, to):
+        err.print(f"written: {page}")
+    err.print(f"written: {to / 'results.json'}, {to / 'results.md'}")

@@ -1,0 +1,130 @@
+"""nnclr probe fit, eval, predict."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.verbs import Json, Model, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
+
+group = typer.Typer(no_args_is_help=True, help="Linear probes: labels for pictures, from a few labelled ones.")
+Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb group."""
+    app.add_typer(group, name="probe")
+
+
+@group.command()
+def fit(
+    data: Annotated[Path, typer.Argument(help="Folder with a folder a class, or CSV with path,label (or labels).")],
+    to: Annotated[Path, typer.Option("--out", help="Folder for the probe.")] = Path("probe"),
+    model: Model = None,
+    l2: Annotated[float | None, typer.Option(help="Penalty; chosen on held-out pictures if not given.")] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Least probability; below it the answer is none of the classes.")
+    ] = None,
+) -> None:
+    """Fit a probe on labelled pictures.
+
+    Example: nnclr probe fit labelled --out probe --threshold 0.5
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench import Encoders
+    from nnclr_hub.workbench.probing import fit_probe
+
+    encoder: Any = Encoders(model).get()
+    with bar(err, "embedding") as advance:
+        fitted = fit_probe(encoder, data, l2=l2, balanced=balanced, threshold=threshold, progress=advance)
+    list_broken(fitted.broken)
+    fitted.probe.save(to)
+    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.pictures} pictures, L2 {fitted.probe.l2:.2g}")
+
+
+@group.command(name="eval")
+def evaluate(
+    data: Annotated[Path, typer.Argument(help="Labelled pictures that the probe has not seen; test/ if there is one.")],
+    probe: Probe = Path("probe"),
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Score a probe on other labelled pictures.
+
+    Example: nnclr probe eval others --probe probe
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.probing import judge_probe
+
+    loaded, encoder = _load(probe, model)
+    with bar(err, "embedding") as advance:
+        verdict = judge_probe(loaded, encoder, data, progress=advance)
+    if as_json:
+        print_json(asdict(verdict))
+        return
+    for sentence in verdict.left_out:
+        err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
+    out.print(
+        "  ".join(f"{name} {value:.3f}" for name, value in verdict.scores.items()) + f"  ({verdict.pictures} pictures)"
+    )
+    if verdict.none:
+        out.print(f"none of the classes: {verdict.none:.1%}")
+    table = Table("class", "accuracy", box=None, header_style="bold")
+    for name, value in verdict.per_class.items():
+        table.add_row(name, f"{value:.3f}")
+    if verdict.per_class:
+        out.print(table)
+
+
+@group.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    probe: Probe = Path("probe"),
+    model: Model = None,
+    to: Annotated[Path | None, typer.Option("--out", help="CSV file; standard output if not given.")] = None,
+) -> None:
+    """Label pictures: CSV with path, label, probability, and a column for each class.
+
+    Example: nnclr probe predict photos --probe probe --out labels.csv
+    """
+    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.probing import predict_labels
+
+    paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
+    loaded, encoder = _load(probe, model)
+    with bar(err, "embedding") as advance:
+        kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
+    list_broken(broken)
+    first = "labels" if loaded.several else "label"
+    rows: list[list[Any]] = [["path", first, "probability", *map(str, loaded.classes)]]
+    for path, label, probabilities in zip(kept, prediction.labels, prediction.probabilities, strict=True):
+        shown = ";".join(map(str, label)) if isinstance(label, tuple) else ("" if label is None else label)
+        rows.append([path, shown, f"{probabilities.max():.4f}", *(f"{p:.4f}" for p in probabilities)])
+    if to is None:
+        csv.writer(sys.stdout).writerows(rows)
+        return
+    try:
+        with to.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+    except OSError as error:
+        raise InvalidRequest(f"{to} cannot be written ({error.strerror}): name another file.") from error
+    err.print(f"written: {to} ({len(kept)} pictures)")
+
+
+def _load(folder: Path, model: str | None) -> tuple[Any, Any]:
+    """The probe, and the encoder that it was fitted with unless another is named."""
+    from nnclr_hub.probe.linear import LinearProbe
+    from nnclr_hub.workbench import Encoders
+
+    probe = LinearProbe.load(folder)
+    return probe, Encoders(model or probe.model or None).get()

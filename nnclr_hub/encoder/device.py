@@ -1,0 +1,25 @@
+"""Which device to compute on."""
+
+from __future__ import annotations
+
+import torch
+
+from nnclr_hub.errors import InvalidRequest
+
+
+def find_device(wanted: str | torch.device | None) -> torch.device:
+    """The device of that name; None: the GPU if there is one.
+
+    Raises:
+        InvalidRequest: there is no such device.
+    """
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise InvalidRequest(f"There is no device {wanted!r}: name cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count()
+        raise InvalidRequest(
+            f"{device} is not there, torch sees {seen or 'no'} GPUs: leave the device out, or name cpu."
+        )
+    return device

@@ -1,0 +1,76 @@
+"""Accuracy against labels a class: how far a few labelled pictures go with an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
+
+SHOTS = (1, 2, 5, 10, 20, 50)
+SEEDS = 5
+L2 = 1e-4  # on unit rows; with a label or two a class nothing can be held out to choose it
+
+
+@dataclass(frozen=True)
+class Shots:
+    """What n labels a class give.
+
+    per_class: n; classes with fewer gave all of theirs.
+    accuracy: top-1 of each seed, in [0, 1].
+    mean_per_class: likewise, the mean over classes.
+    """
+
+    per_class: int
+    accuracy: tuple[float, ...]
+    mean_per_class: tuple[float, ...]
+
+
+def few_shot_curve(
+    features: np.ndarray,
+    labels: np.ndarray,
+    test_features: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    shots: Sequence[int] = SHOTS,
+    seeds: int = SEEDS,
+    l2: float = L2,
+) -> list[Shots]:
+    """A linear probe on the first n labels of each class, in an order drawn by each seed, so that the fewer are
+    always among the more.
+
+    Args:
+        features: (N, D) float, unit rows.
+        labels: (N,) int64 of at least two classes.
+        test_features, test_labels: (Q, D) and (Q,), what is scored.
+        shots: values of n; those above the size of the largest class are left out.
+        seeds: draws.
+        l2: of the probe.
+
+    Raises:
+        InvalidRequest: fewer than two classes, or no n that the labels allow.
+    """
+    members = {int(one): np.flatnonzero(labels == one) for one in np.unique(labels)}
+    if len(members) < 2:
+        raise InvalidRequest(f"A few-shot curve needs at least two classes; the labels have {len(members)}.")
+    largest = max(map(len, members.values()))
+    possible = [n for n in sorted(set(shots)) if 0 < n <= largest]
+    if not possible:
+        raise InvalidRequest(f"No number of labels a class among {list(shots)} is between 1 and {largest}.")
+    top1: dict[int, list[float]] = {n: [] for n in possible}
+    balanced: dict[int, list[float]] = {n: [] for n in possible}
+    for seed in range(seeds):
+        draws = np.random.default_rng(seed)
+        order = {one: draws.permutation(rows) for one, rows in members.items()}
+        for n in possible:
+            rows = np.concatenate([one[:n] for one in order.values()])
+            probe = fit_linear_probe(features[rows], labels[rows], l2=l2)
+            scores = probe.scores(test_features)
+            places = np.searchsorted(np.array(probe.classes), test_labels)
+            top1[n].append(top_k_accuracy(scores, places))
+            balanced[n].append(mean_per_class(scores.argmax(axis=1), places))
+    return [Shots(n, tuple(top1[n]), tuple(balanced[n])) for n in possible]

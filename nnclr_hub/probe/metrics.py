@@ -1,0 +1,152 @@
+"""Figures of merit: accuracies, the mean over classes, 11-point average precision, and those of retrieval.
+
+Names and definitions are those of the papers that report them; each is tested against a slow or an
+independent computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from nnclr_hub.errors import InvalidRequest
+
+CHUNK = 1024  # queries at a time
+RECALL_LEVELS = np.linspace(0, 1, 11)
+
+
+def top_k_accuracy(scores: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
+    """Share of rows whose label is among the k highest scores.
+
+    Args:
+        scores: (N, C) float, any monotone score.
+        labels: (N,) int, places in the columns.
+        k: at most C counts.
+    """
+    _same_length(scores, labels)
+    k = min(k, scores.shape[1])
+    best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    return float((best == np.asarray(labels)[:, None]).any(axis=1).mean())
+
+
+def mean_per_class(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over classes of the share of their rows that was predicted right; rare classes count as much as others.
+
+    Args:
+        predicted, labels: (N,) of the same kind.
+    """
+    _same_length(predicted, labels)
+    right = np.asarray(predicted) == np.asarray(labels)
+    return float(np.mean([right[np.asarray(labels) == one].mean() for one in np.unique(labels)]))
+
+
+def average_precision_11(scores: np.ndarray, relevant: np.ndarray) -> float:
+    """VOC2007's: over the recalls 0, 0.1, ..., 1, the mean of the best precision at that recall or more.
+
+    Args:
+        scores: (N,) float, higher is surer.
+        relevant: (N,) bool; at least one.
+
+    Raises:
+        InvalidRequest: nothing is relevant.
+    """
+    _same_length(scores, relevant)
+    relevant = np.asarray(relevant, bool)
+    if not relevant.any():
+        raise InvalidRequest("Average precision needs at least one relevant row; leave classes without any out.")
+    hits = relevant[np.argsort(-np.asarray(scores), kind="stable")].cumsum()
+    precision = hits / np.arange(1, len(hits) + 1)
+    recall = hits / hits[-1]
+    # rounding must not put a recall of 3 / 10 below the level 0.3
+    return float(np.mean([precision[recall >= level - 1e-9].max() for level in RECALL_LEVELS]))
+
+
+def mean_average_precision_11(scores: np.ndarray, relevant: np.ndarray, counts: np.ndarray | None = None) -> float:
+    """The mean over classes of `average_precision_11`.
+
+    Args:
+        scores: (N, C) float.
+        relevant: (N, C) bool.
+        counts: (N, C) bool, rows that count for a class; VOC leaves its "difficult" ones out. Default all.
+
+    Raises:
+        InvalidRequest: a class without a relevant row.
+    """
+    counts = np.ones_like(relevant, bool) if counts is None else counts
+    return float(
+        np.mean(
+            [average_precision_11(scores[counts[:, c], c], relevant[counts[:, c], c]) for c in range(scores.shape[1])]
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How well neighbours share the query's label.
+
+    recall: k -> share of queries with at least one right one among the k nearest.
+    mean_average_precision: over all right ones in the gallery.
+    queries: how many had any right one in the gallery; the others are left out.
+    """
+
+    recall: dict[int, float]
+    mean_average_precision: float
+    queries: int
+
+
+def retrieval(
+    queries: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    ks: tuple[int, ...] = (1, 5, 10),
+) -> Retrieval:
+    """Ranks a gallery by cosine for each query; without a gallery, the other queries.
+
+    Args:
+        queries: (Q, D) float; normalised here.
+        query_labels: (Q,) int.
+        gallery: (N, D) float, or None.
+        gallery_labels: (N,) int, or None.
+        ks: of the recalls.
+
+    Raises:
+        InvalidRequest: no query has a right one in the gallery.
+    """
+    _same_length(queries, query_labels)
+    alone = gallery is None
+    bank = F.normalize(torch.as_tensor(queries if gallery is None else gallery, dtype=torch.float32), dim=1)
+    bank_labels = torch.as_tensor(query_labels if gallery_labels is None else gallery_labels)
+    _same_length(bank, bank_labels)
+    x, labels = F.normalize(torch.as_tensor(queries, dtype=torch.float32), dim=1), torch.as_tensor(query_labels)
+    found, precisions = dict.fromkeys(ks, 0), []
+    for start in range(0, len(x), CHUNK):
+        similarity = x[start : start + CHUNK] @ bank.T
+        if alone:
+            similarity[torch.arange(len(similarity)), torch.arange(start, start + len(similarity))] = -torch.inf
+        order = similarity.argsort(dim=1, descending=True, stable=True)
+        right = bank_labels[order] == labels[start : start + CHUNK, None]
+        if alone:
+            right[:, -1] = False  # the query itself, ranked last
+        right = right[right.any(dim=1)]
+        for k in ks:
+            found[k] += int(right[:, :k].any(dim=1).sum())
+        hits = right.cumsum(dim=1)
+        ranks = torch.arange(1, right.shape[1] + 1)
+        precisions.append(((hits / ranks) * right).sum(dim=1) / hits[:, -1])
+    precision = torch.cat(precisions) if precisions else torch.zeros(0)
+    if not len(precision):
+        raise InvalidRequest(
+            "No query has a picture of its own label in the gallery: give labels with several pictures each."
+        )
+    return Retrieval({k: n / len(precision) for k, n in found.items()}, float(precision.mean()), len(precision))
+
+
+def _same_length(one: object, other: object) -> None:
+    lengths = len(one), len(other)  # type: ignore[arg-type]
+    if lengths[0] != lengths[1]:
+        raise InvalidRequest(f"One label a row is needed; got {lengths[0]} rows and {lengths[1]} labels.")

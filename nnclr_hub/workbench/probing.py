@@ -1,0 +1,166 @@
+"""Labelled pictures to a probe, and a probe to labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.labelled import LabelledImages, read_labelled, some
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.linear import LinearProbe, Prediction, fit_linear_probe
+from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A probe and what it was fitted on.
+
+    pictures: how many.
+    broken: files that could not be read, with the reason.
+    """
+
+    probe: LinearProbe
+    pictures: int
+    broken: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a probe does on labelled pictures.
+
+    scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels a picture, map11.
+    per_class: accuracy of each class that occurs; for several labels, empty.
+    none: share of the pictures that fell below the threshold.
+    pictures: how many were scored.
+    left_out: sentences about those that were not.
+    """
+
+    scores: dict[str, float]
+    per_class: dict[str, float]
+    none: float
+    pictures: int
+    left_out: tuple[str, ...]
+
+
+def fit_probe(
+    encoder: FeatureSource,
+    data: Path,
+    *,
+    l2: float | None = None,
+    balanced: bool = False,
+    threshold: float | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Fitted:
+    """A probe on unit vectors of labelled pictures.
+
+    Args:
+        encoder: what makes the vectors.
+        data: a folder with a folder a class, or a table; if it has train/, that is fitted on, and val/ chooses the L2.
+        l2: strength of the penalty; None chooses.
+        balanced: every class counts as much, however rare.
+        threshold: see `LinearProbe`.
+        progress: called with (done, total).
+
+    Raises:
+        NoImages, InvalidRequest: see `read_labelled` and `fit_linear_probe`.
+    """
+    parts = data / "train" if (data / "train").is_dir() else data
+    images = read_labelled(parts).labelled
+    classes = images.classes
+    if len(classes) < (1 if images.several else 2):
+        raise InvalidRequest(
+            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give pictures of at least "
+            "two classes, in a folder each or listed in a CSV file with the columns path and label."
+        )
+    vectors, kept, broken = _vectors(encoder, images.paths, progress)
+    images = images.keep(kept)
+    validation = None
+    if parts != data and (data / "val").is_dir() and l2 is None:
+        held = read_labelled(data / "val").labelled
+        held_vectors, held_kept, held_broken = _vectors(encoder, held.paths, progress)
+        validation = (held_vectors, _targets(held.keep(held_kept), classes))
+        broken += held_broken
+    probe = fit_linear_probe(
+        vectors,
+        _targets(images, classes),
+        classes=classes if images.several else None,
+        l2=l2,
+        validation=validation,
+        class_weight="balanced" if balanced else None,
+        threshold=threshold,
+        fingerprint=encoder.fingerprint,
+    )
+    return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken))
+
+
+def judge_probe(
+    probe: LinearProbe, encoder: FeatureSource, data: Path, *, progress: Progress = lambda done, total: None
+) -> Verdict:
+    """Scores a probe on labelled pictures; those of classes that it does not know are left out, and named.
+
+    Raises:
+        FingerprintMismatch: the probe is of another encoder.
+        InvalidRequest: no picture of its classes.
+    """
+    parts = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
+    images = read_labelled(parts).labelled
+    names = tuple(map(str, probe.classes))
+    unknown = sorted(set(images.classes) - set(names))
+    known = [i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)]
+    left_out = []
+    if unknown:
+        number = len(images.paths) - len(known)
+        left_out.append(f"{number} pictures of classes that the probe does not know ({some(unknown)})")
+    images = images.keep(known)
+    if not images.paths:
+        raise InvalidRequest(f"{parts} has no picture of the probe's classes ({some(names)}): check the labels.")
+    vectors, kept, broken = _vectors(encoder, images.paths, progress)
+    left_out += [f"{path}: {reason}" for path, reason in broken]
+    labels, scores = images.keep(kept).numbers(names), probe.scores(vectors, fingerprint=encoder.fingerprint)
+    if probe.several:
+        there = (labels == 1).any(axis=0)
+        value = mean_average_precision_11(scores[:, there], labels[:, there] == 1, ~np.isnan(labels[:, there]))
+        return Verdict({"map11": value}, {}, 0.0, len(kept), tuple(left_out))
+    best = scores.argmax(axis=1)
+    found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
+    if len(names) > 5:
+        found["top5"] = top_k_accuracy(scores, labels, 5)
+    per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
+    none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
+    return Verdict(found, per_class, none, len(kept), tuple(left_out))
+
+
+def predict_labels(
+    probe: LinearProbe,
+    encoder: FeatureSource,
+    paths: Sequence[Path],
+    *,
+    progress: Progress = lambda done, total: None,
+) -> tuple[list[Path], Prediction, list[tuple[str, str]]]:
+    """The pictures that can be read, what the probe says of them, and the files that cannot, with the reason.
+
+    Raises:
+        FingerprintMismatch: the probe is of another encoder.
+    """
+    vectors, kept, broken = _vectors(encoder, paths, progress)
+    return [paths[i] for i in kept], probe.predict(vectors, fingerprint=encoder.fingerprint), broken
+
+
+def _vectors(
+    encoder: FeatureSource, paths: Sequence[Path], progress: Progress
+) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
+    """Unit rows of the readable pictures, their places, and the others."""
+    found = extract_features(encoder, paths, progress=progress)
+    kept = [i for i in range(len(paths)) if i not in found.broken]
+    broken = [(str(paths[i]), reason) for i, reason in sorted(found.broken.items())]
+    return unit_rows(found.raw[kept] if broken else found.raw), kept, broken
+
+
+def _targets(images: LabelledImages, classes: Sequence[str]) -> np.ndarray | list[str]:
+    return images.numbers(classes) if images.several else [labels[0] for labels in images.labels]

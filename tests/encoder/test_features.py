@@ -1,0 +1,87 @@
+"""Features on the disk: computed once, resumed, and never another encoder's."""
+
+import numpy as np
+import pytest
+
+from nnclr_hub import load_encoder
+from nnclr_hub.encoder import features as module
+from nnclr_hub.encoder.features import extract_features, unit_rows
+from nnclr_hub.errors import NoImages
+
+
+class Counting:
+    """An encoder that counts the pictures it has seen, and may stop."""
+
+    name, fingerprint, embed_dim = "counting", "f1", 3
+
+    def __init__(self, stop_after=10**9):
+        self.seen, self.stop_after = 0, stop_after
+
+    def features_each(self, images):
+        if self.seen + len(images) > self.stop_after:
+            raise KeyboardInterrupt
+        self.seen += len(images)
+        return [np.array([float(path.stem), 1, 2], np.float32) for path in images]
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [tmp_path / f"{i}.jpg" for i in range(10)]
+    for path in paths:
+        path.write_bytes(b"x")
+    return paths
+
+
+def test_features_are_the_encoders_and_unit_rows_its_vectors(model, pictures, tmp_path):
+    encoder = load_encoder(model)
+    found = extract_features(encoder, pictures[:5], folder=tmp_path)
+    np.testing.assert_allclose(unit_rows(found.raw), encoder.embed(pictures[:5]), atol=1e-6)
+    assert np.abs(np.linalg.norm(found.raw, axis=1) - 1).max() > 0.1
+
+
+def test_a_second_call_computes_nothing(files, tmp_path):
+    first, second = Counting(), Counting()
+    one = extract_features(first, files, folder=tmp_path / "f")
+    two = extract_features(second, files, folder=tmp_path / "f")
+    assert (first.seen, second.seen) == (10, 0)
+    np.testing.assert_array_equal(one.raw, two.raw)
+
+
+def test_an_interrupted_call_goes_on_where_it_was(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 2)
+    with pytest.raises(KeyboardInterrupt):
+        extract_features(Counting(stop_after=6), files, folder=tmp_path / "f")
+    rest = Counting()
+    found = extract_features(rest, files, folder=tmp_path / "f")
+    assert rest.seen == 4
+    assert found.raw[:, 0].tolist() == list(range(10))
+
+
+def test_a_changed_file_or_another_encoder_is_computed_anew(files, tmp_path):
+    extract_features(Counting(), files, folder=tmp_path / "f")
+    files[3].write_bytes(b"longer")
+    changed = Counting()
+    extract_features(changed, files, folder=tmp_path / "f")
+    other = Counting()
+    other.fingerprint = "f2"
+    extract_features(other, files, folder=tmp_path / "f")
+    assert (changed.seen, other.seen) == (10, 10)
+
+
+def test_a_damaged_cache_is_made_anew(files, tmp_path):
+    extract_features(Counting(), files, folder=tmp_path / "f")
+    next((tmp_path / "f").rglob("vectors.npy")).write_bytes(b"nothing")
+    again = Counting()
+    assert extract_features(again, files, folder=tmp_path / "f").raw[9, 0] == 9
+    assert again.seen == 10
+
+
+def test_broken_pictures_are_listed_and_not_numbers(model, pictures, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"no picture")
+    found = extract_features(load_encoder(model), [pictures[0], bad], folder=tmp_path / "f")
+    assert list(found.broken) == [1]
+    assert np.isnan(found.raw[1]).all()
+    assert np.isfinite(found.raw[0]).all()
+    with pytest.raises(NoImages, match="Not one"):
+        extract_features(load_encoder(model), [bad], folder=tmp_path / "f")

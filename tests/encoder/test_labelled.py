@@ -1,0 +1,68 @@
+"""Labels from folders and tables."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub.encoder.labelled import read_labelled
+from nnclr_hub.errors import InvalidRequest, NoImages
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("train/cat/a.png", "train/dog/b.png", "train/c.png", "test/cat/d.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    return tmp_path
+
+
+def test_folders_are_labels(folder):
+    images = read_labelled(folder / "train")
+    assert [(path.name, label) for path, label in zip(images.paths, images.labels, strict=True)] == [
+        ("c.png", ()),
+        ("a.png", ("cat",)),
+        ("b.png", ("dog",)),
+    ]
+    assert images.labelled.numbers(images.classes).tolist() == [0, 1]
+
+
+def test_a_table_beside_the_parts_goes_before_their_folders(folder):
+    (folder / "labels.csv").write_text("path,label\ntrain/cat/a.png,tabby\ntest/cat/d.png,siamese\ntrain/c.png,\n")
+    train = read_labelled(folder / "train")
+    assert train.labels == (("tabby",), ())
+    assert train.labelled.labels == (("tabby",),)
+    assert read_labelled(folder / "test").labels == (("siamese",),)
+
+
+def test_several_labels_and_uncertain_ones_become_a_matrix(folder):
+    table = folder / "voc.csv"
+    table.write_text("path,labels,uncertain\ntrain/c.png,cat; dog,\ntrain/cat/a.png,,dog\ntrain/dog/b.png,,\n")
+    images = read_labelled(table).labelled
+    assert images.several
+    assert images.classes == ("cat", "dog")
+    np.testing.assert_array_equal(images.numbers(("cat", "dog")), [[1, 1], [0, np.nan], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\na.png,cat\n", "it needs path, and label or labels"),
+        ("path,label\n", "no rows"),
+        ("path,label\na.png,cat\n,dog\n", "line 3"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_explained(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InvalidRequest, match=message):
+        read_labelled(tmp_path / "t.csv")
+
+
+def test_what_is_not_there_is_named(folder):
+    with pytest.raises(NoImages, match="does not exist"):
+        read_labelled(folder / "none.csv")
+    with pytest.raises(InvalidRequest, match="dog"):
+        read_labelled(folder / "train").labelled.numbers(["cat"])
+    (folder / "labels.csv").write_text("path,label\ntrain/c.png,cat\n")
+    with pytest.raises(NoImages, match="no picture in it"):
+        read_labelled(folder / "test")

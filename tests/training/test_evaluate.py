@@ -1,0 +1,165 @@
+"""`nnclr eval` and `nnclr probe`, end to end."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+
+runner = CliRunner()
+
+
+def nnclr(*arguments) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    result = runner.invoke(app, [str(one) for one in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def data(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labelled")
+    for path in sorted(photos.rglob("*.jpg")):
+        split = "train" if int(path.stem) < 14 else "test"
+        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / split / path.parent.name)
+    return folder
+
+
+def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
+    out = tmp_path / "results"
+    call = ("eval", "knn,linear,few_shot,retrieval", model, f"random:{model}", "pixels", "--data", data, "--out", out)
+    code, shown, err = nnclr(*call, "--set", "shots=1,5", "--set", "k=5")
+    assert code == 0, err
+    records = json.loads((out / "results.json").read_text())
+    assert len(records) == 12
+    first = records[0]
+    assert first["pictures"] == {"train": 42, "test": 18}
+    assert first["classes"] == 3
+    assert first["settings"] == {"k": 5, "temperature": 0.07}
+    assert {"torch", "timm", "nnclr_hub", "python"} <= first["versions"].keys()
+    assert first["fingerprint"]
+    assert first["date"]
+    assert first["command"].startswith("nnclr ")
+    assert (out / "scores.png").stat().st_size > 5000
+    assert (out / "few_shot.png").stat().st_size > 5000
+    assert "pixels" in shown
+    assert "retrieval" in shown
+    fingerprints = {one["source"]: one["fingerprint"] for one in records}
+    assert len(set(fingerprints.values())) == 3, "fresh weights are another encoder"
+
+
+def test_what_is_answered_is_not_asked_again(data, model, tmp_path):
+    call = ("eval", "knn", model, "--data", data, "--out", tmp_path)
+    nnclr(*call)
+    code, _, err = nnclr(*call)
+    assert code == 0
+    assert "already" in err
+    nnclr(*call, "--set", "k=3")
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 2
+
+
+def test_training_through_pictures_is_a_protocol_too_and_its_encoder_a_source(data, model, tmp_path):
+    call = ("--data", data, "--out", tmp_path, "--json", "--set", "epochs=1", "--set", "workers=0", "--device", "cpu")
+    code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)
+    assert code == 0, err
+    assert [one["protocol"] for one in json.loads(shown)] == ["finetune", "linear_images"]
+    tuned = next(tmp_path.rglob("*-finetuned"))
+    code, _, err = nnclr("eval", "linear", tuned, "--data", data, "--out", tmp_path)
+    assert code == 0, err
+
+
+def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model, tmp_path, monkeypatch):
+    def offline(name, *rest):
+        from nnclr_hub.errors import NoImages
+
+        raise NoImages(f"{name} could not be fetched: connect to the network.")
+
+    pets = shutil.copytree(data, tmp_path / "pets")
+    code, shown, err = nnclr("eval", "transfer", model, "--data", pets, "--out", tmp_path / "out", "--json")
+    assert code == 0, err
+    (record,) = json.loads(shown)
+    assert record["metric"] == "mean_per_class"
+    assert next(iter(record["values"])) == "transfer/pets"
+    import training.data.named  # noqa: F401
+    from nnclr_hub.cli.programs import load_program
+
+    monkeypatch.setattr(load_program("training", "data.named"), "fetch", offline)
+    code, _, err = nnclr("eval", "transfer", model, "--out", tmp_path / "none")
+    assert code == 0
+    assert all(f"skipped {name}:" in err for name in ("food101", "birdsnap", "voc2007", "flowers"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["eval", "knn", "{model}"], "Give labelled pictures"),
+        (["eval", "knn", "--data", "{data}"], "Name an encoder"),
+        (["eval", "", "{model}"], "Name a protocol"),
+        (["eval", "knnn", "{model}", "--data", "{data}"], "did you mean 'knn'"),
+        (["eval", "finetune", "pixels", "--data", "{data}"], "trains a network"),
+        (["eval", "knn", "{model}", "--data", "{photos}"], "needs the folders train/"),
+        (["eval", "linear", "{model}", "--data", "{data}", "--set", "k=3"], "No setting is called"),
+        (["probe", "eval", "{data}", "--probe", "{photos}"], "holds no probe"),
+        (["probe", "fit", "{photos}/cat", "--model", "{model}"], "no labels"),
+    ],
+)
+def test_wrong_calls_get_one_sentence(arguments, sentence, data, photos, model, tmp_path):
+    call = [one.format(data=data, photos=photos, model=model) for one in arguments]
+    if call[0] == "eval":
+        call += ["--out", str(tmp_path)]
+    code, _, err = nnclr(*call)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_a_probe_is_fitted_scored_and_asked(data, model, pictures, tmp_path):
+    probe = tmp_path / "probe"
+    code, shown, err = nnclr("probe", "fit", data, "--model", model, "--out", probe, "--balanced")
+    assert code == 0, err
+    assert "3 classes from 42 pictures" in shown
+    code, shown, err = nnclr("probe", "eval", data, "--probe", probe, "--json")
+    verdict = json.loads(shown)
+    assert verdict["scores"]["top1"] > 0.6
+    assert verdict["pictures"] == 18
+    (tmp_path / "bad.jpg").write_bytes(b"nothing")
+    code, _, err = nnclr(
+        "probe", "predict", pictures[0], tmp_path / "bad.jpg", "--probe", probe, "--out", tmp_path / "l.csv"
+    )
+    assert code == 0
+    assert "skipped" in err
+    rows = list(csv.DictReader((tmp_path / "l.csv").read_text().splitlines()))
+    assert len(rows) == 1
+    assert rows[0]["label"] in {"astronaut", "cat", "coffee"}
+    assert sum(float(rows[0][name]) for name in ("astronaut", "cat", "coffee")) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_table_in_gives_a_table_that_can_be_fitted_on_again(photos, model, tmp_path):
+    """Labels that are no folder names; predictions have the columns that a fit reads."""
+    table = tmp_path / "labels.csv"
+    lines = [
+        f"{path},{'person' if path.parent.name == 'astronaut' else 'thing'}" for path in sorted(photos.rglob("*.jpg"))
+    ]
+    table.write_text("\n".join(["path,label", *lines]) + "\n")
+    assert nnclr("probe", "fit", table, "--model", model, "--out", tmp_path / "probe")[0] == 0
+    nnclr("probe", "predict", photos, "--probe", tmp_path / "probe", "--out", tmp_path / "said.csv")
+    code, shown, err = nnclr("probe", "fit", tmp_path / "said.csv", "--model", model, "--out", tmp_path / "again")
+    assert code == 0, err
+    assert "2 classes from 60 pictures" in shown
+
+
+def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, make_model, photos, tmp_path):
+    nnclr("probe", "fit", data, "--model", model, "--out", tmp_path / "probe")
+    code, _, err = nnclr("probe", "eval", data, "--probe", tmp_path / "probe", "--model", make_model(seed=5))
+    assert code == 1
+    assert "fit a new probe" in err
+    more = shutil.copytree(photos, tmp_path / "more")
+    shutil.move(more / "cat", more / "tiger")
+    code, _, err = nnclr("probe", "eval", more, "--probe", tmp_path / "probe")
+    assert code == 0
+    assert "20 pictures of classes that the probe does not know (tiger)" in err

@@ -1,0 +1,104 @@
+"""Protocols on features against scikit-learn, and their names and settings."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from nnclr_hub.errors import InvalidRequest, UnknownSetting
+from training.evals.features import Features, PartFeatures
+from training.evals.few_shot import few_shot
+from training.evals.knn import knn
+from training.evals.linear import PENALTIES, linear, quick_linear
+from training.evals.protocols import PROTOCOLS, find_protocols, settings_of
+from training.evals.retrieval import retrieval
+
+
+@pytest.fixture
+def features():
+    """Eight clouds of unequal size in 24 dimensions, not normalised."""
+    rng = np.random.default_rng(0)
+
+    def part(n):
+        y = rng.choice(8, n, p=np.arange(1, 9) / 36)
+        return PartFeatures((3 * rng.normal(size=(n, 24)) + 4 * np.eye(24)[y]).astype(np.float32), y)
+
+    names = tuple("abcdefgh")
+    return Features("clouds", names, part(400), part(300), part(200))
+
+
+def test_linear_is_the_best_penalty_on_val_refitted_on_both(features):
+    found = dict(linear(features))
+    x, y = features.train.raw, features.train.labels
+    val, test = features.val, features.test
+    scores = {}
+    for penalty in PENALTIES[::2]:  # scikit-learn's C is the inverse of the penalty of the sum
+        fitted = LogisticRegression(C=1 / penalty, max_iter=3000, tol=1e-6).fit(x, y)
+        scores[penalty] = fitted.score(val.raw, val.labels)
+    best = max(scores, key=lambda penalty: (scores[penalty], penalty))
+    assert max(scores.values()) - scores[best] == 0
+    chosen = found["linear/clouds/l2"] * len(x)
+    final = LogisticRegression(C=len(x) / (chosen * (len(x) + len(val.raw))), max_iter=5000, tol=1e-7)
+    final.fit(np.concatenate([x, val.raw]), np.concatenate([y, val.labels]))
+    assert found["linear/clouds"] == pytest.approx(final.score(test.raw, test.labels), abs=0.007)
+    assert found["linear/clouds/top5"] > found["linear/clouds"]
+    at_choice = LogisticRegression(C=1 / chosen, max_iter=3000, tol=1e-6).fit(x, y).score(val.raw, val.labels)
+    assert at_choice >= max(scores.values()) - 0.01
+
+
+def test_knn_with_a_huge_temperature_is_scikit_learns_majority(features):
+    unit = [part.unit() for part in (features.train, features.test)]
+    theirs = KNeighborsClassifier(15, metric="cosine").fit(unit[0], features.train.labels)
+    ours = dict(knn(features, k=15, temperature=1e6))
+    assert ours["knn15_T1e+06/clouds"] == pytest.approx(theirs.score(unit[1], features.test.labels), abs=0.02)
+
+
+def test_the_metric_of_the_set_is_what_is_reported(features):
+    balanced = Features(
+        *(features.name, features.classes, features.train, features.test, features.val), "mean_per_class"
+    )
+    for protocol in (knn, linear):
+        one, other = (next(protocol(f))[1] for f in (features, balanced))
+        assert one != other
+    top = dict(linear(balanced))
+    assert 0 < top["linear/clouds"] < top["linear/clouds/top5"] <= 1
+
+
+def test_several_labels_go_through_linear_alone(features):
+    def several(part):
+        return PartFeatures(part.raw, np.eye(8, dtype=np.float32)[part.labels])
+
+    many = Features("many", features.classes, several(features.train), several(features.test), None, "map11")
+    assert 0.3 < dict(linear(many))["linear/many"] <= 1
+    for protocol in (knn, few_shot, retrieval):
+        with pytest.raises(InvalidRequest, match="several"):
+            list(protocol(many))
+
+
+def test_retrieval_counts_right_neighbours(features):
+    found = dict(retrieval(features))
+    gallery, queries = features.train, features.test
+    order = np.argsort(-(queries.unit() @ gallery.unit().T), axis=1, kind="stable")
+    right = gallery.labels[order] == queries.labels[:, None]
+    assert found["retrieval/clouds/recall@1"] == pytest.approx(right[:, 0].mean(), abs=0.004)
+    assert found["retrieval/clouds/recall@5"] == pytest.approx(right[:, :5].any(axis=1).mean(), abs=0.004)
+    itself = Features("alone", features.classes, gallery, gallery)
+    assert dict(retrieval(itself))["retrieval/alone/recall@1"] < 1, "a picture does not find itself"
+
+
+def test_curves_and_the_quick_form_yield_their_names(features):
+    assert list(dict(few_shot(features, shots=(1, 5), seeds=2))) == [
+        *("few_shot/clouds/1", "few_shot/clouds/1/std", "few_shot/clouds/5", "few_shot/clouds/5/std")
+    ]
+    assert [name for name, _ in quick_linear(features)] == ["linear/clouds"]
+
+
+def test_settings_go_to_the_protocols_that_have_them():
+    one, two = find_protocols(["knn", "few_shot"], ["k=200", "temperature=0.1", "shots=1,3"])
+    assert one.settings == {"k": 200, "temperature": 0.1}
+    assert two.settings["shots"] == (1, 3)
+    with pytest.raises(UnknownSetting, match="temperature"):
+        find_protocols(["knn"], ["temprature=1"])
+    with pytest.raises(InvalidRequest, match="did you mean 'linear'"):
+        find_protocols(["liner"], [])
+    assert all(settings_of(name) is not None for name in PROTOCOLS)

@@ -1,0 +1,77 @@
+"""A data set as protocols see it: what counts, and what is named and left out."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import InvalidRequest
+from training.evals.task import read_pair, read_task
+
+
+@pytest.fixture
+def data(photos, tmp_path):
+    for path in sorted(photos.rglob("*.jpg"))[::5]:
+        split = "train" if int(path.stem) < 10 else "test"
+        (tmp_path / "set" / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "set" / split / path.parent.name)
+    return tmp_path / "set"
+
+
+def test_classes_are_those_of_train(data):
+    task = read_task(data)
+    assert task.classes == ("astronaut", "cat", "coffee")
+    assert task.metric == "top1"
+    assert task.counts() == {"train": 6, "test": 6}
+    assert [task.classes[i] for i in task.test.labels] == [path.parent.name for path in task.test.paths]
+
+
+def test_pictures_of_unknown_classes_and_classes_without_pictures_are_named(data):
+    shutil.move(data / "train" / "cat", data / "train" / "dog")
+    task = read_task(data)
+    assert len(task.test.paths) == 4, "the cats are not scored as errors"
+    unknown, missing = task.left_out
+    assert "2 pictures of classes that train/ lacks (cat)" in unknown
+    assert "no picture of dog" in missing
+
+
+def test_val_chooses_and_is_scored_where_there_is_no_test(data):
+    shutil.copytree(data / "test", data / "val")
+    assert read_task(data).val is not None
+    shutil.rmtree(data / "test")
+    task = read_task(data)
+    assert task.val is None
+    assert task.counts() == {"train": 6, "test": 6}
+
+
+def test_a_table_of_several_labels_is_scored_by_average_precision(data):
+    names = sorted(path.relative_to(data) for path in data.rglob("*.jpg"))
+    rows = [f"{path},{path.parts[1]}{';thing' if i % 2 else ''}," for i, path in enumerate(names)]
+    (data / "labels.csv").write_text("\n".join(["path,labels,uncertain", *rows]) + "\n")
+    task = read_task(data)
+    assert task.metric == "map11"
+    assert task.classes == ("astronaut", "cat", "coffee", "thing")
+    assert task.train.labels.shape == (6, 4)
+    assert task.train.labels.sum() > 6
+
+
+def test_sets_that_cannot_be_scored_are_refused(data, photos):
+    with pytest.raises(InvalidRequest, match="needs the folders train/ and test/"):
+        read_task(photos)
+    for name in ("cat", "coffee"):
+        shutil.rmtree(data / "train" / name)
+    with pytest.raises(InvalidRequest, match="has one class"):
+        read_task(data)
+
+
+def test_pairs_search_train_themselves_or_what_is_named(data, photos):
+    assert read_pair(data).counts() == {"train": 6, "test": 6}
+    alone = read_pair(photos)
+    assert alone.train is alone.test
+    assert len(alone.train.paths) == 60
+    task = read_pair(data, "test", str(photos))
+    assert len(task.train.paths) == 60
+    assert len(task.test.paths) == 6
+    np.testing.assert_array_equal(np.unique(task.test.labels), [0, 1, 2])
+    with pytest.raises(InvalidRequest, match="both"):
+        read_pair(data, "test")

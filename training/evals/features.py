@@ -1,0 +1,83 @@
+"""What protocols on frozen features work with: a task through an encoder, its pictures embedded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.errors import NoImages
+
+from .task import Part, Task
+
+Bar = AbstractContextManager[Callable[[int, int], None]]
+
+
+@dataclass(frozen=True)
+class PartFeatures:
+    """Of the pictures of a part that can be read.
+
+    raw: (N, D) float32, as the network gives them.
+    labels: (N,) int64; or (N, C) float32 of zeros and ones, NaN where neither counts.
+    broken: files that could not be read, with the reason.
+    """
+
+    raw: np.ndarray
+    labels: np.ndarray
+    broken: tuple[tuple[str, str], ...] = ()
+
+    def unit(self) -> np.ndarray:
+        """(N, D) float32 with rows of length 1."""
+        return unit_rows(self.raw)
+
+
+@dataclass(frozen=True)
+class Features:
+    """A task's parts; see `Task` for name, classes and metric."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: PartFeatures
+    test: PartFeatures
+    val: PartFeatures | None = None
+    metric: str = "top1"
+
+    @property
+    def broken(self) -> tuple[tuple[str, str], ...]:
+        """Files of all parts that could not be read, with the reason."""
+        return self.train.broken + self.test.broken + (self.val.broken if self.val else ())
+
+
+def task_features(task: Task, source: FeatureSource, progress: Callable[[str], Bar]) -> Features:
+    """Features of every part.
+
+    Args:
+        task: the data set.
+        source: the encoder.
+        progress: called with a part's name; opens what is called with (done, total).
+
+    Raises:
+        NoImages: a part of which nothing can be read.
+    """
+    train = part_features(task.train, source, progress(f"{task.name}/train"))
+    test = train
+    if task.test is not task.train:
+        test = part_features(task.test, source, progress(f"{task.name}/test"))
+    val = part_features(task.val, source, progress(f"{task.name}/val")) if task.val else None
+    return Features(task.name, task.classes, train, test, val, task.metric)
+
+
+def part_features(part: Part, source: FeatureSource, progress: Bar) -> PartFeatures:
+    """Features of one part, from the cache where they are there."""
+    with progress as advance:
+        features = extract_features(source, part.paths, progress=advance)
+    if not features.broken:
+        return PartFeatures(features.raw, part.labels)
+    good = np.setdiff1d(np.arange(len(part.paths)), list(features.broken))
+    if not len(good):
+        raise NoImages(f"Not one of {len(part.paths)} pictures, such as {part.paths[0]}, can be read.")
+    broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(features.broken.items()))
+    return PartFeatures(np.asarray(features.raw[good]), part.labels[good], broken)

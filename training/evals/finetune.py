@@ -1,0 +1,76 @@
+"""Supervised training from an encoder's weights ("Self-supervised Learning as a Pre-training Step"): 100 epochs.
+
+A ResNet gets random crops and flips and SGD at 0.1 for 256 pictures; a vision transformer DeiT's recipe: RandAugment,
+mixup, cutmix, erasing, label smoothing, stochastic depth, AdamW at 5e-4 for 512. From a `random:` source the same
+call is training from scratch. The network goes to OUT/encoders/ as a model folder, so that it is a source again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .merit import merits
+from .network import network_of
+from .plan import Plan
+from .subject import Subject
+
+
+def finetune(
+    subject: Subject,
+    *,
+    epochs: int = 100,
+    lr: float = 0.0,
+    batch_size: int = 1024,
+    micro_batch: int = 128,
+    image_size: int = 0,
+    layer_decay: float = 1.0,
+    drop_path: float = 0.1,
+    label_smoothing: float = 0.1,
+    workers: int = 8,
+    seed: int = 0,
+) -> Iterator[tuple[str, float]]:
+    """Yields ("finetune/NAME", the set's metric) and ("finetune/NAME/top5", ...) after the last epoch.
+
+    Args:
+        subject: encoder and task.
+        epochs: passes over the training pictures.
+        lr: for a batch of 256 (ResNet) or 512 (vision transformer); 0: 0.1 and 5e-4.
+        batch_size: pictures a step; shrinks so that an epoch has 32 steps.
+        micro_batch: pictures at a time through the network.
+        image_size: side of the input in pixels, such as 384; 0: the encoder's own.
+        layer_decay: rate of each layer relative to the next later one.
+        drop_path: stochastic depth of a vision transformer.
+        label_smoothing: of a vision transformer.
+        workers: processes that make the crops.
+        seed: of order, crops and the classifier's weights.
+    """
+    convolutional = network_of(subject.encoder).convolutional
+    batch = subject.batch(batch_size)
+    if convolutional:
+        rate, unit, plan = lr or 0.1, 256, {"optimizer": "sgd", "weight_decay": 1e-4}
+    else:
+        rate, unit = lr or 5e-4, 512
+        plan = {"optimizer": "adamw", "weight_decay": 0.05, "augmentation": "deit", "label_smoothing": label_smoothing}
+    trained = subject.train(
+        Plan(
+            epochs=epochs,
+            lr=rate * batch / unit,
+            batch_size=batch,
+            micro_batch=min(micro_batch, batch),
+            warmup_epochs=min(5.0, epochs / 10),
+            layer_decay=layer_decay,
+            workers=workers,
+            seed=seed,
+            **plan,  # type: ignore[arg-type]
+        ),
+        "finetune",
+        image_size=image_size,
+        drop_path=0.0 if convolutional else drop_path,
+    )
+    scores, labels = trained.scores(subject.task.test)
+    found = dict(merits("finetune", subject.task, scores, labels))
+    yield from found.items()
+    folder = subject.place / f"{subject.task.name}-finetuned"
+    about = {"recipe": "finetune", "method": f"fine-tuned from {subject.encoder.name}", "epochs": epochs, "seed": seed}
+    trained.network.export(folder, {**about, "metrics": {name: round(value, 4) for name, value in found.items()}})
+    subject.say.print(f"the fine-tuned encoder is in {folder}", highlight=False)

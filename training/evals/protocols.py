@@ -1,0 +1,94 @@
+"""The protocols by name, with the settings that each takes: the keyword arguments of its function."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nnclr_hub.errors import InvalidRequest, UnknownSetting
+
+from ..recipes.settings import one_of, parse_settings
+from .features import Features
+from .few_shot import few_shot
+from .finetune import finetune
+from .knn import knn
+from .linear import linear
+from .linear_images import linear_images
+from .retrieval import retrieval
+from .semi_supervised import semi_supervised
+from .subject import Subject
+
+Scores = Iterator[tuple[str, float]]
+ON_FEATURES: dict[str, Callable[..., Scores]] = {
+    "knn": knn,
+    "linear": linear,
+    "few_shot": few_shot,
+    "retrieval": retrieval,
+    "transfer": linear,
+}
+THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
+    "linear_images": linear_images,
+    "semi_supervised": semi_supervised,
+    "finetune": finetune,
+}
+PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One with its settings.
+
+    name: of PROTOCOLS.
+    settings: every keyword argument with its value.
+    """
+
+    name: str
+    settings: dict[str, Any]
+
+    @property
+    def on_features(self) -> bool:
+        """Whether it works on frozen features, not through pictures."""
+        return self.name in ON_FEATURES
+
+    def run(self, subject: Features | Subject) -> Scores:
+        """Its figures, one after another."""
+        return PROTOCOLS[self.name](subject, **self.settings)
+
+
+def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Protocol]:
+    """Those of the names, with `--set` applied.
+
+    Args:
+        names: of PROTOCOLS.
+        assignments: KEY=VALUE; a key goes to every protocol that has it.
+
+    Raises:
+        InvalidRequest: no such protocol.
+        UnknownSetting: a key that none of them has, or a value that it cannot take.
+    """
+    if not names:
+        raise InvalidRequest(f"Name a protocol: {', '.join(PROTOCOLS)}.")
+    for name in names:
+        one_of("protocol", name, PROTOCOLS)
+    defaults = {name: settings_of(name) for name in names}
+    hints = {key: kind for name in names for key, kind in typing.get_type_hints(PROTOCOLS[name]).items()}
+    everything = {key: value for settings in defaults.values() for key, value in settings.items()}
+    changed = parse_settings(assignments, {key: hints[key] for key in everything}, everything)
+    for key, value in changed.items():
+        if typing.get_origin(hints[key]) is typing.Literal:
+            one_of(key, value, typing.get_args(hints[key]))
+        if isinstance(value, int | float) and value < 0:
+            raise UnknownSetting(f"{key}={value} must not be negative.")
+    return [
+        Protocol(name, {key: changed.get(key, value) for key, value in settings.items()})
+        for name, settings in defaults.items()
+    ]
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Its settings with their defaults."""
+    parameters = inspect.signature(PROTOCOLS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}

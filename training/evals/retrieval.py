@@ -1,0 +1,37 @@
+"""Pictures of the query's label among its neighbours: test pictures search the training pictures.
+
+A folder without parts is searched by each of its own pictures; other parts or folders can be named as queries and
+gallery, such as clean product shots that search photographs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.metrics import retrieval as rank
+
+from .features import Features
+
+
+def retrieval(features: Features) -> Iterator[tuple[str, float]]:
+    """Yields ("retrieval/NAME", mean average precision), ("retrieval/NAME/recall@1", ...) at 1, 5 and 10, and how many
+    queries have any right answer: the others are left out.
+
+    Args:
+        features: test is the queries, train the gallery; if they are one object, each searches the others.
+
+    Raises:
+        InvalidRequest: several labels a picture, or no query has a right answer in the gallery.
+    """
+    gallery, queries = features.train, features.test
+    if queries.labels.ndim == 2:
+        raise InvalidRequest(f"Retrieval compares one label a picture, and those of {features.name} have several.")
+    if gallery is queries:
+        found = rank(queries.raw, queries.labels)
+    else:
+        found = rank(queries.raw, queries.labels, gallery.raw, gallery.labels)
+    yield f"retrieval/{features.name}", found.mean_average_precision
+    for k, value in found.recall.items():
+        yield f"retrieval/{features.name}/recall@{k}", value
+    yield f"retrieval/{features.name}/queries", float(found.queries)

@@ -1,0 +1,127 @@
+"""Fine-tuning on 1% and 10% of the labels, by BYOL's protocol.
+
+Random crops and flips, SGD with Nesterov momentum, no decay; learning rate and epochs are chosen among BYOL's on
+validation pictures (val/, or else a fifth of the training pictures that are not in the part), then the part is trained
+on with the chosen ones and the test pictures are scored once. Every trial is in the results.
+
+The part is drawn alike from each class, at least one picture each. For ImageNet, `subset` takes the file lists that
+SimCLR published (1percent.txt, 10percent.txt), so that figures compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+
+from .merit import merits
+from .plan import Plan
+from .subject import Subject
+from .task import Part
+
+RATES = (0.01, 0.02, 0.05, 0.1, 0.005)  # for 256 pictures a step
+EPOCHS = (30, 50)
+
+
+def semi_supervised(
+    subject: Subject,
+    *,
+    shares: tuple[float, ...] = (0.01, 0.1),
+    subset: tuple[str, ...] = (),
+    rates: tuple[float, ...] = RATES,
+    epochs: tuple[int, ...] = EPOCHS,
+    batch_size: int = 1024,
+    micro_batch: int = 128,
+    workers: int = 8,
+    seed: int = 0,
+) -> Iterator[tuple[str, float]]:
+    """Yields, for each share, ("semi_supervised/NAME/1%", the set's metric), top-5, and the trials' figures.
+
+    Args:
+        subject: encoder and task.
+        shares: of the training pictures.
+        subset: a file list for each share, one file name a line; empty: drawn alike from each class.
+        rates: learning rates to choose from, for a batch of 256.
+        epochs: lengths to choose from.
+        batch_size: pictures a step; shrinks so that an epoch has 32 steps.
+        micro_batch: pictures at a time through the network.
+        workers: processes that make the crops.
+        seed: of the part, order and crops.
+
+    Raises:
+        InvalidRequest: a list that names no training picture, or not one list a share.
+    """
+    if subset and len(subset) != len(shares):
+        raise InvalidRequest(f"subset needs one file list a share: {len(shares)} shares, {len(subset)} lists.")
+    train = subject.task.train
+    for number, share in enumerate(shares):
+        chosen = _listed(train, Path(subset[number])) if subset else stratified(train.labels, share, seed)
+        part = _part(train, chosen)
+        val = subject.task.val or _part(train, _rest(train.labels, chosen, seed))
+        batch = subject.batch(batch_size, part)
+
+        def plan(rate: float, length: int, batch: int = batch) -> Plan:
+            return Plan(
+                epochs=length,
+                lr=rate * batch / 256,
+                batch_size=batch,
+                micro_batch=min(micro_batch, batch),
+                optimizer="sgd",
+                workers=workers,
+                seed=seed,
+            )
+
+        name = f"{subject.task.name}/{100 * share:g}%"
+        best = (-1.0, rates[0], epochs[0])
+        for rate in rates:
+            for length in epochs:
+                trained = subject.train(plan(rate, length), f"semi_supervised-{100 * share:g}%", part=part)
+                scores, labels = trained.scores(val, "val")
+                reached = next(merits("", subject.task, scores, labels))[1]
+                yield f"semi_supervised/{name}/lr={rate:g},epochs={length}", reached
+                best = max(best, (reached, rate, length))
+        trained = subject.train(plan(*best[1:]), f"semi_supervised-{100 * share:g}%", part=part)
+        scores, labels = trained.scores(subject.task.test)
+        for key, value in merits("semi_supervised", subject.task, scores, labels):
+            yield key.replace(subject.task.name, name, 1), value
+
+
+def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Places of that share of each class, at least one, in order.
+
+    Args:
+        labels: (N,) int64.
+        share: above 0, at most 1.
+        seed: of the draw.
+    """
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"A share of the labels lies above 0 and at most 1, and {share:g} does not.")
+    draws = np.random.default_rng(seed)
+    rows = [draws.permutation(np.flatnonzero(labels == one)) for one in np.unique(labels)]
+    return np.sort(np.concatenate([one[: max(1, round(share * len(one)))] for one in rows]))
+
+
+def _listed(train: Part, table: Path) -> np.ndarray:
+    try:
+        names = set(table.read_text("utf-8").split())
+    except OSError as error:
+        raise InvalidRequest(f"{table} cannot be read ({error.strerror}): give a list of file names.") from error
+    chosen = np.array([i for i, path in enumerate(train.paths) if path.name in names], np.int64)
+    if not len(chosen):
+        raise InvalidRequest(f"{table} names not one of the training pictures, such as {train.paths[0].name}.")
+    return chosen
+
+
+def _rest(labels: np.ndarray, chosen: np.ndarray, seed: int) -> np.ndarray:
+    """A fifth of each class of what was not chosen, to choose with."""
+    rest = np.setdiff1d(np.arange(len(labels)), chosen)
+    if not len(rest):
+        raise InvalidRequest("All training pictures are in the part, so none are left to choose with: add a val/.")
+    return rest[stratified(labels[rest], 0.2, seed)]
+
+
+def _part(train: Part, index: np.ndarray) -> Part:
+    return Part(tuple(train.paths[i] for i in index), train.labels[index])
