@@ -32,7 +32,7 @@ from sklearn.linear_model import LogisticRegression
 
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.probe.linear import fit_linear_probe
-from nnclr_hub.probe.logistic import Rows, Solver
+from nnclr_hub.probe.logistic import Rows, Solver, Stacked
 from training.evals.features import task_features
 from training.evals.linear import linear
 from training.evals.linear_images import linear_images
@@ -115,7 +115,7 @@ def memory(rows: int, classes: int) -> None:
         del x
         before = own_memory()
         features = torch.from_numpy(np.load(Path(folder) / "x.npy", mmap_mode="c"))
-        to_fit = Rows(features, torch.from_numpy(y), None, classes)
+        to_fit = Rows(Stacked((features, None)), torch.from_numpy(y), None, classes)
         with watched() as seen:
             _, seconds = timed(lambda: Solver(to_fit, torch.device("cpu")).minimise(1e-4, iterations=3))
     print(

@@ -29,7 +29,7 @@ _HOME = {
     "Item": "nnclr_hub.store.base",
     "Match": "nnclr_hub.store.base",
     "knn_classify": "nnclr_hub.probe.knn",
-    "LinearProbe": "nnclr_hub.probe.linear",
+    "LinearProbe": "nnclr_hub.probe.linear_probe",
     "fit_linear_probe": "nnclr_hub.probe.linear",
     "export_model": "nnclr_hub.publish.export",
 }
@@ -71,7 +71,8 @@ if TYPE_CHECKING:
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info
     from nnclr_hub.probe.knn import knn_classify
-    from nnclr_hub.probe.linear import LinearProbe, fit_linear_probe
+    from nnclr_hub.probe.linear import fit_linear_probe
+    from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.publish.export import export_model
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.pretraining import INTERRUPTED, Device, Set
+from nnclr_hub.cli.pretraining import INTERRUPTED, Device
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import Json, err, out, print_json
 
@@ -35,7 +35,9 @@ def evaluate(
     to: Annotated[Path, typer.Option("--out", help="Folder of results.json, results.md and the plots.")] = Path(
         "results"
     ),
-    settings: Set = [],  # noqa: B006
+    settings: Annotated[
+        list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--protocols` lists the keys.")
+    ] = [],  # noqa: B006
     queries: Annotated[str | None, typer.Option(help="retrieval: part of the data, folder or table that asks.")] = None,
     gallery: Annotated[str | None, typer.Option(help="retrieval: part, folder or table that is searched.")] = None,
     device: Device = None,

@@ -34,6 +34,9 @@ def fit(
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Least probability; below it the answer is none of the classes.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one, the CPU to fit.")
+    ] = None,
 ) -> None:
     """Fit a probe on labelled pictures.
 
@@ -43,9 +46,13 @@ def fit(
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.probing import fit_probe
 
-    encoder: Any = Encoders(model).get()
+    if to.exists() and not to.is_dir():
+        raise InvalidRequest(f"--out {to} is a file: name a folder for the probe.")
+    encoder: Any = Encoders(model, device=device).get()
     with bar(err, "embedding") as advance:
-        fitted = fit_probe(encoder, data, l2=l2, balanced=balanced, threshold=threshold, progress=advance)
+        fitted = fit_probe(
+            encoder, data, l2=l2, balanced=balanced, threshold=threshold, device=device, progress=advance
+        )
     list_broken(fitted.broken)
     fitted.probe.save(to)
     out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.pictures} pictures, L2 {fitted.probe.l2:.2g}")
@@ -94,7 +101,7 @@ def predict(
 ) -> None:
     """Label pictures: CSV with path, label, probability, and a column for each class.
 
-    Example: nnclr probe predict photos --probe probe --out labels.csv
+    Example: nnclr probe predict photos --probe probe --out predicted.csv
     """
     from nnclr_hub.encoder.image_folder import list_images
     from nnclr_hub.progress import bar
@@ -123,7 +130,7 @@ def predict(
 
 def _load(folder: Path, model: str | None) -> tuple[Any, Any]:
     """The probe, and the encoder that it was fitted with unless another is named."""
-    from nnclr_hub.probe.linear import LinearProbe
+    from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.workbench import Encoders
 
     probe = LinearProbe.load(folder)

@@ -85,15 +85,14 @@ def extract_features(
     shape = (len(paths), source.embed_dim)
     state, vectors = _open(place, shape)
     done, broken = state
+    for index in list(broken):  # a passing error may have passed
+        (result,) = source.features_each([paths[index]])
+        _take(result, index, vectors, broken)
     while done < len(paths):
         progress(done, len(paths))
         chunk = paths[done : done + CHUNK]
         for index, result in enumerate(source.features_each(chunk), done):
-            if isinstance(result, ImageError):
-                broken[index] = str(result)
-                vectors[index] = np.nan
-            else:
-                vectors[index] = result
+            _take(result, index, vectors, broken)
         done += len(chunk)
         vectors.flush()
         _record(place, done, broken)
@@ -126,6 +125,15 @@ def _open(place: Path, shape: tuple[int, int]) -> tuple[tuple[int, dict[int, str
         pass  # no earlier call, or one that was cut off before its first record
     vectors = np.lib.format.open_memmap(place / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
     return (0, {}), vectors
+
+
+def _take(result: np.ndarray | ImageError, index: int, vectors: np.ndarray, broken: dict[int, str]) -> None:
+    broken.pop(index, None)
+    if isinstance(result, ImageError):
+        broken[index] = str(result)
+    elif not np.isfinite(result).all():
+        broken[index] = "The network gives numbers for it that are not finite."
+    vectors[index] = np.nan if index in broken else result
 
 
 def _record(place: Path, done: int, broken: dict[int, str]) -> None:

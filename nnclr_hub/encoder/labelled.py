@@ -2,7 +2,8 @@
 
 A table is a CSV file with a header. `path` is relative to the table; `label` holds one label, or `labels`
 several, separated by semicolons; empty is unlabelled. `uncertain` may hold labels that are neither there nor
-absent (what VOC calls difficult). A folder with a `labels.csv` is read by it.
+absent (what VOC calls difficult). A folder with a `labels.csv` in it is read by that, and so are the parts of a
+data set (train, val, test) with one beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.encoder.image_folder import SPLITS, label_of, list_images
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 TABLE = "labels.csv"
@@ -87,7 +88,8 @@ def read_labelled(source: Path) -> LabelledImages:
     source = Path(source)
     if source.suffix.lower() == ".csv":
         return _read_table(source)
-    for root in (source, source.parent):
+    # beside a part of a data set; beside any other folder a file of that name may be anything
+    for root in (source, source.parent) if source.name in SPLITS else (source,):
         if (root / TABLE).is_file() and source.is_dir():
             return _below(_read_table(root / TABLE), source)
     paths = list_images(source)

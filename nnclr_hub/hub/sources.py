@@ -95,7 +95,7 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     architecture, _, seed = rest.partition("@")
     if seed and not seed.isdecimal():
         raise InvalidRequest(f"random:{rest}: the seed after @ is a whole number, for example random:resnet50@0.")
-    if architecture in MODELS or Path(architecture).expanduser().is_dir():
+    if architecture in MODELS or (Path(architecture).expanduser() / CONFIG).is_file():
         return replace(resolve(architecture), seed=int(seed or 0))
     return Resolved(None, architecture, int(seed or 0))
 

@@ -57,6 +57,11 @@ def few_shot_curve(
     members = {int(one): np.flatnonzero(labels == one) for one in np.unique(labels)}
     if len(members) < 2:
         raise InvalidRequest(f"A few-shot curve needs at least two classes; the labels have {len(members)}.")
+    unknown = np.setdiff1d(test_labels, labels)
+    if len(unknown):
+        raise InvalidRequest(f"The rows to score have classes that those to fit on lack: {unknown[:5].tolist()}.")
+    if seeds < 1:
+        raise InvalidRequest(f"A few-shot curve needs at least one seed; got {seeds}.")
     largest = max(map(len, members.values()))
     possible = [n for n in sorted(set(shots)) if 0 < n <= largest]
     if not possible:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.finite import require_finite
 
 CHUNK = 1024  # queries at a time
 
@@ -36,13 +37,18 @@ def knn_classify(
         (Q,) int64.
 
     Raises:
-        InvalidRequest: no training vectors, or lengths that do not match.
+        InvalidRequest: no training vectors, lengths that do not match, k or a temperature of 0 or less, or numbers that
+            are not finite.
     """
+    if k < 1 or not temperature > 0:
+        raise InvalidRequest(f"k-NN needs k of at least 1 and a temperature above 0; got k={k}, {temperature=}.")
     if not len(train_features) or len(train_features) != len(train_labels):
         raise InvalidRequest(
             f"k-NN needs one label a training vector and at least one of them; "
             f"it was given {len(train_features)} vectors and {len(train_labels)} labels."
         )
+    for rows in (train_features, features):
+        require_finite(rows)
     bank = F.normalize(torch.as_tensor(train_features, dtype=torch.float32), dim=1)
     labels = torch.as_tensor(train_labels, dtype=torch.int64)
     queries = F.normalize(torch.as_tensor(features, dtype=torch.float32), dim=1)
@@ -51,6 +57,7 @@ def knn_classify(
     for chunk in queries.split(CHUNK):
         similarity, index = (chunk @ bank.T).topk(min(k, len(bank)), dim=1)  # (q, k)
         votes = torch.zeros(len(chunk), votes_of)
-        votes.scatter_add_(1, labels[index], (similarity / temperature).exp())
+        # relative to the nearest: a small temperature would overflow, and only the proportions count
+        votes.scatter_add_(1, labels[index], ((similarity - similarity[:, :1]) / temperature).exp())
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted).numpy() if predicted else np.zeros(0, np.int64)

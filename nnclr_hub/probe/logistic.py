@@ -6,6 +6,7 @@ or, for several labels a row, a sigmoid each; plus l2 / 2 times the squared weig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,17 +19,43 @@ ROUND = 4096  # features up to which their covariance is decomposed
 TURNED = 1 << 26  # numbers (256 MiB) up to which the rows themselves are turned into their basis
 
 
+class Stacked:
+    """Some rows of one or several matrices as one matrix, of which only pieces are ever made.
+
+    Args:
+        parts: (matrix, (N,) int64 places or None for all), each (M, D) float32 or float16.
+    """
+
+    def __init__(self, *parts: tuple[Tensor, Tensor | None]) -> None:
+        self.parts = parts
+        self.dim = parts[0][0].shape[1]
+
+    def __len__(self) -> int:
+        return sum(len(x) if index is None else len(index) for x, index in self.parts)
+
+    def pieces(self, columns: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+        """(places, rows in float32 on the device), as many as give PIECE numbers of that many columns."""
+        most, first = max(1, PIECE // max(columns, self.dim)), 0
+        for x, index in self.parts:
+            count = len(x) if index is None else len(index)
+            for start in range(0, count, most):
+                some = slice(start, min(start + most, count))
+                piece = x[some] if index is None else x[index[some]]
+                yield slice(first + some.start, first + some.stop), piece.to(device, torch.float32)
+            first += count
+
+
 @dataclass(frozen=True)
 class Rows:
     """What is fitted to.
 
-    x: (N, D) float32 or float16; stays where it is, pieces of it go to the device.
+    x: (N, D) rows; they stay where they are, pieces of them go to the device.
     y: (N,) int64 classes, or (N, C) float32 of zeros and ones, NaN where neither counts.
     weight: (N,) float32 of mean 1, or None.
     classes: C.
     """
 
-    x: Tensor
+    x: Stacked
     y: Tensor
     weight: Tensor | None
     classes: int
@@ -40,10 +67,7 @@ class Rows:
         loss = l2 / 2 * matrix.square().sum()
         gradient = torch.zeros_like(parameters)
         gradient[:, :-1] = l2 * matrix
-        rows = max(1, PIECE // self.classes)
-        for start in range(0, len(self.x), rows):
-            piece = slice(start, start + rows)
-            x = self.x[piece].to(device, torch.float32)
+        for piece, x in self.x.pieces(self.classes, device):
             y = self.y[piece].to(device)
             share = torch.full((len(x),), 1 / len(self.x), device=device)
             if self.weight is not None:
@@ -79,12 +103,11 @@ class Basis:
     variance: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, device: torch.device) -> Basis:
+    def of(cls, x: Stacked, device: torch.device) -> Basis:
         """From (N, D) rows, piece by piece."""
-        total = torch.zeros(x.shape[1], device=device)
-        square = torch.zeros(x.shape[1], x.shape[1], device=device)
-        for part in x.split(max(1, PIECE // x.shape[1])):
-            part = part.to(device, torch.float32)
+        total = torch.zeros(x.dim, device=device)
+        square = torch.zeros(x.dim, x.dim, device=device)
+        for _, part in x.pieces(x.dim, device):
             total += part.sum(dim=0)
             square.addmm_(part.T, part)
         mean = total / len(x)
@@ -111,11 +134,12 @@ class Solver:
         self.basis = basis or Basis.of(rows.x, device)
         self._curvature = self.basis.variance / (rows.classes if rows.y.ndim == 1 else 4)
         # few rows are turned once, many at each look at a piece of them: those are not to be copied
-        self._turned = rows.x.numel() <= TURNED
+        self._turned = len(rows.x) * rows.x.dim <= TURNED
         if self._turned:
-            rows = replace(rows, x=(rows.x.to(device, torch.float32) - self.basis.mean) @ self.basis.axes)
+            parts = [(part - self.basis.mean) @ self.basis.axes for _, part in rows.x.pieces(1, device)]
+            rows = replace(rows, x=Stacked((torch.cat(parts), None)))
         self._rows = rows
-        self._theta = torch.zeros(rows.classes, rows.x.shape[1] + 1, device=device)  # along the axes, not scaled
+        self._theta = torch.zeros(rows.classes, rows.x.dim + 1, device=device)  # along the axes, not scaled
 
     def minimise(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = 1e-7) -> Tensor:
         """Parameters (C, D + 1) on raw rows, the last column the biases.
@@ -158,14 +182,11 @@ class Solver:
         return torch.cat([weight, (theta[:, -1] - weight @ self.basis.mean)[:, None]], dim=1)
 
 
-def logits_of(x: Tensor, parameters: Tensor) -> Tensor:
-    """Logits (N, C) on the CPU, piece by piece."""
-    rows = max(1, PIECE // len(parameters))
-    pieces = [
-        torch.addmm(parameters[:, -1], part.to(parameters.device, torch.float32), parameters[:, :-1].T).cpu()
-        for part in x.split(rows)
-    ]
-    return torch.cat(pieces) if pieces else torch.zeros(0, len(parameters))
+def logits_of(x: Stacked, parameters: Tensor) -> Tensor:
+    """(N, C) on the CPU, piece by piece; parameters as `Solver.minimise` gives them."""
+    matrix, bias = parameters[:, :-1], parameters[:, -1]
+    found = [torch.addmm(bias, part, matrix.T).cpu() for _, part in x.pieces(len(parameters), parameters.device)]
+    return torch.cat(found) if found else torch.zeros(0, len(parameters))
 
 
 def calibrated_temperature(logits: Tensor, y: Tensor) -> float:

@@ -7,12 +7,14 @@ independent computation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.finite import require_finite
 
 CHUNK = 1024  # queries at a time
 RECALL_LEVELS = np.linspace(0, 1, 11)
@@ -64,23 +66,28 @@ def average_precision_11(scores: np.ndarray, relevant: np.ndarray) -> float:
     return float(np.mean([precision[recall >= level - 1e-9].max() for level in RECALL_LEVELS]))
 
 
-def mean_average_precision_11(scores: np.ndarray, relevant: np.ndarray, counts: np.ndarray | None = None) -> float:
+def mean_average_precision_11(
+    scores: np.ndarray,
+    relevant: np.ndarray,
+    counts: np.ndarray | None = None,
+    *,
+    absent: Literal["refused", "left out"] = "refused",
+) -> float:
     """The mean over classes of `average_precision_11`.
 
     Args:
         scores: (N, C) float.
         relevant: (N, C) bool.
         counts: (N, C) bool, rows that count for a class; VOC leaves its "difficult" ones out. Default all.
+        absent: what becomes of classes without a relevant row; if no class has one, the mean is 0.
 
     Raises:
         InvalidRequest: a class without a relevant row.
     """
     counts = np.ones_like(relevant, bool) if counts is None else counts
-    return float(
-        np.mean(
-            [average_precision_11(scores[counts[:, c], c], relevant[counts[:, c], c]) for c in range(scores.shape[1])]
-        )
-    )
+    columns = [c for c in range(scores.shape[1]) if absent == "refused" or (relevant & counts)[:, c].any()]
+    each = [average_precision_11(scores[counts[:, c], c], relevant[counts[:, c], c]) for c in columns]
+    return float(np.mean(each)) if each else 0.0
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,12 @@ def retrieval(
         ks: of the recalls.
 
     Raises:
-        InvalidRequest: no query has a right one in the gallery.
+        InvalidRequest: no query has a right one in the gallery, or numbers that are not finite.
     """
     _same_length(queries, query_labels)
+    for rows in (queries, gallery):
+        if rows is not None:
+            require_finite(rows)
     alone = gallery is None
     bank = F.normalize(torch.as_tensor(queries if gallery is None else gallery, dtype=torch.float32), dim=1)
     bank_labels = torch.as_tensor(query_labels if gallery_labels is None else gallery_labels)

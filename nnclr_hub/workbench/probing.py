@@ -11,7 +11,8 @@ import numpy as np
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.labelled import LabelledImages, read_labelled, some
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.linear import LinearProbe, Prediction, fit_linear_probe
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
 
 Progress = Callable[[int, int], None]
@@ -55,6 +56,7 @@ def fit_probe(
     l2: float | None = None,
     balanced: bool = False,
     threshold: float | None = None,
+    device: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
     """A probe on unit vectors of labelled pictures.
@@ -65,6 +67,7 @@ def fit_probe(
         l2: strength of the penalty; None chooses.
         balanced: every class counts as much, however rare.
         threshold: see `LinearProbe`.
+        device: where to fit.
         progress: called with (done, total).
 
     Raises:
@@ -95,6 +98,7 @@ def fit_probe(
         class_weight="balanced" if balanced else None,
         threshold=threshold,
         fingerprint=encoder.fingerprint,
+        device=device,
     )
     return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken))
 
@@ -108,12 +112,21 @@ def judge_probe(
         FingerprintMismatch: the probe is of another encoder.
         InvalidRequest: no picture of its classes.
     """
+    probe.require(encoder.fingerprint)
     parts = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
-    images = read_labelled(parts).labelled
-    names = tuple(map(str, probe.classes))
+    every = read_labelled(parts)
+    if every.several != probe.several:
+        kinds = ["one label", "several labels"]
+        raise InvalidRequest(
+            f"The probe gives {kinds[probe.several]} a picture, and {parts} has {kinds[every.several]}: score it on "
+            "pictures labelled as those that it was fitted on."
+        )
+    images, names = every.labelled, tuple(map(str, probe.classes))
     unknown = sorted(set(images.classes) - set(names))
     known = [i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)]
     left_out = []
+    if len(images.paths) < len(every.paths):
+        left_out.append(f"{len(every.paths) - len(images.paths)} pictures without a label")
     if unknown:
         number = len(images.paths) - len(known)
         left_out.append(f"{number} pictures of classes that the probe does not know ({some(unknown)})")
@@ -124,8 +137,7 @@ def judge_probe(
     left_out += [f"{path}: {reason}" for path, reason in broken]
     labels, scores = images.keep(kept).numbers(names), probe.scores(vectors, fingerprint=encoder.fingerprint)
     if probe.several:
-        there = (labels == 1).any(axis=0)
-        value = mean_average_precision_11(scores[:, there], labels[:, there] == 1, ~np.isnan(labels[:, there]))
+        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
         return Verdict({"map11": value}, {}, 0.0, len(kept), tuple(left_out))
     best = scores.argmax(axis=1)
     found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
@@ -148,6 +160,7 @@ def predict_labels(
     Raises:
         FingerprintMismatch: the probe is of another encoder.
     """
+    probe.require(encoder.fingerprint)
     vectors, kept, broken = _vectors(encoder, paths, progress)
     return [paths[i] for i in kept], probe.predict(vectors, fingerprint=encoder.fingerprint), broken
 

@@ -50,3 +50,24 @@ def test_it_is_lightlys_where_that_is_installed():
         knn_t=0.1,
     )
     assert np.array_equal(knn_classify(bank, labels, queries, k=20, temperature=0.1), said[:, 0].numpy())
+
+
+def test_small_temperatures_let_the_nearest_decide_without_overflow():
+    rng = np.random.default_rng(0)
+    bank, queries = rng.normal(size=(300, 16)), rng.normal(size=(80, 16))
+    labels = rng.integers(0, 7, 300)
+    nearest = knn_classify(bank, labels, queries, k=1)
+    np.testing.assert_array_equal(knn_classify(bank, labels, queries, k=20, temperature=1e-4), nearest)
+
+
+def test_what_would_spoil_the_average_is_refused():
+    rows, labels = np.eye(4), np.arange(4)
+    broken = rows.copy()
+    broken[2, 1] = np.nan
+    with pytest.raises(InvalidRequest, match="row 2"):
+        knn_classify(broken, labels, rows)
+    with pytest.raises(InvalidRequest, match="row 2"):
+        knn_classify(rows, labels, broken)
+    for options in ({"k": 0}, {"temperature": 0.0}):
+        with pytest.raises(InvalidRequest, match="at least 1"):
+            knn_classify(rows, labels, rows, **options)

@@ -1,10 +1,14 @@
 """What a probe can do beside being fitted: hold back, be saved, refuse what is not its encoder's."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 
 from nnclr_hub import LinearProbe, fit_linear_probe
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.probe import logistic
 
 
 @pytest.fixture
@@ -40,6 +44,11 @@ def test_a_folder_without_a_probe_or_with_a_damaged_one_is_explained(probe, tmp_
     (folder / "probe.safetensors").write_bytes(b"short")
     with pytest.raises(InvalidRequest, match="damaged"):
         LinearProbe.load(folder)
+    folder = probe.save(tmp_path / "other")
+    about = json.loads((folder / "probe.json").read_text())
+    (folder / "probe.json").write_text(json.dumps({**about, "classes": ["cat"]}))
+    with pytest.raises(InvalidRequest, match="1 classes for 2 rows"):
+        LinearProbe.load(folder)
 
 
 def test_held_out_rows_choose_and_then_join():
@@ -64,3 +73,42 @@ def test_what_cannot_be_fitted_is_named():
     x[2, 1] = np.nan
     with pytest.raises(InvalidRequest, match="row 2"):
         fit_linear_probe(x, ["cat", "dog"] * 2)
+
+
+def test_a_rare_label_does_not_stop_the_choice_of_the_penalty():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)).astype(np.float32), np.zeros((40, 2), np.float32)
+    y[::2, 0], y[7, 1] = 1, 1
+    for seed in range(6):  # the single one of the second label is held out in some of them, in others not
+        assert fit_linear_probe(x, y, classes=["often", "once"], seed=seed).classes == ("often", "once")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"class_weight": "balance"}, "balanced"),
+        ({"metric": "map11"}, "several take map11"),
+        ({"l2": -1.0}, "0 or more"),
+        ({"sweep": []}, "at least one"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        fit_linear_probe(np.eye(6, dtype=np.float32), [0, 1] * 3, **options)
+
+
+def test_rows_are_fitted_to_without_a_copy_of_them(monkeypatch):
+    """Neither the split nor the refit makes one: every row that is looked at is a piece."""
+    monkeypatch.setattr(logistic, "PIECE", 64)
+    monkeypatch.setattr(logistic, "TURNED", 0)
+    seen, cat = [], torch.cat
+    monkeypatch.setattr(
+        torch, "cat", lambda parts, *a, **k: (seen.extend(p.numel() for p in parts), cat(parts, *a, **k))[1]
+    )
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = (rng.normal(size=(200, 16)) + y[:, None]).astype(np.float16)
+    probe = fit_linear_probe(x, y, sweep=[1e-3, 1e-1], validation=(x[:50], y[:50]))
+    assert max(seen) < x.size
+    want = fit_linear_probe(np.concatenate([x, x[:50]]), np.concatenate([y, y[:50]]), l2=probe.l2)
+    np.testing.assert_allclose(probe.weight, want.weight, atol=1e-3)

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -68,7 +69,7 @@ def test_training_through_pictures_is_a_protocol_too_and_its_encoder_a_source(da
     code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)
     assert code == 0, err
     assert [one["protocol"] for one in json.loads(shown)] == ["finetune", "linear_images"]
-    tuned = next(tmp_path.rglob("*-finetuned"))
+    tuned = next(tmp_path.rglob("*-finetuned-*"))
     code, _, err = nnclr("eval", "linear", tuned, "--data", data, "--out", tmp_path)
     assert code == 0, err
 
@@ -163,3 +164,88 @@ def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, m
     code, _, err = nnclr("probe", "eval", more, "--probe", tmp_path / "probe")
     assert code == 0
     assert "20 pictures of classes that the probe does not know (tiger)" in err
+
+
+def test_other_pictures_under_the_same_names_are_another_question(data, model, tmp_path):
+    one = shutil.copytree(data, tmp_path / "one" / "set")
+    two = shutil.copytree(data, tmp_path / "two" / "set")
+    shutil.rmtree(two / "train" / "cat")
+    shutil.copytree(two / "train" / "coffee", two / "train" / "cat")  # as many, but not cats
+    out = tmp_path / "out"
+    nnclr("eval", "knn", model, "--data", one, "--out", out)
+    code, shown, err = nnclr("eval", "knn", model, "--data", two, "--out", out, "--json")
+    assert code == 0, err
+    assert "already" not in err
+    assert len(json.loads((out / "results.json").read_text())) == 2
+    _, shown, _ = nnclr("eval", "knn", model, "--data", one, "--data", two, "--out", tmp_path / "both", "--json")
+    assert [record["data"] for record in json.loads(shown)] == ["set", "set-2"], "a cell each"
+
+
+def test_a_second_fine_tuning_leaves_the_first_ones_encoder(data, model, tmp_path):
+    call = ("eval", "finetune", model, "--data", data, "--out", tmp_path, "--set", "epochs=1", "--set", "workers=0")
+    for seed in (0, 1):
+        nnclr(*call, "--set", f"seed={seed}", "--device", "cpu")
+    folders = [record["made"][0] for record in json.loads((tmp_path / "results.json").read_text())]
+    assert len(set(folders)) == 2
+    assert all((Path(folder) / "model.safetensors").is_file() for folder in folders)
+
+
+def test_unreadable_and_unlabelled_pictures_are_named_by_every_protocol(data, model, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "set")
+    for part in ("train", "test"):
+        (folder / part / "cat" / "junk.jpg").write_bytes(b"nothing")
+    shutil.copy(next(folder.rglob("*.jpg")), folder / "test" / "loose.jpg")
+    options = ("--set", "epochs=1", "--set", "workers=0", "--device", "cpu", "--json")
+    code, shown, err = nnclr("eval", "knn,finetune", model, "--data", folder, "--out", tmp_path / "o", *options)
+    assert code == 0, err
+    for record in json.loads(shown):
+        assert any("2 files cannot be read" in note for note in record["left_out"]), record["protocol"]
+        assert any("1 pictures without a label" in note for note in record["left_out"]), record["protocol"]
+
+
+def test_what_does_not_fit_is_named_and_the_rest_goes_on(data, model, tmp_path):
+    table = ["path,labels"] + [f"{p.relative_to(data)},{p.parent.name};x" for p in sorted(data.rglob("*.jpg"))]
+    folder = shutil.copytree(data, tmp_path / "several")
+    (folder / "labels.csv").write_text("\n".join(table) + "\n")
+    code, shown, err = nnclr("eval", "knn,linear", model, "--data", folder, "--out", tmp_path / "o", "--json")
+    assert code == 0, err
+    assert [record["protocol"] for record in json.loads(shown)] == ["linear"]
+    assert "skipped knn" in err
+    assert "skipped: knn" in (tmp_path / "o" / "results.md").read_text()
+    code, _, err = nnclr("eval", "knn", "nosuch", model, "--data", data, "--out", tmp_path / "o")
+    assert code == 2, "a name that is none is an error, not a row that waits for the network"
+
+
+def test_predictions_beside_a_folder_are_no_labels_of_it(data, model, tmp_path):
+    (tmp_path / "a").mkdir()
+    folder = shutil.copytree(data / "train", tmp_path / "a" / "photos")
+    (tmp_path / "a" / "labels.csv").write_text("path,label\n" + f"{next(folder.rglob('*.jpg'))},wrong\n")
+    code, shown, err = nnclr("probe", "fit", folder, "--model", model, "--out", tmp_path / "probe")
+    assert code == 0, err
+    assert "3 classes" in shown
+
+
+def test_a_data_folder_may_have_any_name(data, model, tmp_path):
+    for name in ("std", "top5"):
+        folder = shutil.copytree(data, tmp_path / name)
+        code, shown, err = nnclr("eval", "knn,linear,retrieval", model, "--data", folder, "--out", tmp_path / "o")
+        assert code == 0, err
+        assert "nan" not in shown
+
+
+def test_a_folder_that_cannot_be_written_is_refused(data, model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", "/proc/x"):
+        code, _, err = nnclr("eval", "knn", model, "--data", data, "--out", out)
+        assert code == 2
+        assert "name another folder" in err
+    code, _, err = nnclr("probe", "fit", data, "--model", model, "--out", tmp_path / "file")
+    assert code == 2
+    assert "name a folder" in err
+
+
+@pytest.mark.parametrize("setting", ["k=0", "temperature=0", "k=-1", "temperature=nan"])
+def test_settings_without_a_meaning_are_refused(data, model, tmp_path, setting):
+    code, _, err = nnclr("eval", "knn", model, "--data", data, "--out", tmp_path, "--set", setting)
+    assert code == 2
+    assert "must be above 0" in err

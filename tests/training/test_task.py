@@ -75,3 +75,9 @@ def test_pairs_search_train_themselves_or_what_is_named(data, photos):
     np.testing.assert_array_equal(np.unique(task.test.labels), [0, 1, 2])
     with pytest.raises(InvalidRequest, match="both"):
         read_pair(data, "test")
+    itself = read_pair(data, "test", "test")
+    assert itself.train is itself.test, "a query must not find itself"
+    table = data / "some.csv"
+    table.write_text("path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in task.test.paths[:3]))
+    with pytest.raises(InvalidRequest, match="find itself"):
+        read_pair(data, str(table), "test")

@@ -6,8 +6,8 @@ Called again with the same folder, it goes on: what is answered is not asked aga
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from rich.console import Console
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.labelled import some
-from nnclr_hub.errors import InvalidRequest, ModelError, NNCLRHubError
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
 from ..data.named import find_data
@@ -29,6 +29,7 @@ from .task import Task, read_pair, read_task
 from .transfer import SETS
 
 PIXELS = "pixels"
+PUBLISHED = ("timm:", "hf-hub:")
 
 
 @dataclass(frozen=True)
@@ -58,102 +59,140 @@ def evaluate(question: Question, say: Console) -> list[Record]:
     """Answers it; gives the records, also those that were there.
 
     Raises:
-        InvalidRequest: see `find_protocols` and `read_task`.
+        InvalidRequest: see `find_protocols` and `read_task`; or nothing of what was asked fits together.
         ModelError: a source that cannot be had.
         Interrupted: by a signal, while training.
     """
-    results, asked = Results(question.out), []
+    if "" in question.sources or "" in question.data:
+        raise InvalidRequest("An encoder or a data set is given as nothing: name it, or leave it out.")
     if not question.sources:
         raise InvalidRequest("Name an encoder: nnclr eval knn SOURCE --data PICTURES.")
-    for name in question.sources:
-        try:
-            source = Pixels() if name == PIXELS else load_encoder(name, device=question.device)
-        except ModelError as error:
-            if len(question.sources) == 1:
-                raise
-            say.print(f"[yellow]skipped[/] {name}: {error}", highlight=False)  # its row fills where it can be had
-            continue
+    results = Results(question.out)
+    room = _Room(question, results, say)
+    sources, tasks = room.sources(), {one.name: room.tasks(one) for one in question.protocols}
+    asked, refused = [], None
+    for name, source in sources.items():
         for protocol in question.protocols:
-            for task in _tasks(question, protocol, say):
-                asked.append(_answer(question, protocol, name, source, task, results, say))
+            for task in tasks[protocol.name]:
+                try:
+                    asked.append(room.answer(protocol, name, source, task))
+                except InvalidRequest as error:  # k-NN on several labels, say: the others go on
+                    refused = error
+                    room.skip(f"{protocol.name} of {name} on {task.name}", error)
     results.write_page()
+    if refused is not None and not asked:
+        raise refused
     return asked
 
 
-def _tasks(question: Question, protocol: Protocol, say: Console) -> Iterator[Task]:
-    """The data sets of a protocol; those of transfer that are not to be had are named and passed over."""
-    if protocol.name != "transfer" and not question.data:
-        raise InvalidRequest(f"Give labelled pictures: nnclr eval {protocol.name} SOURCE --data PICTURES.")
-    for given in question.data or SETS:
-        try:
-            folder = find_data([given], say)[0]
-            if protocol.name == "retrieval":
-                yield read_pair(folder, question.queries, question.gallery)
+class _Room:
+    """Where a question is answered: its sources and data sets, each found once."""
+
+    def __init__(self, question: Question, results: Results, say: Console) -> None:
+        self.question, self.results, self.say = question, results, say
+        self._names: dict[str, Path] = {}
+
+    def skip(self, what: str, error: Exception) -> None:
+        """Says that something is passed over, on the screen and in results.md."""
+        self.results.skipped.append(f"{what}: {error}")
+        self.say.print(f"skipped {what}: {error}", style="yellow", highlight=False, markup=False)
+
+    def sources(self) -> dict[str, FeatureSource]:
+        """By name; published weights that cannot be fetched are passed over if there are other sources."""
+        found: dict[str, FeatureSource] = {}
+        for name in dict.fromkeys(self.question.sources):
+            try:
+                found[name] = Pixels() if name == PIXELS else load_encoder(name, device=self.question.device)
+            except ModelFilesMissing as error:
+                if len(self.question.sources) == 1 or not name.startswith(PUBLISHED):
+                    raise
+                self.skip(name, error)  # its row fills where it can be had
+        return found
+
+    def tasks(self, protocol: Protocol) -> list[Task]:
+        """The data sets of a protocol; those of transfer that are not to be had are passed over."""
+        data = self.question.data
+        if protocol.name != "transfer" and not data:
+            raise InvalidRequest(f"Give labelled pictures: nnclr eval {protocol.name} SOURCE --data PICTURES.")
+        found = []
+        for given in dict.fromkeys(data or SETS):
+            try:
+                folder = find_data([given], self.say)[0]
+                if protocol.name == "retrieval":
+                    task = read_pair(folder, self.question.queries, self.question.gallery)
+                else:
+                    task = read_task(folder, metric=SETS.get(given) or SETS.get(folder.name))
+            except NNCLRHubError as error:
+                if data:
+                    raise
+                self.skip(given, error)
             else:
-                yield read_task(folder, metric=SETS.get(given) or SETS.get(folder.name))
-        except NNCLRHubError as error:
-            if question.data:
-                raise
-            say.print(f"[yellow]skipped[/] {given}: {error}", highlight=False)
+                found.append(replace(task, name=self._own_name(task.name, folder)))
+        return found
+
+    def _own_name(self, name: str, folder: Path) -> str:
+        """Two folders of one name would share a cell of the table."""
+        own, number = name, 2
+        while self._names.setdefault(own, folder.resolve()) != folder.resolve():
+            own, number = f"{name}-{number}", number + 1
+        return own
+
+    def answer(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> Record:
+        """One record, on the disk; the old one, if the question is."""
+        asked = _asked(protocol, name, source, task, self.question.command)
+        before = self.results.answer(asked)
+        if before is not None:
+            self.say.print(f"{protocol.name} of {name} on {task.name} is answered already", highlight=False)
+            return before
+        subject = self._subject(protocol, source, task)
+        began = time.perf_counter()
+        values = dict(protocol.run(subject))
+        if protocol.name == "transfer":
+            values = {key.replace("linear/", "transfer/", 1): value for key, value in values.items()}
+        broken = dict(subject.broken)
+        unread = [f"{path}: {reason}" for path, reason in broken.items()]
+        record = replace(
+            asked,
+            values=values,
+            left_out=[*task.left_out, *([f"{len(unread)} files cannot be read: {some(unread)}"] if unread else [])],
+            seconds=round(time.perf_counter() - began, 3),
+            made=[str(folder) for folder in getattr(subject, "made", [])],
+        )
+        for sentence in record.left_out:
+            self.say.print(f"note: {sentence}", style="yellow", highlight=False, markup=False)
+        self.results.put(record)
+        self.say.print(f"{protocol.name}  {name}  {task.name}  {record.main:.3f}", highlight=False, markup=False)
+        return record
+
+    def _subject(self, protocol: Protocol, source: FeatureSource, task: Task) -> Features | Subject:
+        if protocol.on_features:
+            return task_features(task, source, lambda part: bar(self.say, f"features of {part}"))
+        if not isinstance(source, Encoder):
+            raise InvalidRequest(f"{protocol.name} trains a network, and {source.name} is none: leave it out.")
+        name = f"{Path(source.name).name.replace(':', '-')}-{source.fingerprint[:8]}"
+        return Subject(source, task, self.question.out / "encoders" / name, torch.device(source.device), self.say)
 
 
-def _answer(
-    question: Question,
-    protocol: Protocol,
-    name: str,
-    source: FeatureSource,
-    task: Task,
-    results: Results,
-    say: Console,
-) -> Record:
-    made = Record(
-        protocol.name,
-        name,
-        source.fingerprint,
-        task.name,
-        "map" if protocol.name == "retrieval" else task.metric,
-        task.counts()
-        if protocol.name != "retrieval"
-        else {"gallery": len(task.train.paths), "queries": len(task.test.paths)},
-        len(task.classes),
-        protocol.settings,
-        {},
-        list(task.left_out),
-        0.0,
-        question.command,
+def _asked(protocol: Protocol, name: str, source: FeatureSource, task: Task, command: str) -> Record:
+    """The record without its answer."""
+    pictures, metric = task.counts(), task.metric
+    if protocol.name == "retrieval":
+        pictures, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
+    settings, classes = protocol.settings, len(task.classes)
+    return Record(
+        *(
+            protocol.name,
+            name,
+            source.fingerprint,
+            task.name,
+            metric,
+            pictures,
+            classes,
+            settings,
+            {},
+            [],
+            0.0,
+            command,
+        ),
+        digest=task.digest(),
     )
-    before = results.answer(made)
-    if before is not None:
-        say.print(f"{protocol.name} of {name} on {task.name} is in {question.out} already", highlight=False)
-        return before
-    for sentence in task.left_out:
-        say.print(f"[yellow]note[/] {sentence}", highlight=False)
-    features = _features(protocol, source, task, question, say)
-    began = time.perf_counter()
-    made.values.update(
-        (key.replace("linear/", "transfer/", 1) if protocol.name == "transfer" else key, value)
-        for key, value in protocol.run(features)
-    )
-    if isinstance(features, Features) and features.broken:
-        broken = [f"{path}: {reason}" for path, reason in features.broken]
-        made.left_out.append(f"{len(broken)} files cannot be read: {some(broken)}")
-        say.print(f"[yellow]note[/] {made.left_out[-1]}", highlight=False)
-    made = Record(**{**vars(made), "seconds": round(time.perf_counter() - began, 3)})
-    results.put(made)
-    say.print(f"{protocol.name}  {name}  {task.name}  {made.main:.3f}", highlight=False)
-    return made
-
-
-def _features(
-    protocol: Protocol, source: FeatureSource, task: Task, question: Question, say: Console
-) -> Features | Subject:
-    if protocol.on_features:
-        return task_features(task, source, lambda part: bar(say, f"features of {part}"))
-    if not isinstance(source, Encoder):
-        raise InvalidRequest(f"{protocol.name} trains a network, and {source.name} is none: leave it out.")
-    where = torch.device(source.device)
-    return Subject(source, task, question.out / "encoders" / _as_file(source), where, say)
-
-
-def _as_file(source: Encoder) -> str:
-    return f"{Path(source.name).name.replace(':', '-')}-{source.fingerprint[:8]}"

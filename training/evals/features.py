@@ -36,7 +36,7 @@ class PartFeatures:
 
 @dataclass(frozen=True)
 class Features:
-    """A task's parts; see `Task` for name, classes and metric."""
+    """A task's parts; see `Task` for name, classes and metric. `device` is where classifiers are fitted."""
 
     name: str
     classes: tuple[str, ...]
@@ -44,6 +44,7 @@ class Features:
     test: PartFeatures
     val: PartFeatures | None = None
     metric: str = "top1"
+    device: str = "cpu"
 
     @property
     def broken(self) -> tuple[tuple[str, str], ...]:
@@ -67,7 +68,8 @@ def task_features(task: Task, source: FeatureSource, progress: Callable[[str], B
     if task.test is not task.train:
         test = part_features(task.test, source, progress(f"{task.name}/test"))
     val = part_features(task.val, source, progress(f"{task.name}/val")) if task.val else None
-    return Features(task.name, task.classes, train, test, val, task.metric)
+    device = str(getattr(source, "device", "cpu"))
+    return Features(task.name, task.classes, train, test, val, task.metric, device)
 
 
 def part_features(part: Part, source: FeatureSource, progress: Bar) -> PartFeatures:

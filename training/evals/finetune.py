@@ -70,7 +70,8 @@ def finetune(
     scores, labels = trained.scores(subject.task.test)
     found = dict(merits("finetune", subject.task, scores, labels))
     yield from found.items()
-    folder = subject.place / f"{subject.task.name}-finetuned"
+    folder = subject.place / f"{subject.task.name}-finetuned-{trained.hash}"
     about = {"recipe": "finetune", "method": f"fine-tuned from {subject.encoder.name}", "epochs": epochs, "seed": seed}
     trained.network.export(folder, {**about, "metrics": {name: round(value, 4) for name, value in found.items()}})
+    subject.made.append(folder)
     subject.say.print(f"the fine-tuned encoder is in {folder}", highlight=False)

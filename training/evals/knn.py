@@ -28,5 +28,6 @@ def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> 
     predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
     right = predicted == features.test.labels
     value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()
+    k = min(k, len(features.train.raw))
     named = f"knn{k}" if temperature == TEMPERATURE else f"knn{k}_T{temperature:g}"
     yield f"{named}/{features.name}", float(value)

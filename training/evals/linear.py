@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.metrics import top_k_accuracy
@@ -41,7 +40,7 @@ def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
         sweep=[penalty / len(train.raw) for penalty in PENALTIES],
         validation=None if val is None else (val.raw, val.labels),
         metric=features.metric,  # type: ignore[arg-type]
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=features.device,
         seed=seed,
     )
     yield from merits("linear", features, probe.scores(test.raw), test.labels)

@@ -29,9 +29,8 @@ def merits(protocol: str, task: Judged, scores: np.ndarray, labels: np.ndarray) 
         labels: (N,) int64; or (N, C) float32 of zeros and ones, NaN where neither counts.
     """
     if task.metric == "map11":
-        there = (labels == 1).any(axis=0)  # a class that no picture has, has no precision
-        labels, scores = labels[:, there], scores[:, there]
-        yield f"{protocol}/{task.name}", mean_average_precision_11(scores, labels == 1, ~np.isnan(labels))
+        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
+        yield f"{protocol}/{task.name}", value
         return
     if task.metric == "mean_per_class":
         yield f"{protocol}/{task.name}", mean_per_class(scores.argmax(axis=1), labels)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
-from ..recipes.settings import one_of, parse_settings
+from ..recipes.settings import as_text, one_of, parse_settings
 from .features import Features
 from .few_shot import few_shot
 from .finetune import finetune
@@ -34,6 +34,8 @@ THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
     "semi_supervised": semi_supervised,
     "finetune": finetune,
 }
+MAY_BE_ZERO = {"seed", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
+MIN = 1e-12
 PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
 
 
@@ -80,8 +82,14 @@ def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Pro
     for key, value in changed.items():
         if typing.get_origin(hints[key]) is typing.Literal:
             one_of(key, value, typing.get_args(hints[key]))
-        if isinstance(value, int | float) and value < 0:
-            raise UnknownSetting(f"{key}={value} must not be negative.")
+        least = 0 if key in MAY_BE_ZERO else MIN
+        for one in value if isinstance(value, tuple) else (value,):
+            if key == "image_size" and one and not 8 <= one <= 2048:
+                raise UnknownSetting(f"image_size={one} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
+            if key == "seed" and one >= 2**31:
+                raise UnknownSetting(f"seed={one} must be below {2**31}.")
+            if isinstance(one, int | float) and not least <= one < float("inf"):
+                raise UnknownSetting(f"{key}={as_text(value)} must be {'0 or more' if least == 0 else 'above 0'}.")
     return [
         Protocol(name, {key: changed.get(key, value) for key, value in settings.items()})
         for name, settings in defaults.items()

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -36,6 +37,8 @@ class Record:
     values: name -> figure; the first is the one that tables show.
     left_out: sentences about what does not count: classes that train lacks, files that cannot be read.
     seconds: that it took, without the features.
+    digest: of the files, their labels and the metric.
+    made: model folders that it wrote.
     """
 
     protocol: str
@@ -50,17 +53,19 @@ class Record:
     left_out: list[str]
     seconds: float
     command: str
+    digest: str = ""
+    made: list[str] = field(default_factory=list)
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
     versions: dict[str, str] = field(default_factory=lambda: versions())
 
     @property
     def main(self) -> float:
         """The figure that tables show; of a few-shot curve, the last point."""
-        if self.protocol == "few_shot":
-            return [value for name, value in self.values.items() if not name.endswith("/std")][-1]
-        return self.values.get(f"{self.protocol}/{self.data}") or next(
-            value for name, value in reversed(self.values.items()) if name.split("/")[-1] not in SHOWN_APART
-        )
+        if f"{self.protocol}/{self.data}" in self.values:
+            return self.values[f"{self.protocol}/{self.data}"]
+        named = [(name.split("/")[-1], value) for name, value in self.values.items()]
+        shown = [value for last, value in named if last not in SHOWN_APART or last == self.data]
+        return shown[-1] if shown else float("nan")
 
     def same_as(self, other: Record) -> bool:
         """Whether both are of the same question."""
@@ -79,15 +84,23 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InvalidRequest(
+                f"--out {folder} cannot be written ({error.strerror}): name another folder."
+            ) from error
         self.records = self._read()
+        self.skipped: list[str] = []  # sentences about what was asked and could not be answered
 
     def _read(self) -> list[Record]:
         if not self._path.exists():
             return []
         try:
             return [Record(**one) for one in json.loads(self._path.read_text("utf-8"))]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise InvalidRequest(f"{self._path} is not one of ours ({error}): name another --out.") from error
 
     def answer(self, record: Record) -> Record | None:
@@ -103,7 +116,7 @@ class Results:
 
     def write_page(self) -> None:
         """results.md beside it."""
-        replace_text(self._path.with_suffix(".md"), as_markdown(self.records))
+        replace_text(self._path.with_suffix(".md"), as_markdown(self.records, self.skipped))
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
@@ -115,13 +128,14 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
         yield shown
 
 
-def as_markdown(records: Sequence[Record]) -> str:
+def as_markdown(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
     """The same as a page."""
     lines = ["# Results", "", "Percent. How they were made stands in results.json: commands, settings, versions.", ""]
     for title, data, rows in _grids(records):
         lines += [f"## {title}", "", f"| {' | '.join(['source', *data])} |", f"|---|{'---|' * len(data)}"]
         lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
     notes = dict.fromkeys(note for one in records for note in one.left_out)
+    notes |= dict.fromkeys(f"skipped: {one}" for one in skipped)
     return "\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 
@@ -154,5 +168,5 @@ def _question(record: Record) -> tuple[str, ...]:
     return (
         *(record.protocol, record.source, record.fingerprint, record.data),
         json.dumps(settings, sort_keys=True),
-        json.dumps(record.pictures, sort_keys=True),
+        record.digest,
     )

@@ -19,7 +19,7 @@ from nnclr_hub.errors import InvalidRequest
 
 from .merit import merits
 from .plan import Plan
-from .subject import Subject
+from .subject import Subject, require_one_label
 from .task import Part
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.005)  # for 256 pictures a step
@@ -57,6 +57,7 @@ def semi_supervised(
     if subset and len(subset) != len(shares):
         raise InvalidRequest(f"subset needs one file list a share: {len(shares)} shares, {len(subset)} lists.")
     train = subject.task.train
+    require_one_label(subject.task, "semi_supervised")
     for number, share in enumerate(shares):
         chosen = _listed(train, Path(subset[number])) if subset else stratified(train.labels, share, seed)
         part = _part(train, chosen)
@@ -110,8 +111,13 @@ def _listed(train: Part, table: Path) -> np.ndarray:
     except OSError as error:
         raise InvalidRequest(f"{table} cannot be read ({error.strerror}): give a list of file names.") from error
     chosen = np.array([i for i, path in enumerate(train.paths) if path.name in names], np.int64)
+    missing = names - {train.paths[i].name for i in chosen}
     if not len(chosen):
         raise InvalidRequest(f"{table} names not one of the training pictures, such as {train.paths[0].name}.")
+    if missing:
+        raise InvalidRequest(
+            f"{table} names {len(missing)} files that are no training pictures, such as {min(missing)}."
+        )
     return chosen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ class Trained:
 
     network: its backbone, as it has become.
     model: both.
-    broken: training files that could not be read, with the reason.
+    subject: what it was trained for.
+    hash: of the plan and the pictures.
     """
 
     network: Network
     model: Classifier
-    broken: list[tuple[str, str]]
     subject: Subject
+    hash: str
 
     def scores(self, part: Part, name: str = "test") -> tuple[np.ndarray, np.ndarray]:
         """(N, C) float32 logits of the centre crops, and the (N,) labels, of the pictures that can be read.
@@ -50,7 +51,9 @@ class Trained:
         with bar(self.subject.say, f"scoring {self.subject.task.name}/{name}") as advance:
             for start in range(0, len(part.paths), CHUNK):
                 for index, result in enumerate(encoder.features_each(part.paths[start : start + CHUNK]), start):
-                    if not isinstance(result, ImageError):
+                    if isinstance(result, ImageError):
+                        self.subject.broken[str(part.paths[index])] = str(result)
+                    else:
                         rows.append(result)
                         kept.append(index)
                 advance(min(start + CHUNK, len(part.paths)), len(part.paths))
@@ -66,6 +69,8 @@ class Subject:
     place: folder for checkpoints, and for the networks that a protocol makes.
     where: the device.
     say: where progress is shown.
+    broken: files that could not be read, with the reason; filled on the way.
+    made: model folders that a protocol has written; likewise.
     """
 
     encoder: Encoder
@@ -73,6 +78,8 @@ class Subject:
     place: Path
     where: torch.device
     say: Console
+    broken: dict[str, str] = field(default_factory=dict)
+    made: list[Path] = field(default_factory=list)
 
     def batch(self, wanted: int, part: Part | None = None) -> int:
         """Pictures a step: as many as wanted, but in an epoch at least 32 steps, or steps of 8."""
@@ -87,20 +94,25 @@ class Subject:
             InvalidRequest: several labels a picture.
         """
         part = part or self.task.train
-        if part.labels.ndim == 2:
-            raise InvalidRequest(
-                f"{title} learns one label a picture, and those of {self.task.name} have several: use linear."
-            )
+        require_one_label(self.task, title)
         network = network_of(self.encoder, image_size=image_size, drop_path=drop_path)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
             model = Classifier(network.backbone, len(self.task.classes))
         made_of = {"plan": asdict(plan), "size": image_size, "drop_path": drop_path, "part": _digest(part)}
-        place = self.place / f"{title}-{_short(made_of)}"
+        plan_hash = _short(made_of)
+        place = self.place / f"{title}-{plan_hash}"
         broken = train_classifier(
             model, part, network.preprocessing, plan, self.where, place, self.say, f"{title} on {self.task.name}"
         )
-        return Trained(network, model, broken, self)
+        self.broken.update(broken)
+        return Trained(network, model, self, plan_hash)
+
+
+def require_one_label(task: Task, title: str) -> None:
+    """Raises InvalidRequest for pictures with several labels."""
+    if task.train.labels.ndim == 2:
+        raise InvalidRequest(f"{title} learns one label a picture, and those of {task.name} have several: use linear.")
 
 
 def _digest(part: Part) -> str:

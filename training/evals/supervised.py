@@ -162,20 +162,24 @@ def _mode(model: Classifier, plan: Plan) -> None:
 
 
 def _optimizer(model: Classifier, plan: Plan) -> torch.optim.Optimizer:
-    """Biases and norms neither decay nor adapt; timm's LARS adapts what does not decay only when told to."""
+    """Biases, norms, positions and [CLS] neither decay nor adapt; LARS adapts what does not decay when told to."""
     if plan.frozen:
         groups: Any = [
             {"params": [model.head.weight], "weight_decay": plan.weight_decay, "always_adapt": True},
             {"params": [model.head.bias], "weight_decay": 0.0, "always_adapt": False},
         ]
     elif plan.layer_decay < 1:
-        groups = param_groups_layer_decay(model.backbone, plan.weight_decay, layer_decay=plan.layer_decay)
+        skip = tuple(getattr(model.backbone, "no_weight_decay", set)())
+        groups = param_groups_layer_decay(
+            model.backbone, plan.weight_decay, no_weight_decay_list=skip, layer_decay=plan.layer_decay
+        )
         groups.append({"params": list(model.head.parameters()), "weight_decay": plan.weight_decay})
     else:
-        trained = [p for p in model.parameters() if p.requires_grad]
+        skip = {f"backbone.{name}" for name in getattr(model.backbone, "no_weight_decay", set)()}
+        decays = {name: p.ndim > 1 and name not in skip for name, p in model.named_parameters()}
         groups = [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": plan.weight_decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for name, p in model.named_parameters() if decays[name]], "weight_decay": plan.weight_decay},
+            {"params": [p for name, p in model.named_parameters() if not decays[name]], "weight_decay": 0.0},
         ]
     if plan.optimizer == "lars":
         return Lars(groups, lr=plan.lr, momentum=0.9, nesterov=True)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ scored honestly is left out and named: pictures of a class that `train/` lacks, 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,17 @@ class Task:
     metric: str = "top1"
     left_out: tuple[str, ...] = field(default=())
 
+    def digest(self) -> str:
+        """A hash of files (by path, size and time), labels and metric: another is another question."""
+        found = hashlib.sha256(f"{self.metric} {self.classes}".encode())
+        for part in filter(None, (self.train, self.val, self.test)):
+            found.update(part.labels.tobytes())
+            for path in part.paths:
+                stat = path.stat() if path.exists() else None
+                known = f"{stat.st_size} {stat.st_mtime_ns}" if stat else "-"
+                found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
+        return found.hexdigest()[:32]
+
     def counts(self) -> dict[str, int]:
         """Pictures a part."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
@@ -56,7 +68,7 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
 
     Args:
         folder: with a folder a class in each part, or a labels.csv.
-        metric: one of METRICS; default top1, for several labels a picture map11.
+        metric: top1 or mean_per_class; several labels a picture are scored by map11 in any case.
 
     Raises:
         NoImages: a part without pictures.
@@ -64,14 +76,15 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
     """
     folder = Path(folder)
     scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
+    if not folder.is_dir():
+        raise InvalidRequest(f"{folder} does not exist: give a folder of labelled pictures.")
     if scored is None or not (folder / "train").is_dir():
         raise InvalidRequest(
             f"{folder} needs the folders train/ and test/ (or val/), each with a folder a class or listed in a "
             "labels.csv: an encoder is scored on pictures that the classifier has not seen."
         )
-    read = {
-        part: read_labelled(folder / part).labelled for part in ("train", "val", "test") if (folder / part).is_dir()
-    }
+    every = {part: read_labelled(folder / part) for part in ("train", "val", "test") if (folder / part).is_dir()}
+    read = {part: images.labelled for part, images in every.items()}
     classes = read["train"].classes
     if len(classes) < 2:
         raise InvalidRequest(
@@ -79,8 +92,13 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
             "in a folder each or listed in a labels.csv."
         )
     several = read["train"].several
+    if any(images.several != several for images in read.values()):
+        raise InvalidRequest(f"{folder} has several labels a picture in one part and one in another: give all alike.")
     kept, left_out = {}, []
     for part, images in read.items():
+        without = len(every[part].paths) - len(images.paths)
+        if without:
+            left_out.append(f"{folder.name}/{part}: {without} pictures without a label are left out")
         kept[part], said = _known(images, classes, f"{folder.name}/{part}")
         left_out += said
     parts = {part: Part(images.paths, images.numbers(classes)) for part, images in kept.items()}
@@ -96,8 +114,8 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
         classes,
         parts["train"],
         parts[scored],
-        parts.get("val") if scored != "val" else None,
-        metric or ("map11" if several else "top1"),
+        parts.get("val") if scored != "val" and len(kept.get("val", read["train"]).paths) else None,
+        "map11" if several else (metric if metric and metric != "map11" else "top1"),
         tuple(left_out),
     )
 
@@ -131,6 +149,12 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
     kept, left_out = _known(asked, searched.classes, f"{folder.name}/{queries}", "the gallery")
     if not kept.paths:
         raise InvalidRequest(f"No label of {queries} occurs in {gallery}: name parts that share labels.")
+    both = set(searched.paths) & set(kept.paths)
+    if both and len(both) == len(searched.paths) == len(kept.paths):
+        alone = Part(searched.paths, searched.numbers(searched.classes))
+        return Task(name, searched.classes, alone, alone, left_out=tuple(left_out))
+    if both:
+        raise InvalidRequest(f"{len(both)} pictures are in both {queries} and {gallery}: a query would find itself.")
     train, test = (Part(images.paths, images.numbers(searched.classes)) for images in (searched, kept))
     return Task(name, searched.classes, train, test, left_out=tuple(left_out))
 
