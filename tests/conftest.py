@@ -1,6 +1,7 @@
 """What the tests share: pictures that scikit-image carries, packs where they are, one small model folder."""
 
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,17 @@ def photos(tmp_path_factory) -> Path:
 def pictures(photos) -> list[Path]:
     """The files of `photos`, sorted."""
     return sorted(photos.rglob("*.jpg"))
+
+
+@pytest.fixture(scope="session")
+def data(photos, tmp_path_factory) -> Path:
+    """The photos as train/ and test/ with classes; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("data")
+    for path in sorted(photos.rglob("*.jpg")):
+        split = "train" if int(path.stem) < 14 else "test"
+        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / split / path.parent.name)
+    return folder
 
 
 def randomised(backbone: nn.Module, seed: int = 0) -> nn.Module:

@@ -21,16 +21,6 @@ def nnclr(*arguments) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, " ".join(result.stderr.split())
 
 
-@pytest.fixture(scope="module")
-def data(photos, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("labelled")
-    for path in sorted(photos.rglob("*.jpg")):
-        split = "train" if int(path.stem) < 14 else "test"
-        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, folder / split / path.parent.name)
-    return folder
-
-
 def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     out = tmp_path / "results"
     call = ("eval", "knn,linear,few_shot,retrieval", model, f"random:{model}", "pixels", "--data", data, "--out", out)

@@ -42,17 +42,6 @@ def recipe(*more):
 
 
 @pytest.fixture(scope="module")
-def data(photos, tmp_path_factory) -> Path:
-    """The photos as train/ and test/ with classes."""
-    folder = tmp_path_factory.mktemp("data")
-    for path in sorted(photos.rglob("*.jpg")):
-        split = "train" if int(path.stem) < 14 else "test"
-        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, folder / split / path.parent.name)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def finished(data, tmp_path_factory) -> Path:
     """A run from the first step to the last, without a stop."""
     run = tmp_path_factory.mktemp("runs") / "whole"

@@ -1,6 +1,5 @@
 """Training on labels: the pieces of a batch, the resume, and what comes out."""
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -25,16 +24,6 @@ from training.interrupt import Interrupted
 
 CPU, SAY = torch.device("cpu"), Console(quiet=True)
 PLAN = Plan(epochs=3, lr=0.05, batch_size=16, micro_batch=8, optimizer="sgd", workers=0)
-
-
-@pytest.fixture(scope="module")
-def data(photos, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("labelled")
-    for path in sorted(photos.rglob("*.jpg")):
-        split = "train" if int(path.stem) < 14 else "test"
-        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, folder / split / path.parent.name)
-    return folder
 
 
 @pytest.fixture
