@@ -97,6 +97,13 @@ def test_settings_go_to_the_protocols_that_have_them():
     one, two = find_protocols(["knn", "few_shot"], ["k=200", "temperature=0.1", "shots=1,3"])
     assert one.settings == {"k": 200, "temperature": 0.1}
     assert two.settings["shots"] == (1, 3)
+    tuned, swept = find_protocols(["finetune", "semi_supervised"], ["epochs=2"])
+    assert (tuned.settings["epochs"], swept.settings["epochs"]) == (2, (2,)), "each by its own type"
+    for wrong in ("seed=99999999999", "image_size=1", "batch_size=0", "drop_path=-1"):
+        with pytest.raises(UnknownSetting, match="must"):
+            find_protocols(["finetune"], [wrong])
+    with pytest.raises(UnknownSetting, match="did you mean 'lars'"):
+        find_protocols(["linear_images"], ["optimizer=larz"])
     with pytest.raises(UnknownSetting, match="temperature"):
         find_protocols(["knn"], ["temprature=1"])
     with pytest.raises(InvalidRequest, match="did you mean 'linear'"):

@@ -75,25 +75,37 @@ def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Pro
         raise InvalidRequest(f"Name a protocol: {', '.join(PROTOCOLS)}.")
     for name in names:
         one_of("protocol", name, PROTOCOLS)
-    defaults = {name: settings_of(name) for name in names}
-    hints = {key: kind for name in names for key, kind in typing.get_type_hints(PROTOCOLS[name]).items()}
-    everything = {key: value for settings in defaults.values() for key, value in settings.items()}
-    changed = parse_settings(assignments, {key: hints[key] for key in everything}, everything)
+    everything = {key: value for name in names for key, value in settings_of(name).items()}
+    for assignment in assignments:
+        key = assignment.partition("=")[0]
+        if key not in everything:
+            parse_settings([assignment], dict.fromkeys(everything, str), everything)  # refuses it, with the nearest
+    return [_configured(name, assignments) for name in dict.fromkeys(names)]
+
+
+def _configured(name: str, assignments: Sequence[str]) -> Protocol:
+    """The protocol with those of the assignments that are its own; a key may be of another type in another protocol."""
+    settings, hints = settings_of(name), typing.get_type_hints(PROTOCOLS[name])
+    own = [one for one in assignments if one.partition("=")[0] in settings]
+    changed = parse_settings(own, {key: hints[key] for key in settings}, settings)
     for key, value in changed.items():
         if typing.get_origin(hints[key]) is typing.Literal:
             one_of(key, value, typing.get_args(hints[key]))
-        least = 0 if key in MAY_BE_ZERO else MIN
         for one in value if isinstance(value, tuple) else (value,):
-            if key == "image_size" and one and not 8 <= one <= 2048:
-                raise UnknownSetting(f"image_size={one} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
-            if key == "seed" and one >= 2**31:
-                raise UnknownSetting(f"seed={one} must be below {2**31}.")
-            if isinstance(one, int | float) and not least <= one < float("inf"):
-                raise UnknownSetting(f"{key}={as_text(value)} must be {'0 or more' if least == 0 else 'above 0'}.")
-    return [
-        Protocol(name, {key: changed.get(key, value) for key, value in settings.items()})
-        for name, settings in defaults.items()
-    ]
+            _check_range(key, one)
+    return Protocol(name, {**settings, **changed})
+
+
+def _check_range(key: str, value: object) -> None:
+    if not isinstance(value, int | float):
+        return
+    least = 0 if key in MAY_BE_ZERO else MIN
+    if not least <= value < float("inf"):
+        raise UnknownSetting(f"{key}={as_text(value)} must be {'0 or more' if least == 0 else 'above 0'}.")
+    if key == "image_size" and value and not 8 <= value <= 2048:
+        raise UnknownSetting(f"image_size={value} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
+    if key == "seed" and value >= 2**31:
+        raise UnknownSetting(f"seed={value} must be below {2**31}.")
 
 
 def settings_of(name: str) -> dict[str, Any]:
