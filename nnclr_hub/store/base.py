@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 
 Metric = Literal["cosine", "dot", "l2"]
-METRICS = ("cosine", "dot", "l2")
+Precision = Literal["f32", "f16"]
+IndexKind = Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"]
 Where = Mapping[str, Any]
-_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+Progress = Callable[[int, int], None]
 MAX_DIM = 65_536
 
 
@@ -38,6 +38,8 @@ class CollectionSpec:
     fingerprint: of the encoder whose vectors it holds; "" for vectors of unknown origin.
     model: source of that encoder, for finding it again.
     indexed: metadata keys with an index for filters.
+    index: how neighbours are found; "auto" goes by size and memory as the collection grows.
+    precision: of the vectors as they are kept, "f32" or, in half the room, "f16".
     """
 
     dim: int
@@ -45,12 +47,15 @@ class CollectionSpec:
     fingerprint: str = ""
     model: str = ""
     indexed: tuple[str, ...] = ("label",)
+    index: IndexKind = "auto"
+    precision: Precision = "f32"
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidRequest(f"dim={self.dim} is not possible: vectors have 1 to {MAX_DIM} numbers.")
-        if self.metric not in METRICS:
-            raise InvalidRequest(f"metric={self.metric!r} is none of {', '.join(METRICS)}.")
+        for name, kinds in (("metric", Metric), ("index", IndexKind), ("precision", Precision)):
+            if getattr(self, name) not in get_args(kinds):
+                raise InvalidRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(get_args(kinds))}.")
         object.__setattr__(self, "indexed", tuple(self.indexed))
 
     @classmethod
@@ -67,8 +72,8 @@ class CollectionSpec:
         if self.fingerprint and embedder.fingerprint != self.fingerprint:
             raise FingerprintMismatch(
                 f"Collection {collection!r} holds vectors of {self.model or 'another encoder'} "
-                f"({self.fingerprint[:8]}), not of {embedder.name} ({embedder.fingerprint[:8]}): "
-                "use the collection's own model, or index the pictures into a new collection with this one."
+                f"({self.fingerprint[:8]}), not of {embedder.name} ({embedder.fingerprint[:8]}): use the collection's "
+                f"own model, or move it to this one with `nnclr store reembed {collection} --model {embedder.name}`."
             )
 
 
@@ -78,8 +83,8 @@ class Item:
 
     id: [A-Za-z0-9._~-], 1 to 128 characters.
     vector: (D,) float32.
-    metadata: JSON values by key.
-    thumbnail: JPEG bytes to show, or None.
+    metadata: JSON values by key, at most 64 KiB as JSON.
+    thumbnail: JPEG bytes to show, at most 32 KiB, or None.
     """
 
     id: str
@@ -112,7 +117,8 @@ class CollectionInfo:
 
     durable_seq: number of the last change on disk.
     indexed_seq: number of the last change that searches see.
-    state: "ready", or "read-only" with the reason after an I/O error.
+    state: "ready"; "degraded" or "read-only", with the reason.
+    index: the kind of index that answers searches now.
     """
 
     name: str
@@ -121,24 +127,42 @@ class CollectionInfo:
     durable_seq: int
     indexed_seq: int
     state: str
+    index: str = "flat"
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found; all is well when both lists are empty.
+    """What `verify` found; all is well when the lists are empty.
 
     items: vectors read back.
     damaged: ids whose vector no longer has its checksum.
-    disagreements: ids for which the index and an exhaustive search differ.
+    missing: ids that the index lacks.
+    disagreements: ids of the sample for which the index and an exhaustive search differ.
+    recall: share of the sample's ten nearest that the index finds.
     """
 
     items: int
     damaged: tuple[str, ...]
     disagreements: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    recall: float = 1.0
 
     @property
     def ok(self) -> bool:
-        return not self.damaged and not self.disagreements
+        return not self.damaged and not self.disagreements and not self.missing
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What `repair` did.
+
+    items: how many the collection holds now.
+    removed: ids that had to go, because their vector was damaged; their metadata lie in the file `kept_in`.
+    """
+
+    items: int
+    removed: tuple[str, ...]
+    kept_in: str | None = None
 
 
 class Collection(Protocol):
@@ -148,7 +172,12 @@ class Collection(Protocol):
     spec: CollectionSpec
 
     def upsert(self, items: Sequence[Item]) -> int:
-        """Adds items or replaces those of the same id; returns, with a number, when they are durable and searchable."""
+        """Adds items or replaces those of the same id, all or none; returns the number of the change when durable.
+
+        Raises:
+            InvalidRequest: an item is not possible; names it.
+            DiskFull, StoreReadOnly: nothing was written.
+        """
         ...
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -163,8 +192,17 @@ class Collection(Protocol):
         """How many items there are, or pass the filter."""
         ...
 
-    def scroll(self, cursor: str | None = None, limit: int = 100, where: Where | None = None) -> Page:
-        """Items in the order of their ids, without thumbnails."""
+    def scroll(
+        self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
+    ) -> Page:
+        """Items in the order of their ids, without thumbnails; the cursor is the last id of the page before.
+
+        Args:
+            cursor: of the page before; None: the first page.
+            limit: 1 to 10,000.
+            where: only items that pass.
+            with_vector: False: items carry an empty vector (0,), which is much faster.
+        """
         ...
 
     def search(
@@ -176,8 +214,33 @@ class Collection(Protocol):
         exact: bool = False,
         score_threshold: float | None = None,
         with_vector: bool = False,
+        effort: int | None = None,
     ) -> list[Match]:
-        """The k nearest items, best first; fewer only if fewer exist."""
+        """The k nearest items, best first; fewer only if fewer exist.
+
+        Args:
+            vector: (D,) float32.
+            k: 1 to 10,000.
+            where: only items that pass; see `store.where`.
+            exact: compare with every item.
+            score_threshold: leave out matches that score lower.
+            with_vector: matches carry their vectors.
+            effort: how far an approximate index looks (efSearch or nprobe); None: as far as it was found to need.
+        """
+        ...
+
+    def search_batch(
+        self,
+        vectors: np.ndarray,
+        k: int = 10,
+        where: Where | None = None,
+        *,
+        exact: bool = False,
+        score_threshold: float | None = None,
+        with_vector: bool = False,
+        effort: int | None = None,
+    ) -> list[list[Match]]:
+        """`search` for each row of vectors (n, D), several at a time."""
         ...
 
     def thumbnail(self, id: str) -> bytes | None:
@@ -198,52 +261,63 @@ class Collection(Protocol):
         """Writes the index to disk now, so that the next start is quick."""
         ...
 
-    def verify(self) -> VerifyReport:
+    def compact(self) -> None:
+        """Builds the index anew without what was deleted; searches and writes go on."""
+        ...
+
+    def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         """Reads every vector back and compares the index with an exhaustive search on a sample."""
+        ...
+
+    def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
+        """Takes out what is damaged, keeping its metadata beside the store, and builds the index anew."""
         ...
 
 
 class VectorStore(Protocol):
-    """Collections by name."""
+    """Collections by name, and aliases for them."""
 
-    def create(self, name: str, spec: CollectionSpec) -> Collection: ...
-    def get(self, name: str) -> Collection: ...
-    def drop(self, name: str) -> None: ...
-    def list(self) -> list[CollectionInfo]: ...
+    def create(self, name: str, spec: CollectionSpec) -> Collection:
+        """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""
+        ...
+
+    def get(self, name: str) -> Collection:
+        """The collection of that name or alias; CollectionNotFound names those that exist."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Deletes a collection with everything in it and the aliases that mean it."""
+        ...
+
+    def rename(self, name: str, to: str) -> None:
+        """Gives a collection another name; its aliases go with it."""
+        ...
+
+    def list(self) -> list[CollectionInfo]:
+        """How each collection stands, by name."""
+        ...
+
+    def alias(self, alias: str, name: str) -> None:
+        """Makes `alias` mean a collection, whatever it meant before; CollectionExists if a collection is called so."""
+        ...
+
+    def unalias(self, alias: str) -> None:
+        """Forgets an alias; CollectionNotFound if there is none."""
+        ...
+
+    def aliases(self) -> dict[str, str]:
+        """Names of collections by alias."""
+        ...
+
+    def promote(self, name: str, alias: str) -> str | None:
+        """Makes `alias` mean the collection `name`, in one step for whoever asks.
+
+        Returns:
+            If a collection itself was called `alias`: the free name that it is kept under now, `alias.old`,
+            `alias.old2`, ...; else None.
+        """
+        ...
+
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
-
-
-def check_name(name: str, what: str) -> str:
-    """Returns the name of a collection or item if it may be one.
-
-    Raises:
-        InvalidRequest: it may not.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidRequest(f"{what} {name!r} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
-    return name
-
-
-def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
-    """(D,) float32 as the collection keeps it: normalised if the metric is cosine.
-
-    Raises:
-        InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.
-    """
-    try:
-        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused below
-            checked = np.asarray(vector, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The vector of {what} is no list of numbers.") from error
-    if checked.shape != (spec.dim,):
-        raise InvalidRequest(f"The vector of {what} has shape {checked.shape}; the collection takes ({spec.dim},).")
-    if not np.isfinite(checked).all():
-        raise InvalidRequest(f"The vector of {what} holds NaN or infinity.")
-    if spec.metric == "cosine":
-        length = float(np.linalg.norm(checked.astype(np.float64)))
-        if length == 0:
-            raise InvalidRequest(f"The vector of {what} is zero, which has no direction to compare by cosine.")
-        checked = (checked / length).astype(np.float32)
-    return checked

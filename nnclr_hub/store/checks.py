@@ -1,0 +1,179 @@
+"""What may go into a store: names, vectors, metadata, thumbnails. Refused by name, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.base import CollectionSpec, Item
+
+MAX_K = 10_000
+MAX_LIMIT = 10_000
+MAX_METADATA = 64 * 1024
+MAX_THUMBNAIL = 32 * 1024
+_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+# float16 ends here
+_LARGEST_F16 = float(np.finfo(np.float16).max)
+
+
+def check_name(name: str, what: str) -> str:
+    """Returns the name of a collection or item if it may be one.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidRequest(f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
+    return name
+
+
+def check_k(k: int) -> int:
+    """Returns the number of neighbours if it may be asked for.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= MAX_K:
+        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {MAX_K} neighbours.")
+    return int(k)
+
+
+def check_limit(limit: int) -> int:
+    """Returns the size of a page if it may be asked for.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise InvalidRequest(f"limit={limit!r} is not possible: a page holds 1 to {MAX_LIMIT} items.")
+    return limit
+
+
+def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
+    """(D,) float32 as the collection compares it: normalised if the metric is cosine.
+
+    Raises:
+        InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.
+    """
+    return check_vectors([vector], spec, lambda _: what)[0]
+
+
+def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
+    """(n, D) float32, each row as `check_vector` has it, but all in one go.
+
+    Args:
+        vectors: n vectors of D numbers.
+        what: called with a row's number, says which vector it is, for the sentence.
+
+    Raises:
+        InvalidRequest: as `check_vector`, of the first row that is not possible.
+    """
+    if len(vectors) == 0:
+        return np.zeros((0, spec.dim), np.float32)
+    rows = _stacked(vectors, spec, what)
+    largest = _LARGEST_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+    # one look at the sums finds NaN and infinity; only then is it worth finding out where
+    if not np.isfinite(squares).all():
+        _refuse_row(~np.isfinite(rows).all(axis=1), what, "holds NaN or infinity")
+    if largest < np.inf:
+        _refuse_row((np.abs(rows) > largest).any(axis=1), what, f"holds a number beyond {largest:.0f}, the last of f16")
+    if spec.metric != "cosine":
+        return rows
+    _refuse_row(squares == 0, what, "is zero, which has no direction to compare by cosine")
+    return (rows / np.sqrt(squares)[:, None]).astype(np.float32)
+
+
+def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item], list[str], np.ndarray]:
+    """What an upsert will write: the last item of each id, the JSON of their metadata, and their vectors (n, D).
+
+    Raises:
+        InvalidRequest: an item is not possible; nothing of the request is written.
+    """
+    last = {check_name(item.id, "Item id"): item for item in items}
+    chosen = list(last.values())
+    if len(chosen) < len(items):  # those that are replaced within the request must be possible all the same
+        check_items([item for item in items if last[item.id] is not item], spec)
+    vectors = check_vectors([item.vector for item in chosen], spec, lambda i: f"item {chosen[i].id!r}")
+    for item in chosen:
+        if item.thumbnail is not None:
+            check_thumbnail(item)
+    return chosen, [metadata_json(item) for item in chosen], vectors
+
+
+def check_thumbnail(item: Item) -> None:
+    """Refuses a thumbnail that is none.
+
+    Raises:
+        InvalidRequest: no bytes, or too many.
+    """
+    if not isinstance(item.thumbnail, bytes):
+        raise InvalidRequest(f"The thumbnail of item {item.id!r} is JPEG bytes; got {type(item.thumbnail).__name__}.")
+    if len(item.thumbnail) > MAX_THUMBNAIL:
+        raise InvalidRequest(
+            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it smaller, {MAX_THUMBNAIL} at most."
+        )
+
+
+def metadata_json(item: Item) -> str:
+    """The text that is kept of an item's metadata.
+
+    Raises:
+        InvalidRequest: it is no object, not JSON, or too much.
+    """
+    if not isinstance(item.metadata, Mapping):
+        raise InvalidRequest(
+            f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
+        )
+    try:
+        text = json.dumps(item.metadata, allow_nan=False, ensure_ascii=False)
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        # file names may hold half surrogates, which UTF-8 has none of
+        return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
+    if size > MAX_METADATA:
+        raise InvalidRequest(
+            f"The metadata of item {item.id!r} takes {size} bytes as JSON: keep at most {MAX_METADATA} with an item."
+        )
+    return text
+
+
+def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused later
+            rows = np.asarray(vectors, np.float32)
+    except (TypeError, ValueError):
+        rows = None
+    if rows is not None and rows.shape == (len(vectors), spec.dim):
+        return np.ascontiguousarray(rows)
+    for i, vector in enumerate(vectors):
+        try:
+            shape = np.asarray(vector, np.float32).shape
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"The vector of {what(i)} is no list of numbers.") from error
+        if shape != (spec.dim,):
+            raise InvalidRequest(f"The vector of {what(i)} has shape {shape}; the collection takes ({spec.dim},).")
+    raise AssertionError("every row has the right shape, and yet all together have not")
+
+
+def _refuse_row(bad: np.ndarray, what: Any, sentence: str) -> None:
+    if bad.any():
+        raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(one) for one in value]
+    return value
