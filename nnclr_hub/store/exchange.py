@@ -156,7 +156,6 @@ def import_collection(
     folder: Path,
     *,
     into: bool = False,
-    checking: Progress = _silent,
     progress: Progress = _silent,
 ) -> Imported:
     """Fills a collection from an exported folder, which is read and checked as a whole before anything is written.
@@ -166,8 +165,7 @@ def import_collection(
     Args:
         name: of the collection, or an alias.
         into: add to a collection that holds other items; those of the same id are replaced.
-        checking: called with (done, total), counted in bytes that are checked.
-        progress: called with (done, total), counted in items.
+        progress: called with (done, total), counted in bytes that are read: each to check it, and again to store it.
 
     Raises:
         MissingDependency: pyarrow is not installed.
@@ -179,7 +177,7 @@ def import_collection(
     require_parquet()
     folder = Path(folder)
     manifest = Manifest.read(folder)
-    _check(manifest, folder, checking)
+    _check(manifest, folder, progress)
     collection, created = _receiving(store, name, manifest)
     there = 0 if into or created else _already_there(collection, manifest, folder)
     done = 0
@@ -188,18 +186,18 @@ def import_collection(
         if missing:
             collection.upsert(missing)
         done += len(items)
-        progress(done, manifest.items)
+        progress(manifest.size + manifest.size * done // manifest.items, 2 * manifest.size)
     return Imported(manifest.items, manifest.items - there, created)
 
 
-def _check(manifest: Manifest, folder: Path, checking: Progress) -> None:
+def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
     """Every byte against the manifest, and then what the files say of themselves."""
-    done, total = 0, manifest.size
+    done, total = 0, 2 * manifest.size
 
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        checking(done, total)
+        progress(done, total)
 
     last = ""
     for shard in manifest.shards:
