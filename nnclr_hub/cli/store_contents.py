@@ -71,18 +71,13 @@ def import_(
     from nnclr_hub.store.manifest import Manifest
 
     name = name or Manifest.read(folder).name  # a folder that holds no export leaves no empty store behind
-    with (
-        open_store(store) as there,
-        bar(err, "checking", unit="MB", each=1) as checking,
-        bar(err, "importing", unit="items") as advance,
-    ):
+    with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
         report = import_collection(
             there,
             name,
             folder,
             into=into,
-            checking=lambda done, total: checking(done // MEGABYTE, total // MEGABYTE),
-            progress=advance,
+            progress=lambda done, total: advance(done // MEGABYTE, max(1, total // MEGABYTE)),
         )
     if as_json:
         print_json({"collection": name, **asdict(report)})
