@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -110,15 +112,14 @@ def test_verify_says_all_is_well_or_what_to_do(nnclr, store):
 
 
 def damage(store: Path) -> None:
-    """Other bytes in the vector of i07."""
-    import sqlite3
-
+    """The vector of i08 where that of i07 belongs."""
     (path,) = (store / "collections").glob("*.sqlite")
-    with sqlite3.connect(path) as connection:
+    vector_of = "SELECT {} FROM vectors JOIN items USING (rid) WHERE id = '{}'"
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
-            "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE rid = (SELECT rid FROM items WHERE id = 'i07')"
+            f"UPDATE vectors SET vector = ({vector_of.format('vector', 'i08')}) "
+            f"WHERE rid = ({vector_of.format('rid', 'i07')})"
         )
-    connection.close()
 
 
 def test_snapshot_and_compact_say_what_they_did(nnclr):
