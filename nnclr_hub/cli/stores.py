@@ -167,7 +167,7 @@ def compact(names: Names = None, store: Uri = DEFAULT_URI) -> None:
 
 @group.command()
 def drop(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
     store: Uri = DEFAULT_URI,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -180,7 +180,7 @@ def drop(
     with opened(store) as there:
         info = there.get(name).info()
         if not yes:
-            typer.confirm(f"Delete the collection {info.name} with its {info.count} items for good?", abort=True)
+            typer.confirm(f"Delete {name} with its {info.count} items for good?", abort=True)
         for dropped in drop_with_successor(there, name):
             out.print(f"{dropped}: dropped", markup=False)
 

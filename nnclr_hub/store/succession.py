@@ -40,11 +40,12 @@ def drop_with_successor(store: VectorStore, name: str) -> tuple[str, ...]:
 
     Raises:
         CollectionNotFound: no collection of that name.
+        InvalidRequest: it is an alias.
     """
     following = successor_of(store, name)
-    dropped = [store.get(name).name]
-    if following is not None:
-        dropped.append(following.collection.name)
-    for one in reversed(dropped):
-        store.drop(one)
-    return tuple(dropped)
+    store.drop(name)
+    if following is None:
+        return (name,)
+    half_made = following.collection.name
+    store.drop(half_made)
+    return name, half_made

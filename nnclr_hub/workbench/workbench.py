@@ -85,6 +85,7 @@ class Workbench:
 
         Raises:
             CollectionNotFound: names those that exist.
+            InvalidRequest: it is an alias.
         """
         with self.gate.alone():
             return drop_with_successor(self.store, name)

@@ -133,7 +133,8 @@ def test_drop_asks_first(nnclr):
     assert code == 1
     assert "30 items" in out
     assert len(json.loads(nnclr("list", "--json")[1])) == 1
-    assert nnclr("drop", "current", typed="y\n")[0] == 0
+    assert "name the collection that it means, 'photos'" in said(nnclr("drop", "current", "--yes"), 2)
+    assert nnclr("drop", "photos", typed="y\n")[0] == 0
     assert "The store is empty" in nnclr("list")[1]
 
 
