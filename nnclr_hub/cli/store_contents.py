@@ -77,12 +77,13 @@ def import_(
             name,
             folder,
             into=into,
-            progress=lambda done, total: advance(done // MEGABYTE, max(1, total // MEGABYTE)),
+            progress=lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE)),
         )
     if as_json:
         print_json({"collection": name, **asdict(report)})
         return
-    out.print(f"{name}: {report.written} of {report.items} items written, the others were there", markup=False)
+    there_already = f", the other {report.items - report.written} were there" if report.written < report.items else ""
+    out.print(f"{name}: {report.written} of {report.items} items written{there_already}", markup=False)
 
 
 def reembed(
@@ -97,7 +98,7 @@ def reembed(
 ) -> None:
     """Move a collection to another encoder: build it anew from its pictures, then swap; again, to go on after a stop.
 
-    Example: nnclr store reembed photos --model nnclr_vit_small_starter
+    Example: nnclr store reembed photos --model runs/my/encoder
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench import Encoders, Workbench, reembedding

@@ -179,7 +179,7 @@ def drop(
 
     with opened(store) as there:
         info = there.get(name).info()
-        if not yes:
+        if not yes and info.name == name:  # an alias is refused below, without a question
             typer.confirm(f"Delete {name} with its {info.count} items for good?", abort=True)
         for dropped in drop_with_successor(there, name):
             out.print(f"{dropped}: dropped", markup=False)

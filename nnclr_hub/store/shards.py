@@ -36,7 +36,7 @@ def require_parquet() -> None:
 def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: CollectionSpec) -> Shard:
     """Writes the items into two new files; they are on disk when this returns."""
     from pyarrow.parquet import ParquetWriter
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     table, tensor = folder / f"items-{number:05}.parquet", folder / f"vectors-{number:05}.safetensors"
     vectors: list[np.ndarray] = []
@@ -47,8 +47,9 @@ def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: 
                 vectors.append(_kept(items, spec))
         file.flush()
         os.fsync(file.fileno())
-    save_file({TENSOR: np.concatenate(vectors)}, tensor)
-    with tensor.open("rb") as file:
+    with tensor.open("xb") as file:
+        file.write(save({TENSOR: np.concatenate(vectors)}))
+        file.flush()
         os.fsync(file.fileno())
     return Shard(sum(map(len, vectors)), ExportedFile.of(table), ExportedFile.of(tensor))
 

@@ -1,6 +1,6 @@
 """A collection moves to another encoder: built anew beside the old one from the kept sources, then swapped in.
 
-    reembed(bench, "photos", "nnclr_vit_small_starter")
+    reembed(bench, "photos", "runs/my/encoder")
 
 While it is built, the alias photos~next means the new collection, and what the workbench writes goes to both. What is
 left to do is always the difference between the two, so a call that was interrupted is simply made again. Only the last
@@ -70,7 +70,7 @@ def reembed(
     """Makes the name mean a collection of the same items, embedded by another model; goes on where a call stopped.
 
     An item is embedded if its file is there and has the pixels that were recorded (for items without a record: the
-    size and modification time). Metadata and thumbnails are carried over.
+    size and modification time). Metadata and thumbnails are carried over. Aliases of the old collection move along.
 
     Args:
         name: of a collection, or an alias.
@@ -114,7 +114,10 @@ def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool
                 f"The new collection holds {items} items where {wanted} belong: another process writes to it; stop "
                 "that one, and call again."
             )
+        also = [other for other, meant in store.aliases().items() if meant == old.name and other != name]
         kept = store.promote(new.name, name) or old.name
+        for other in also:
+            store.alias(other, new.name)
         store.unalias(alias)
     reasons = tuple((_called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
     return Reembedded(new.name, items, embedded + more, reasons, kept)

@@ -99,6 +99,14 @@ def test_an_interrupted_call_goes_on_where_it_stopped(bench, other, folder):
     assert_holds_the_folder(bench, other, folder)
 
 
+def test_aliases_of_the_old_collection_move_along(bench, model, other):
+    bench.store.alias("current", "c")
+    bench.store.alias("best", "c")
+    for source in (other, str(model)):
+        report = reembed(bench, "current", source)
+        assert bench.store.aliases() == dict.fromkeys(("best", "current"), report.collection)
+
+
 def test_a_collection_moves_there_and_back_and_there(bench, model, other, folder):
     kept = [reembed(bench, "c", source).kept for source in (other, str(model), other)]
     assert len(set(kept)) == 3
