@@ -23,9 +23,9 @@ from store.crash.world import read_world
 
 LONG = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))
 SEEDS = range(1, 6) if LONG else range(1, 2)
-LENGTH = 150 if LONG else 40
+LENGTH = 150 if LONG else 30
 # of the moments between acknowledgements
-MOMENTS = 400 if LONG else 40
+MOMENTS = 400 if LONG else 25
 # a child whose SQLite is told to leave the syncing to the system
 CARELESS = """
 import sqlite3, sys
@@ -42,8 +42,13 @@ run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), 1)
 """
 
 
+@pytest.fixture(scope="module", params=SEEDS)
+def recording(request, tmp_path_factory) -> tuple[int, Path, list[Call]]:
+    """A seed, a disk's root folder and the calls of a child that performed the script of that seed on it."""
+    return request.param, *record(tmp_path_factory.mktemp("recorded"), request.param, "-m", "store.crash.script")
+
+
 def record(tmp_path: Path, seed: int, *program: str) -> tuple[Path, list[Call]]:
-    """A disk's root folder and the calls of a child that performed the script of a seed on it."""
     root = tmp_path / "disk"
     root.mkdir()
     command = [sys.executable, *program, str(root / "store"), str(seed), str(LENGTH)]
@@ -81,11 +86,10 @@ def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool)
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["journalled", "strict"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, seed, strict):
+def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, recording, strict):
+    seed, root, recorded = recording
     script = operations(seed, LENGTH)
     foreseen = worlds(script)
-    root, recorded = record(tmp_path, seed, "-m", "store.crash.script")
     (tmp_path / "left").mkdir()
     seen = set()
     for done, seqs, left in losses(root, recorded, seed, tmp_path / "left", strict):
