@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from nnclr_hub.store import open_store
 from store.crash import strace
 from store.crash.children import environment
 from store.crash.script import operations, worlds
 from store.crash.world import read_collection, read_world
+
+from nnclr_hub.store import open_store
 
 LONG = "NNCLR_CRASH_SECONDS" in os.environ
 LENGTH = 30

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from store.crash.content import DIM, item_of
+from store.crash.world import read_collection
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
-from store.crash.content import DIM, item_of
-from store.crash.world import read_collection
 
 LONG = "NNCLR_CRASH_SECONDS" in os.environ
 # of a file's length, where it is damaged

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store.crash.oracle import best_scores
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from store.crash.oracle import best_scores
 
 GOLDENS = Path(__file__).parent / "goldens"
 SCHEMAS = sorted(path.stem for path in GOLDENS.glob("store_v*.json"))

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from nnclr_hub.store import open_store
 from store.crash.children import environment
 from store.crash.disk import Disk
 from store.crash.replay import STDOUT, Replay
 from store.crash.script import operations, worlds
 from store.crash.strace import Call, calls, traced_run
 from store.crash.world import read_world
+
+from nnclr_hub.store import open_store
 
 LONG = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))
 SEEDS = range(1, 6) if LONG else range(1, 2)
@@ -68,6 +68,12 @@ def is_acknowledgement(call: Call) -> bool:
     return call.name == "write" and call.arguments[0] == STDOUT
 
 
+def bytes_of(call: Call) -> bytes:
+    data = call.arguments[1]
+    assert isinstance(data, bytes)
+    return data
+
+
 def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool) -> Iterator[tuple[int, dict, Path]]:
     """At each moment: how many operations were acknowledged, their numbers of changes, and what the disk holds."""
     rng = random.Random(seed)
@@ -76,7 +82,7 @@ def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool)
     done, seqs = 0, {}
     for call in Replay(disk, root).run(recorded):
         if is_acknowledgement(call):
-            line = json.loads(call.arguments[1])
+            line = json.loads(bytes_of(call))
             done, seqs = line["done"], line["seqs"]
         if call.ended in chosen:
             for part in (None, rng):  # nothing of the volatile, and some of it

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from store.crash.children import environment
 from store.crash.strace import Call, calls, traced_run
 
@@ -56,7 +55,7 @@ def events(tmp_path_factory) -> list[Event]:
 
 
 def _with_paths(recorded: list[Call], root: Path):
-    names = {1: "stdout"}
+    names: dict[object, str] = {1: "stdout"}
     for call in recorded:
         given = call.arguments
         if call.name == "openat" and isinstance(given[1], bytes):

@@ -15,9 +15,10 @@ import traceback
 from collections import Counter
 from typing import Any
 
+from store.crash.script import operations, run
+
 import nnclr_hub.store.embedded  # noqa: F401 - so that the forks need not
 from nnclr_hub.store import failpoints
-from store.crash.script import operations, run
 
 
 def _fork(order: dict[str, Any]) -> int:

@@ -14,12 +14,13 @@ import os
 import sys
 from typing import Any
 
-from nnclr_hub.errors import StoreError
-from nnclr_hub.store import open_store
-from nnclr_hub.store.base import VectorStore
 from store.crash.content import item_of, version_of
 from store.crash.script import Operation, operations, perform, worlds
 from store.crash.world import World
+
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import VectorStore
 
 
 def _readable(store: VectorStore, before: World, after: World) -> bool:

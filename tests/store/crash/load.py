@@ -19,10 +19,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from store.crash.content import DIM, item_of, version_of
+
 from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
-from store.crash.content import DIM, item_of, version_of
 
 WRITERS = 3
 IDS = 150

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, VectorStore
 from store.crash.content import DIM, item_of
 from store.crash.world import World
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, VectorStore
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
@@ -123,7 +124,7 @@ def _draw(rng: random.Random, world: World, number: int) -> Operation:
     versions = world.collections[name]
     if kind == "upsert":
         ids = [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 1, 3, 12)))]
-        return kind, (name, {id: number for id in ids})
+        return kind, (name, dict.fromkeys(ids, number))
     if kind == "delete":
         return kind, (name, [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 2, 6)))])
     if kind == "drop" and (len(names) < 2 or len(versions) > 20):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from nnclr_hub.store.base import VectorStore
 from store.crash.content import LABELS, version_of
 from store.crash.oracle import best_scores
+
+from nnclr_hub.store.base import VectorStore
 
 Versions = dict[str, int]
 SAMPLE = 12

@@ -56,7 +56,13 @@ def fill(folder: Path) -> dict:
         put([3, 25], 2)
         drop([11, 29])
         expected[name] = {
-            "spec": {"dim": dim, "metric": metric, "fingerprint": "f" * 32, "model": "made-up", "indexed": ["label", "n"]},
+            "spec": {
+                "dim": dim,
+                "metric": metric,
+                "fingerprint": "f" * 32,
+                "model": "made-up",
+                "indexed": ["label", "n"],
+            },
             "seq": collection.info().durable_seq,
             "items": {
                 one.id: {
