@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import pytest
 from store.crash import load
 from store.crash.children import environment
+from store.crash.form import LONG, SECONDS, SEED
 from store.crash.ledger import Ledger
 from store.crash.script import operations, perform, worlds
 from store.crash.world import read_collection, read_world
@@ -20,9 +21,6 @@ from store.crash.world import read_collection, read_world
 from nnclr_hub.store import open_store
 from nnclr_hub.store.failpoints import STEPS
 
-# of the long form, see `make crash`
-SECONDS = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))
-SEED = int(os.environ.get("NNCLR_CRASH_SEED", "0"))
 LENGTH = 60
 ROUNDS = 5
 
@@ -85,7 +83,7 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
     assert times, f"the script never comes to {step}: its failpoint proves nothing"
     script = operations(SEED, LENGTH)
     foreseen = worlds(script)
-    for n in sorted({1, 1 + times // 2, *(range(1, times, 1 + times // 40) if SECONDS else ())}):
+    for n in sorted({1, 1 + times // 2, *(range(1, times, 1 + times // 40) if LONG else ())}):
         folder = tmp_path / f"store{n}"
         status, done, seqs = doomed.perform(folder, f"{step}:{n}")
         assert os.WIFSIGNALED(status), f"{step} was not reached {n} times"
@@ -97,7 +95,7 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
                 now = {info.name: info.durable_seq for info in store.list()}
                 assert all(now[name] >= seq for name, seq in seqs.items()), "changes are counted again"
             next_ = done if world == foreseen[done] and foreseen[done] != foreseen[done + 1] else done + 1
-            for operation in script[next_ : None if SECONDS else next_ + 6]:
+            for operation in script[next_ : None if LONG else next_ + 6]:
                 if operation[0] != "reopen":
                     perform(store, operation)
                 next_ += 1
@@ -105,7 +103,7 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(SEED + 1, SEED + 6))
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_is_lost_by_a_kill_in_other_scripts_at(step, seed, doomed, tmp_path):
     script = operations(seed, LENGTH)

@@ -1,7 +1,6 @@
 """A disk that is full, or fails: a sentence, reads go on, nothing acknowledged is lost."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +8,12 @@ from pathlib import Path
 import pytest
 from store.crash import strace
 from store.crash.children import environment
+from store.crash.form import LONG
 from store.crash.script import operations, worlds
 from store.crash.world import read_collection, read_world
 
 from nnclr_hub.store import open_store
 
-LONG = "NNCLR_CRASH_SECONDS" in os.environ
 LENGTH = 30
 SEED = 2
 

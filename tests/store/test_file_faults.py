@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from store.crash.content import DIM, item_of
+from store.crash.form import LONG
 from store.crash.world import read_collection
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 
-LONG = "NNCLR_CRASH_SECONDS" in os.environ
 # of a file's length, where it is damaged
 SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.005, 0.03, 0.5, 0.97]
 INDEXES = ("flat", "hnsw", "ivf")

@@ -1,17 +1,17 @@
 """Searches while items are replaced, deleted and compacted: always an item's old or new self, never neither."""
 
-import os
 import threading
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from store.crash.form import LONG
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
-SECONDS = 30.0 if "NNCLR_CRASH_SECONDS" in os.environ else 1.5
+SECONDS = 30.0 if LONG else 1.5
 DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
 VECTORS = np.random.default_rng(0).normal(size=(KEPT, DIM)).astype(np.float32)
 LABELS = ("cat", "dog")

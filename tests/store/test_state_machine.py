@@ -1,6 +1,5 @@
 """Any sequence of operations against a dict and numpy, drawn and, when it fails, shortened by hypothesis."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,14 +17,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from store.crash.form import LONG
 from store.crash.oracle import scores
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, IndexKind, Item
 
-LONG = "NNCLR_CRASH_SECONDS" in os.environ
-EXAMPLES = 150 if LONG else 8
+EXAMPLES = 60 if LONG else 8
 DIM = 6
 LABELS = ("cat", "dog", "catfish")
 ids = st.integers(0, 80).map("i{}".format)
