@@ -28,7 +28,9 @@ def check_name(name: str, what: str) -> str:
         InvalidRequest: it may not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidRequest(f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
+        raise InvalidRequest(
+            f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -"
+        )
     return name
 
 
@@ -117,7 +119,7 @@ def check_thumbnail(item: Item) -> None:
         raise InvalidRequest(f"The thumbnail of item {item.id!r} is JPEG bytes; got {type(item.thumbnail).__name__}.")
     if len(item.thumbnail) > MAX_THUMBNAIL:
         raise InvalidRequest(
-            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it smaller, {MAX_THUMBNAIL} at most."
+            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it at most {MAX_THUMBNAIL}."
         )
 
 
@@ -164,7 +166,7 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
     raise AssertionError("every row has the right shape, and yet all together have not")
 
 
-def _refuse_row(bad: np.ndarray, what: Any, sentence: str) -> None:
+def _refuse_row(bad: Any, what: Any, sentence: str) -> None:
     if bad.any():
         raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")
 

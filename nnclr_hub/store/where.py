@@ -22,6 +22,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidFilter
 
 Clause = tuple[str, list[Any]]
+EVERYTHING: Clause = ("1", [])
 _CLAUSES = ("must", "should", "must_not")
 _KINDS = ("match", "in", "range", "exists", "prefix")
 _COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -36,7 +37,7 @@ def to_sql(where: Mapping[str, Any] | None) -> Clause:
         InvalidFilter: what is wrong, and where.
     """
     if where is None:
-        return "1", []
+        return EVERYTHING
     if not isinstance(where, Mapping):
         raise InvalidFilter(f"`where` is an object with {', '.join(_CLAUSES)}; got {where!r:.80}.")
     unknown = [key for key in where if key not in _CLAUSES]
@@ -53,7 +54,7 @@ def to_sql(where: Mapping[str, Any] | None) -> Clause:
         if clauses:
             parts.append(form.format(joint.join(sql for sql, _ in clauses)))
             parameters += [value for _, values in clauses for value in values]
-    return " AND ".join(parts) or "1", parameters
+    return (" AND ".join(parts), parameters) if parts else EVERYTHING
 
 
 def key_expression(key: str) -> str:
@@ -96,8 +97,16 @@ def _condition(condition: Any) -> Clause:
     if kind == "prefix":
         if not isinstance(value, str):
             raise InvalidFilter(f"prefix takes a string; got {value!r:.80}.")
-        return f"({kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?)", [len(value), value]
+        return _prefix(key, kind_of, value)
     return _range(key, kind_of, value)
+
+
+def _prefix(key: str, kind_of: str, value: str) -> Clause:
+    sql, parameters = f"{kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?", [len(value), value]
+    if value and ord(value[-1]) + 1 not in (0xD800, 0x110000):  # there is a next character: a range of an index then
+        sql += f" AND {key_expression(key)} >= ? AND {key_expression(key)} < ?"
+        parameters += [value, value[:-1] + chr(ord(value[-1]) + 1)]
+    return f"({sql})", parameters
 
 
 def _equals(key: str, kind_of: str, value: Any) -> Clause:
