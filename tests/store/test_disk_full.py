@@ -10,6 +10,7 @@ from store.crash import strace
 from store.crash.children import environment
 from store.crash.form import LONG
 from store.crash.script import operations, worlds
+from store.crash.small import sizes
 from store.crash.world import read_collection, read_world
 
 from nnclr_hub.store import open_store
@@ -66,6 +67,15 @@ answer["write afterwards"] = refused(lambda: collection.upsert([item_of("l", 4)]
 os.write(1, json.dumps(answer).encode())
 os._exit(0)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_sizes():
+    """As the children have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in sizes():
+            patch.setattr(*size)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from store.crash.disk import Disk
 from store.crash.form import LONG, SEED
 from store.crash.replay import STDOUT, Replay
 from store.crash.script import operations, worlds
+from store.crash.small import sizes
 from store.crash.strace import Call, calls, traced_run
 from store.crash.world import read_world
 
@@ -37,8 +38,19 @@ class Careless(sqlite3.Connection):
 connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Careless)
 from store.crash.script import operations, run
+from store.crash.small import shrink
+shrink()
 run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), 1)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_sizes():
+    """As the children have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in sizes():
+            patch.setattr(*size)
+        yield
 
 
 @pytest.fixture(scope="module", params=SEEDS)

@@ -12,13 +12,15 @@ import json
 import os
 import sys
 import traceback
-from collections import Counter
 from typing import Any
 
 from store.crash.script import operations, run
+from store.crash.small import shrink
 
 import nnclr_hub.store.embedded  # noqa: F401 - so that the forks need not
 from nnclr_hub.store import failpoints
+
+NEVER = 10**9
 
 
 def _fork(order: dict[str, Any]) -> int:
@@ -35,18 +37,17 @@ def _fork(order: dict[str, Any]) -> int:
 
 
 def _perform(order: dict[str, Any]) -> None:
-    reached: Counter[str] = Counter()
-    if order["failpoint"]:
-        os.environ["NNCLR_FAILPOINT"] = order["failpoint"]
-        importlib.reload(failpoints)
-    else:
-        failpoints.reached = lambda step: reached.update([step])
+    os.environ["NNCLR_FAILPOINT"] = order["failpoint"] or f"{failpoints.STEPS[0]}:{NEVER}"
+    importlib.reload(failpoints)
     with open(f"{order['folder']}.acknowledged", "wb", buffering=0) as answer:
         run(order["folder"], operations(order["seed"], order["length"]), answer.fileno())
     with open(f"{order['folder']}.reached", "w") as out:
+        # it counts down, from zero for all steps but the one that is waited for
+        reached = {step: (NEVER if step == failpoints.STEPS[0] else 0) - n for step, n in failpoints._countdown.items()}
         json.dump(reached, out)
 
 
 if __name__ == "__main__":
+    shrink()
     for line in sys.stdin:
         print(json.dumps({"status": _fork(json.loads(line))}), flush=True)  # noqa: T201

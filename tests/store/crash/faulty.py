@@ -16,6 +16,7 @@ from typing import Any
 
 from store.crash.content import item_of, version_of
 from store.crash.script import Operation, operations, perform, worlds
+from store.crash.small import shrink
 from store.crash.world import World
 
 from nnclr_hub.errors import StoreError
@@ -76,6 +77,7 @@ def _say(words: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    shrink()
     said = run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])))
     if said is not None:
         _say(said)

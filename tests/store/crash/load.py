@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from store.crash.content import DIM, item_of, version_of
+from store.crash.small import shrink
 
 from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store import open_store
@@ -84,7 +85,7 @@ def main(folder: str, seed: int) -> None:
     try:
         collection = store.get(NAME)
     except CollectionNotFound:
-        collection = store.create(NAME, CollectionSpec(DIM))
+        collection = store.create(NAME, CollectionSpec(DIM, index="hnsw"))
     first = 1_000_000 * (seed + 1)
     jobs: list[tuple[Any, ...]] = [(write, collection, w, random.Random(f"{seed}{w}"), first) for w in range(WRITERS)]
     jobs += [(read, collection, random.Random(f"r{seed}")), (care, collection, random.Random(f"c{seed}"))]
@@ -95,4 +96,5 @@ def main(folder: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    shrink()
     main(sys.argv[1], int(sys.argv[2]))

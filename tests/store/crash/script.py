@@ -16,13 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from store.crash.content import DIM, item_of
+from store.crash.small import shrink
 from store.crash.world import World
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, VectorStore
+from nnclr_hub.store.base import CollectionSpec, IndexKind, VectorStore
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
+KINDS: tuple[IndexKind, ...] = ("hnsw", "flat", "ivf")
 _WEIGHTS = {
     "upsert": 40,
     "delete": 15,
@@ -35,6 +37,7 @@ _WEIGHTS = {
     "rename": 3,
     "promote": 4,
 }
+_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot")
 
 
 def operations(seed: int, length: int) -> list[Operation]:
@@ -88,7 +91,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
     """Does the operation; "reopen" is for the caller."""
     kind, arguments = operation
     calls: dict[str, Callable[..., Any]] = {
-        "create": lambda name: store.create(name, CollectionSpec(DIM)),
+        "create": lambda name: store.create(name, CollectionSpec(DIM, index=KINDS[len(name) % 3])),
         "upsert": lambda name, versions: store.get(name).upsert([item_of(*one) for one in versions.items()]),
         "delete": lambda name, ids: store.get(name).delete(ids),
         "snapshot": lambda name: store.get(name).snapshot(),
@@ -119,15 +122,16 @@ def _draw(rng: random.Random, world: World, number: int) -> Operation:
     names = sorted(world.collections)
     if not names:
         return "create", ("c0",)
-    kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    # every script has some of the rare ones
+    rare = _RARE[number // 5 % len(_RARE)] if number % 5 == 4 else None
+    kind = rare or rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     name = rng.choice(names)
-    versions = world.collections[name]
     if kind == "upsert":
         ids = [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 1, 3, 12)))]
         return kind, (name, dict.fromkeys(ids, number))
     if kind == "delete":
         return kind, (name, [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 2, 6)))])
-    if kind == "drop" and (len(names) < 2 or len(versions) > 20):
+    if kind == "drop" and len(names) < 2:
         return "snapshot", (name,)
     if kind == "create" or (kind == "rename" and len(names) > 4):
         return ("create", (f"c{number}",)) if len(names) < 5 else ("compact", (name,))
@@ -147,4 +151,5 @@ def _rename(world: World, name: str, to: str) -> None:
 
 
 if __name__ == "__main__":
+    shrink()
     run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), sys.stdout.fileno())

@@ -76,8 +76,9 @@ def _check_search(collection: Any, items: list[Any]) -> None:
     everything = np.stack([item.vector for item in items])
     for item in items[:: max(1, len(items) // SAMPLE)]:
         assert collection.thumbnail(item.id) == item.thumbnail
-        found = collection.search(item.vector, 5, with_vector=True)
-        assert found[0].id == item.id, f"{item.id} does not find itself"
-        assert len({match.id for match in found}) == min(5, len(items)), "fewer than there are, or one twice"
+        for exact in (False, True):
+            found = collection.search(item.vector, 5, exact=exact)
+            assert found[0].id == item.id, f"{item.id} does not find itself"
+            assert len({match.id for match in found}) == min(5, len(items)), "fewer than there are, or one twice"
         wanted = best_scores(everything, item.vector, "cosine")[:5]
         np.testing.assert_allclose([match.score for match in found], wanted, atol=1e-5)
