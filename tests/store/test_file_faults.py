@@ -24,9 +24,9 @@ INDEXES = ("flat", "hnsw", "ivf")
 
 @pytest.fixture(scope="module", autouse=True)
 def small_sizes():
-    """So that a hundred items are enough for every kind of index."""
+    """So that a hundred items are enough for every kind of index; snapshots come only when asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        for size in sizes():
+        for size in sizes(but="care"):
             patch.setattr(*size)
         yield
 

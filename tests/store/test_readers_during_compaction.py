@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from store.crash.form import LONG
+from store.crash.small import sizes
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -107,6 +108,8 @@ def _noted(work, known: Known, *arguments) -> None:
 
 @pytest.mark.parametrize("index", ["flat", "hnsw", "ivf", "auto"])
 def test_readers_see_every_item_at_every_moment(tmp_path, index, monkeypatch):
+    for size in sizes():
+        monkeypatch.setattr(*size)
     known = Known()
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM, index=index))

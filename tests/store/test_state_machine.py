@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 from store.crash.form import LONG
 from store.crash.oracle import scores
+from store.crash.small import sizes
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store import open_store
@@ -240,6 +241,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("index", ["flat", "hnsw", "ivf", "ivf_pq", "auto"])
 def test_the_store_does_what_a_dict_and_numpy_do(index, monkeypatch):
+    for size in sizes():
+        monkeypatch.setattr(*size)
     machine = type("StoreMachine", (StoreMachine,), {"index": index})
     run_state_machine_as_test(
         machine,
