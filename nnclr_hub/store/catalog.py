@@ -60,15 +60,20 @@ CREATE TABLE snapshots (
 """
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
     """A connection with the durability settings, read back.
+
+    Args:
+        path: of the file.
+        read_only: nothing is written through it.
+        create: make the file if it is not there.
 
     Raises:
         StoreTooNew: a later version's file.
         StoreCorrupt: no SQLite file, or a setting that would not take.
     """
     with translated(path):
-        mode = "ro" if read_only else "rwc"
+        mode = "ro" if read_only else "rwc" if create else "rw"
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
             uri=True,

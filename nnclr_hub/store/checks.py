@@ -17,6 +17,7 @@ MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 # float16 ends here
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
@@ -134,7 +135,7 @@ def metadata_json(item: Item) -> str:
             f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
         )
     try:
-        text = json.dumps(item.metadata, allow_nan=False, ensure_ascii=False)
+        text = _JSON.encode(item.metadata if isinstance(item.metadata, dict) else dict(item.metadata))
         size = len(text.encode())
     except UnicodeEncodeError:
         # file names may hold half surrogates, which UTF-8 has none of

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec
+from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
 from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, translated
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.collection import EmbeddedCollection
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index_kinds import default_budget
 from nnclr_hub.store.names import Names
+from nnclr_hub.store.salvage import salvage
 
 CATALOG = "catalog.sqlite"
 LOST = "lost+found"
@@ -70,7 +71,7 @@ class EmbeddedStore:
             path = self._path(key)
             path.parent.mkdir(exist_ok=True)
             fsync_folder(self.folder)
-            connection = connect(path)
+            connection = connect(path, create=True)
             try:
                 with translated(path):
                     create_collection(connection, spec)
@@ -109,6 +110,22 @@ class EmbeddedStore:
 
     def list(self) -> list[CollectionInfo]:
         return [self.get(name).info() for name in self._names.collections()]
+
+    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
+        """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
+
+        The damaged file is kept in lost+found.
+
+        Raises:
+            StoreCorrupt: nothing can be read.
+        """
+        self._refuse_if_read_only()
+        with self._changing:
+            _, key = self._names.resolve(name)
+            opened = self._open.pop(key, None)
+            if opened is not None:
+                opened.close()
+            return salvage(self._path(key), self.folder / LOST, progress)
 
     # ---- aliases
 

@@ -23,7 +23,7 @@ class Names:
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
-        self._root = connect(path, read_only=read_only)
+        self._root = connect(path, read_only=read_only, create=not read_only)
         self._closed = False
         try:
             with translated(path):

@@ -104,16 +104,17 @@ def to_matches(
     """
     columns = "rid, id, metadata, vector" if vectors else "rid, id, metadata, NULL"
     source = "items JOIN vectors USING (rid)" if vectors else "items"
-    wanted = rids[0].tolist() if len(rids) == 1 else np.unique(rids).tolist()
-    rows: dict[int, tuple[int, str, str, bytes | None]] = {}
+    wanted = list({rid for row in rids.tolist() for rid in row})
+    found: list[tuple[int, str, str, bytes | None]] = []
     for start in range(0, len(wanted), MAX_IN):
         some = wanted[start : start + MAX_IN]
         statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_marks(some)}) AND {clause[0]}"
-        for row in connection.execute(statement, [*some, *clause[1]]):
-            rows[row[0]] = row
+        found += connection.execute(statement, [*some, *clause[1]])
+    metadata = json.loads(f"[{','.join([row[2] for row in found])}]")  # one call is much quicker than one a row
+    rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
     return [
         [
-            Match(row[1], score, json.loads(row[2]), None if row[3] is None else to_vector(row[3], vectors))
+            Match(row[0], score, row[1], None if row[2] is None else to_vector(row[2], vectors))
             for score, rid in zip(score_row, rid_row, strict=True)
             if (row := rows.get(rid)) is not None
         ][:k]

@@ -67,8 +67,9 @@ def key_expression(key: str) -> str:
 
 
 def _path(key: str) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= 128 or '"' in key or "\\" in key or "\0" in key:
+    if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
         raise InvalidFilter(f"A metadata key is 1 to 128 characters without quotes or backslashes; got {key!r:.80}.")
+    _refuse_surrogates(key)
     # an expression index needs the path in the SQL itself, not as a parameter
     return "'$.\"" + key.replace("'", "''") + "\"'"
 
@@ -97,6 +98,7 @@ def _condition(condition: Any) -> Clause:
     if kind == "prefix":
         if not isinstance(value, str):
             raise InvalidFilter(f"prefix takes a string; got {value!r:.80}.")
+        _refuse_surrogates(value)
         return _prefix(key, kind_of, value)
     return _range(key, kind_of, value)
 
@@ -130,7 +132,16 @@ def _range(key: str, kind_of: str, value: Any) -> Clause:
 def _same_type(kind_of: str, value: Any, kind: str) -> str:
     """JSON's true and 1 look alike to SQL, and so do text and numbers in comparisons; their types do not."""
     if isinstance(value, str):
+        _refuse_surrogates(value)
         return f"{kind_of} IS 'text'"
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
         return f"ifnull({kind_of} IN ('integer', 'real'), 0)"
     raise InvalidFilter(f"{kind} takes a string or a number; got {value!r:.80}.")
+
+
+def _refuse_surrogates(text: str) -> None:
+    """No item holds half surrogates: they are replaced when it is stored."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidFilter(f"A filter is text that UTF-8 can write; got {text!r:.80}.") from error
