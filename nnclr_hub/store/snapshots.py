@@ -86,10 +86,13 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
         connection.execute("DELETE FROM oplog WHERE seq <= (SELECT min(seq) FROM snapshots)")
         connection.execute("COMMIT")
         reached("snapshot.recorded")
-        for old in folder.glob("index-*.faiss"):  # h
-            if old.name not in recorded(connection):
-                old.unlink()
-        fsync_folder(folder)
+        try:
+            for old in folder.glob("index-*.faiss"):  # h
+                if old.name not in recorded(connection):
+                    old.unlink()
+            fsync_folder(folder)
+        except OSError as error:  # the snapshot counts all the same; the next start moves away what is left
+            log.warning("old index snapshots in %s could not be deleted (%s)", folder, error)
         reached("snapshot.cleaned")
 
     record(commit)
