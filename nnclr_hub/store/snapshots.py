@@ -124,11 +124,6 @@ def next_generation(connection: sqlite3.Connection) -> int:
     return (connection.execute("SELECT max(generation) FROM snapshots").fetchone()[0] or 0) + 1
 
 
-def newest_seq(connection: sqlite3.Connection) -> int:
-    """The change that the newest snapshot is up to; 0 if there is none."""
-    return connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
-
-
 def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) -> None:
     """Moves index files that no row records out of the way; nothing is deleted that nobody asked for."""
     for file in folder.glob("index-*"):
