@@ -60,7 +60,7 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
                 store.close()
                 store = None
                 fresh = open_store(folder)
-                fresh.list()  # opens every collection, for which SQLite needs a little room: without it none can be read
+                fresh.list()  # opens every collection; SQLite needs a little room for that
                 store = fresh
             else:
                 perform(store, operation)
