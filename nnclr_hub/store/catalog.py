@@ -10,6 +10,7 @@ and, if the disk honours fsync, the loss of power.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -227,7 +228,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours.
+    """SQLite's errors as ours, and the system's.
 
     Raises:
         DiskFull, StoreReadOnly, StoreCorrupt, StoreError.
@@ -249,3 +250,7 @@ def translated(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
+        raise StoreError(f"{path} cannot be written ({error}): check the disk and the permissions.") from error

@@ -55,7 +55,8 @@ class EmbeddedStore:
         try:
             self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
-                self._clear_leftovers()
+                with translated(self.folder):
+                    self._clear_leftovers()
         except BaseException:
             self._release_lock()
             raise
@@ -69,15 +70,15 @@ class EmbeddedStore:
             self._names.refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
-            path.parent.mkdir(exist_ok=True)
-            fsync_folder(self.folder)
-            connection = connect(path, create=True)
-            try:
-                with translated(path):
+            with translated(path):
+                path.parent.mkdir(exist_ok=True)
+                fsync_folder(self.folder)
+                connection = connect(path, create=True)
+                try:
                     create_collection(connection, spec)
-            finally:
-                connection.close()
-            fsync_folder(path.parent)
+                finally:
+                    connection.close()
+                fsync_folder(path.parent)
             reached("create.made")
             # a crash before this row leaves a file that no row names, which the next start moves away
             self._names.add(name, key)
