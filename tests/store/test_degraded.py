@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store import catalog, maintenance, open_store, snapshots
+from nnclr_hub.store import catalog, fold, maintenance, open_store, recovery, snapshots
 from nnclr_hub.store.base import CollectionSpec, Item
 
 DIM = 16
@@ -236,3 +236,31 @@ def test_what_an_earlier_item_of_the_same_id_gets_wrong_is_refused_too(tmp_path)
         with pytest.raises(InvalidRequest, match="is zero"):
             collection.upsert([Item("a", np.zeros(DIM)), Item("a", np.ones(DIM))])
         assert collection.count() == 3
+
+
+def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path, monkeypatch):
+    """Rows of the delta are compared one by one, which every search would pay for."""
+    monkeypatch.setattr(maintenance, "IDLE_SECONDS", 0.1)
+    store, collection = filled(tmp_path, 600)
+    with store:
+        wait_until(lambda: len(collection._index.parts.rids) == 600)
+        assert collection._index.parts.delta.count == 0
+
+
+def test_a_fold_that_was_overtaken_by_loading_anew_changes_nothing(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        real = fold.build_main
+
+        def overtaken(*arguments):
+            main = real(*arguments)
+            with collection._connections.reader() as connection:
+                recovery.rebuild(connection, collection._index)
+            return main
+
+        monkeypatch.setattr(fold, "build_main", overtaken)
+        collection.compact()
+        monkeypatch.undo()
+        collection.upsert([Item("new", vectors(1, 4)[0])])
+        collection.delete(["i000"])
+        assert collection.verify().ok
