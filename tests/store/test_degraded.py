@@ -254,13 +254,14 @@ def test_a_fold_that_was_overtaken_by_loading_anew_changes_nothing(tmp_path, mon
 
         def overtaken(*arguments):
             main = real(*arguments)
+            monkeypatch.setattr(fold, "build_main", real)
             with collection._connections.reader() as connection:
                 recovery.rebuild(connection, collection._index)
             return main
 
         monkeypatch.setattr(fold, "build_main", overtaken)
         collection.compact()
-        monkeypatch.undo()
+        assert fold.build_main is real
         collection.upsert([Item("new", vectors(1, 4)[0])])
         collection.delete(["i000"])
         assert collection.verify().ok
