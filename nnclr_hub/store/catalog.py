@@ -32,6 +32,8 @@ LOW_WATER = 64 << 20
 # a file is shrunk when it is asked for and so much of it is free
 FREE_SHARE = 0.25
 
+WAY_ON = "save what can be read with `nnclr store repair COLLECTION`, or import an export"
+
 _ALIASES = """
 CREATE TABLE aliases (
     alias TEXT PRIMARY KEY, name TEXT NOT NULL REFERENCES collections ON DELETE CASCADE ON UPDATE CASCADE) STRICT;
@@ -166,7 +168,7 @@ def quick_check(connection: sqlite3.Connection, path: Path) -> None:
     with translated(path):
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise StoreCorrupt(f"{path} is damaged ({found}): restore it from a backup; nothing was changed.")
+        raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed): {WAY_ON}.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
@@ -244,7 +246,7 @@ def translated(path: Path) -> Iterator[None]:
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreCorrupt(f"{path} is damaged ({error}): restore it from a backup.") from error
+            raise StoreCorrupt(f"{path} is damaged ({error}): {WAY_ON}.") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error

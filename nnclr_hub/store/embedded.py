@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, translated
+from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, read_spec, translated
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.collection import EmbeddedCollection
 from nnclr_hub.store.failpoints import reached
@@ -110,7 +110,20 @@ class EmbeddedStore:
             self._opened(to, key).name = to
 
     def list(self) -> list[CollectionInfo]:
-        return [self.get(name).info() for name in self._names.collections()]
+        return [self._info(name) for name in self._names.collections()]
+
+    def _info(self, name: str) -> CollectionInfo:
+        """How a collection stands; one that is damaged hides no other."""
+        try:
+            return self.get(name).info()
+        except StoreCorrupt as error:
+            path = self._path(self._names.resolve(name)[1])
+            connection = connect(path, read_only=True)
+            try:
+                with translated(path):
+                    return CollectionInfo(name, read_spec(connection), 0, 0, 0, f"damaged: {error}", "none")
+            finally:
+                connection.close()
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
         """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
