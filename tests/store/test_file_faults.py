@@ -18,7 +18,7 @@ from nnclr_hub.store import open_store, recovery
 from nnclr_hub.store.base import CollectionSpec
 
 # of a file's length, where it is damaged
-SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.005, 0.03, 0.5, 0.97]
+SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.03, 0.5, 0.97]
 INDEXES = ("flat", "hnsw", "ivf")
 
 
