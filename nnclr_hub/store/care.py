@@ -87,10 +87,10 @@ class Care:
             self.writer.reload(self._rebuilt)
         self.wake()
 
-    def close(self) -> None:
+    def close(self, *, keep: bool) -> None:
         """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
         self._maintenance.close()
-        if self.writer is not None and self.writer.failure is None and self.writer.behind is None:
+        if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
             if self._unwritten() >= SNAPSHOT_ON_CLOSE:
                 self.snapshot()
             with translated(self._path):

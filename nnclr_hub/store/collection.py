@@ -231,13 +231,17 @@ class EmbeddedCollection:
         self._care.snapshot()
         return RepairReport(self.count(), tuple(id for id, _ in damaged), kept_in)
 
-    def close(self) -> None:
-        """Writes a snapshot if it is worth one, and lets go of the files."""
+    def close(self, *, keep: bool = True) -> None:
+        """Writes a snapshot if it is worth one, and lets go of the files.
+
+        Args:
+            keep: False: the files are going to be deleted, so nothing is written any more.
+        """
         if self._connections.closed:
             return
         self._connections.close()  # the writer's goes last, so that SQLite can fold its log away
         try:
-            self._care.close()
+            self._care.close(keep=keep)
         finally:
             if self._writer is not None:
                 self._writer.close()
