@@ -131,7 +131,7 @@ def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> N
     Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.embedded import EmbeddedStore
+    from nnclr_hub.store.embedded.store import EmbeddedStore
 
     with opened(store) as there, bar(err, "repairing", unit="items") as advance:
         try:

@@ -28,11 +28,11 @@ import faiss
 import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
-from nnclr_hub.store.ann import State
+from nnclr_hub.store.ann.index import State
+from nnclr_hub.store.ann.main_index import FAISS, MainIndex
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.catalog import NO_ROOM, check_room, fsync_folder
+from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.main_index import FAISS, MainIndex
 
 log = logging.getLogger(__name__)
 KEPT = 2
@@ -132,7 +132,7 @@ def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) ->
     known = recorded(connection)
     oldest = min(map(_generation, known), default=0)
     for file in folder.glob("index-*"):
-        if file.suffix == ".faiss" and _generation(file.name) < oldest:
+        if file.is_file() and _generation(file.name) < oldest:
             file.unlink()
         elif file.name not in known:
             lost.mkdir(exist_ok=True)

@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.store.ann.kinds import default_budget
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, read_spec, translated
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.catalog import (
+    connect,
+    create_collection,
+    fsync_folder,
+    make_folder,
+    read_spec,
+    translated,
+)
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.names import Names
+from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index_kinds import default_budget
-from nnclr_hub.store.names import Names
-from nnclr_hub.store.salvage import salvage
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
