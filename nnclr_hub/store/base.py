@@ -57,6 +57,8 @@ class CollectionSpec:
         for name, kinds in (("metric", Metric), ("index", IndexKind), ("precision", Precision)):
             if getattr(self, name) not in get_args(kinds):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(get_args(kinds))}.")
+        if isinstance(self.indexed, str):
+            raise InvalidRequest(f"indexed={self.indexed!r} is one key: give a list of keys, [{self.indexed!r}].")
         object.__setattr__(self, "indexed", tuple(self.indexed))
 
     @classmethod

@@ -186,17 +186,21 @@ def give_back_room(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def check_room(path: Path) -> None:
+def check_room(path: Path, need: int = 0) -> None:
     """Refuses to write when the disk is nearly full, while reads go on.
 
+    Args:
+        path: of the file.
+        need: bytes that are going to be written.
+
     Raises:
-        DiskFull: less than LOW_WATER bytes are free.
+        DiskFull: less than LOW_WATER bytes would be left free.
     """
     free = shutil.disk_usage(path.parent).free
-    if free < LOW_WATER:
+    if free - need < LOW_WATER:
         raise DiskFull(
-            f"The disk that holds {path} has {free >> 20} MiB left, fewer than the {LOW_WATER >> 20} MiB that are kept "
-            "free; nothing was written: free some space, then repeat."
+            f"The disk that holds {path} has {free >> 20} MiB left where {need + LOW_WATER >> 20} MiB are wanted "
+            f"({LOW_WATER >> 20} are kept free); nothing was written: free some space, then repeat."
         )
 
 
