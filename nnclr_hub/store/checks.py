@@ -192,9 +192,7 @@ def metadata_json(item: Item) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
     if "\\u0000" in text and _has_nul(item.metadata):
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} hold a NUL character: drop it, no filter can name it."
-        )
+        raise InvalidRequest(f"The metadata of item {item.id!r} hold a NUL character: drop it, no filter can name it.")
     if text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
         raise InvalidRequest(f"The metadata of item {item.id!r} are nested deeper than {MAX_DEPTH}: flatten them.")
     if size > MAX_METADATA:
