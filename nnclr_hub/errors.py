@@ -23,7 +23,8 @@
     │   ├── StoreReadOnly           opened for reading, or made read-only by an I/O error
     │   ├── StoreTooNew             written by a later version
     │   ├── StoreCorrupt            the catalog itself is damaged
-    │   └── DiskFull                nothing was written
+    │   ├── DiskFull                nothing was written
+    │   └── StoreUnreachable        the server that holds the store is gone, or too slow
     ├── TrainingError               a pretraining run cannot go on
     │   ├── RunExists               the run folder is taken
     │   ├── CheckpointError         a checkpoint is damaged or of another recipe
@@ -201,6 +202,12 @@ class DiskFull(StoreError):
     """The disk is full; nothing of the request was written."""
 
     code = "disk_full"
+
+
+class StoreUnreachable(StoreError):
+    """The server that holds the store does not answer, or not in time."""
+
+    code = "store_unreachable"
 
 
 # ------------------------------------------------------------------------------ training

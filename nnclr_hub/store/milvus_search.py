@@ -1,0 +1,204 @@
+"""Neighbours in Milvus: its index where that gives what was asked for, every vector where it does not.
+
+Milvus has no exact search beside an approximate index, returns at most 16,384 neighbours, and an approximate index
+under a filter may return fewer than there are. Where that shows, the collection is read page by page and compared here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nnclr_hub.store.base import CollectionSpec, Match, Where
+from nnclr_hub.store.checks import check_k, check_vectors
+from nnclr_hub.store.milvus_rows import METRICS, to_vector
+from nnclr_hub.store.milvus_where import Plan, passes, plan
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.milvus_collection import MilvusCollection
+
+# of Milvus
+_LARGEST_K = 16_384
+# matches a request whose metadata come with them: 64 KiB each make 64 MiB
+_WITH_METADATA = 1000
+# ef of a search when the caller does not say: recall of 0.98 and more at k = 10 on a million clustered vectors of 256
+_EF, _LARGEST_EF = 128, 32_768
+# lists of an inverted file, and those looked into when the caller does not say
+NLIST = {True: 128, False: 1024}
+_NPROBE = {True: 32, False: 64}
+
+
+def search(
+    collection: MilvusCollection,
+    vectors: np.ndarray | Sequence[np.ndarray],
+    k: int,
+    where: Where | None,
+    exact: bool,
+    score_threshold: float | None,
+    with_vector: bool,
+    effort: int | None,
+) -> list[list[Match]]:
+    """See `store.base.Collection.search_batch`."""
+    k = check_k(k)
+    queries = check_vectors(vectors, collection.spec, _which(len(vectors)))
+    wanted = plan(where, lists=not collection.connection.is_lite)
+    if exact and not _is_exact(collection):
+        found = exhaustive(collection, queries, k, where, wanted)
+    else:
+        found = _indexed(collection, queries, k, where, wanted, exact, effort)
+    if score_threshold is not None:
+        found = [[match for match in matches if match.score >= score_threshold] for matches in found]
+    return _with_vectors(collection, found) if with_vector else found
+
+
+def _which(queries: int) -> Any:
+    return lambda row: "the query" if queries == 1 else f"query {row}"
+
+
+def _is_exact(collection: MilvusCollection) -> bool:
+    """Whether Milvus can answer exactly: a flat index, or an inverted file of which every list is read."""
+    lite, index = collection.connection.is_lite, collection.spec.index
+    return index in ("flat", "ivf") or (lite and index == "auto")
+
+
+# ------------------------------------------------------------------------------ with the index
+
+
+def _indexed(
+    collection: MilvusCollection,
+    queries: np.ndarray,
+    k: int,
+    where: Where | None,
+    wanted: Plan,
+    exact: bool,
+    effort: int | None,
+) -> list[list[Match]]:
+    found: dict[int, list[Match]] = {}
+    limit = k if wanted.exact else min(_LARGEST_K, 4 * k + 64)
+    missing = list(range(len(queries)))
+    while missing:
+        answers = _ask(collection, queries[missing], limit, wanted, exact, effort)
+        for row, matches in zip(missing, answers, strict=True):
+            found[row] = [match for match in matches if where is None or passes(where, match.metadata)][:k]
+        # those may have more beyond the limit
+        missing = [
+            row
+            for row, matches in zip(missing, answers, strict=True)
+            if len(found[row]) < k and len(matches) == limit and limit < _LARGEST_K
+        ]
+        limit = min(_LARGEST_K, 8 * limit)
+    short = [row for row, matches in found.items() if len(matches) < k]
+    if short:
+        there = min(k, collection.count(where))
+        short = [row for row in short if len(found[row]) < there]
+    if short:
+        found |= dict(zip(short, exhaustive(collection, queries[short], k, where, wanted), strict=True))
+    return [found[row] for row in range(len(queries))]
+
+
+def _ask(
+    collection: MilvusCollection, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
+) -> list[list[Match]]:
+    """Milvus's own answer, of all queries, in requests that its limits allow."""
+    spec = collection.spec
+    at_once = max(1, _WITH_METADATA // limit)
+    bring = limit <= _WITH_METADATA
+    answers: list[list[Match]] = []
+    for start in range(0, len(queries), at_once):
+        hits = collection.read(
+            "search",
+            data=list(queries[start : start + at_once]),
+            anns_field="vector",
+            limit=limit,
+            filter=wanted.superset,
+            output_fields=["metadata"] if bring else [],
+            search_params={"metric_type": METRICS[spec.metric], "params": _params(collection, limit, exact, effort)},
+        )
+        for row in hits:
+            texts = (
+                {hit["id"]: hit["entity"]["metadata"] for hit in row}
+                if bring
+                else _metadata(collection, [hit["id"] for hit in row])
+            )
+            answers.append(
+                [
+                    Match(hit["id"], _score(hit["distance"], spec), json.loads(texts[hit["id"]]))
+                    for hit in row
+                    if hit["id"] in texts
+                ]
+            )
+    return answers
+
+
+def _params(collection: MilvusCollection, limit: int, exact: bool, effort: int | None) -> dict[str, int]:
+    lite, index = collection.connection.is_lite, collection.spec.index
+    if index in ("ivf", "ivf_pq"):
+        lists = NLIST[lite]
+        return {"nprobe": lists if exact else min(lists, max(1, effort or _NPROBE[lite]))}
+    if index == "hnsw" or (index == "auto" and not lite):
+        return {"ef": min(_LARGEST_EF, max(limit, effort or max(_EF, 2 * limit)))}
+    return {}
+
+
+def _score(distance: float, spec: CollectionSpec) -> float:
+    # Milvus's L2 is the square
+    return -float(np.sqrt(max(0.0, distance))) if spec.metric == "l2" else float(distance)
+
+
+def _metadata(collection: MilvusCollection, ids: list[str]) -> dict[str, str]:
+    return {id: row["metadata"] for id, row in collection.rows(ids, ["id", "metadata"]).items()}
+
+
+def _with_vectors(collection: MilvusCollection, found: list[list[Match]]) -> list[list[Match]]:
+    ids = [match.id for matches in found for match in matches]
+    rows = collection.rows(ids, ["id", "vector"])
+    return [
+        [Match(match.id, match.score, match.metadata, to_vector(rows[match.id])) for match in matches if match.id in rows]
+        for matches in found
+    ]
+
+
+# ------------------------------------------------------------------------------ with every vector
+
+
+def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np.ndarray:
+    """(n, m) float32: a higher score is nearer."""
+    if spec.metric != "l2":
+        return queries @ vectors.T
+    # a row at a time: the difference itself, since the expanded square loses near neighbours to rounding
+    return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
+
+
+def exhaustive(
+    collection: MilvusCollection, queries: np.ndarray, k: int, where: Where | None, wanted: Plan
+) -> list[list[Match]]:
+    """The true k nearest, by reading every item that passes, a page at a time."""
+    fields = ["id", "vector"] if where is None else ["id", "vector", "metadata"]
+    best_ids = np.zeros((len(queries), 0), dtype="U128")
+    best_scores = np.zeros((len(queries), 0), np.float32)
+    page: list[dict[str, Any]] = []
+
+    def fold() -> None:
+        nonlocal best_ids, best_scores
+        ids = np.array([row["id"] for row in page], dtype="U128")
+        new = scores(queries, np.stack([to_vector(row) for row in page]), collection.spec)
+        all_ids = np.concatenate([best_ids, np.broadcast_to(ids, (len(queries), len(ids)))], axis=1)
+        all_scores = np.concatenate([best_scores, new], axis=1)
+        order = np.argsort(-all_scores, axis=1, kind="stable")[:, :k]
+        best_ids, best_scores = np.take_along_axis(all_ids, order, 1), np.take_along_axis(all_scores, order, 1)
+        page.clear()
+
+    for row in collection.scan(wanted, where, fields):
+        page.append(row)
+        if len(page) == 4096:
+            fold()
+    if page:
+        fold()
+    texts = _metadata(collection, [str(id) for id in np.unique(best_ids)])
+    return [
+        [Match(id, score, json.loads(texts[id])) for id, score in zip(ids, row, strict=True) if id in texts]
+        for ids, row in zip(best_ids.tolist(), best_scores.tolist(), strict=True)
+    ]
