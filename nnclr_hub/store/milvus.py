@@ -1,7 +1,7 @@
 """MilvusStore: collections in Milvus, from a file to a cluster; the address decides.
 
-    milvus://[user:password@]host:19530[/database]    a server: `milvus-lite server`, standalone or distributed
-    ./photos.milvus.db                                a Milvus Lite file, served by this process alone
+milvus://[user:password@]host:19530[/database]    a server: `milvus-lite server`, standalone or distributed
+./photos.milvus.db                                a Milvus Lite file, served by this process alone
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Self
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.milvus_care import index_params, make_ready
+from nnclr_hub.store.milvus_care import make_ready
 from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus_collection import MilvusCollection
 from nnclr_hub.store.milvus_names import decode, encode
@@ -53,16 +53,16 @@ class MilvusStore:
         schema = schema_of(self.connection.pymilvus, spec)
         with self._names:
             self._refuse_if_taken(name)
-            # an index and loading come with it; if a crash comes between, `get` does what is left
             self.connection.call(
                 "create_collection",
                 encode(name),
                 schema=schema,
-                index_params=index_params(self.connection, spec),
                 consistency_level="Session",
                 properties={SPEC_PROPERTY: spec_to_text(spec)},
                 timeout=SLOW_TIMEOUT,
             )
+            # if a crash comes between, `get` does what is left
+            make_ready(self.connection, name, spec)
             return self._opened(name, spec)
 
     def get(self, name: str) -> MilvusCollection:

@@ -52,10 +52,14 @@ def _parts(dim: int) -> int:
     return max(parts for parts in range(1, max(1, dim // 4) + 1) if dim % parts == 0)
 
 
-def make_ready(connection: Connection, name: str, spec: CollectionSpec) -> None:
-    """Sees to it that a collection has its index and is loaded, also if a crash came between those steps."""
+def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait: bool = False) -> None:
+    """Sees to it that a collection has its index and is loaded, also if a crash came between those steps.
+
+    wait: until the index is built; meanwhile searches compare with every vector.
+    """
     if not connection.call("list_indexes", encode(name)):
-        connection.call("create_index", encode(name), index_params(connection, spec), timeout=SLOW_TIMEOUT)
+        made = index_params(connection, spec)
+        connection.call("create_index", encode(name), made, timeout=SLOW_TIMEOUT, sync=wait)
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
 
 
@@ -145,7 +149,7 @@ def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     call("release_collection", name, timeout=SLOW_TIMEOUT)
     for index in call("list_indexes", name):
         call("drop_index", name, index, timeout=SLOW_TIMEOUT)
-    make_ready(collection.connection, collection.name, spec)
+    make_ready(collection.connection, collection.name, spec, wait=True)
     return RepairReport(collection.count(), tuple(one["id"] for one in damaged), kept)
 
 

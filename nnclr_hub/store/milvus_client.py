@@ -46,10 +46,8 @@ def import_pymilvus() -> ModuleType:
         raise MissingDependency(
             "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
         ) from error
-    # it logs each failure with a traceback before it raises; without a handler Python would print that
-    for name in ("pymilvus", "milvus_lite"):
-        if not logging.getLogger(name).handlers:
-            logging.getLogger(name).addHandler(logging.NullHandler())
+    # it prints each failure with its traceback before it raises; ours say the same in a sentence
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     return pymilvus
 
 
@@ -94,7 +92,7 @@ class Connection:
         # the standalone server of the package `milvus` calls itself v2.3.5-lite, Milvus Lite milvus_lite-3.2.2
         self.is_lite = version.startswith("milvus_lite")
 
-    def call(self, method: str, *args: Any, timeout: float = READ_TIMEOUT, **options: Any) -> Any:
+    def call(self, method: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:
         """A method of pymilvus's client, under a time limit.
 
         Every call that comes here may be repeated: reads, upserts and deletes by id, and steps that find their work
@@ -108,7 +106,8 @@ class Connection:
         """
         if self._closed:
             raise StoreReadOnly(f"The store {self.name} is closed: open it again.")
-        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=timeout, **options), args)
+        limit = READ_TIMEOUT if timeout is None else timeout
+        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
 
     @property
     def is_file(self) -> bool:
@@ -243,7 +242,9 @@ class _LiteServers:
                     f"Another process has the store {path} open: stop that one, or send your request to that server."
                 ) from error
             except (MilvusLiteError, OSError) as error:
-                raise StoreError(f"The store {path} cannot be opened ({error}): name a file that can be written.") from error
+                raise StoreError(
+                    f"The store {path} cannot be opened ({error}): name a file that can be written."
+                ) from error
             self._running[key] = (server, database, port, 1)
             return port
 

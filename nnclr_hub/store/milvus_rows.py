@@ -1,11 +1,11 @@
 """Items as rows of a Milvus collection, and back; and the schema of those rows.
 
-    id         VARCHAR, the primary key
-    vector     FLOAT_VECTOR, normalised if the metric is cosine; rounded through float16 if the precision is f16
-    metadata   VARCHAR, the JSON text: Milvus's own JSON would round large integers
-    facets     JSON, what filters see of the metadata (milvus_where.py)
-    thumbnail  VARCHAR, "=" and base64; "" for none
-    crc        INT64, of the vector's float32 bytes
+id         VARCHAR, the primary key
+vector     FLOAT_VECTOR, normalised if the metric is cosine; rounded through float16 if the precision is f16
+metadata   VARCHAR, the JSON text: Milvus's own JSON would round large integers
+facets     JSON, what filters see of the metadata (milvus_where.py)
+thumbnail  VARCHAR, "=" and base64; "" for none
+crc        INT64, of the vector's float32 bytes
 """
 
 from __future__ import annotations

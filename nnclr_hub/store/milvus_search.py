@@ -156,7 +156,11 @@ def _with_vectors(collection: MilvusCollection, found: list[list[Match]]) -> lis
     ids = [match.id for matches in found for match in matches]
     rows = collection.rows(ids, ["id", "vector"])
     return [
-        [Match(match.id, match.score, match.metadata, to_vector(rows[match.id])) for match in matches if match.id in rows]
+        [
+            Match(match.id, match.score, match.metadata, to_vector(rows[match.id]))
+            for match in matches
+            if match.id in rows
+        ]
         for matches in found
     ]
 
