@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, StoreReadOnly
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus_care import make_ready
@@ -72,29 +72,29 @@ class MilvusStore:
             CollectionNotFound: names those that exist.
             StoreCorrupt: it was made by another program.
         """
-        check_name(name, "Collection name")
         with self._names:
             described = self._described(name)
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
-            if real in self._open:
-                return self._open[real]
-            spec = spec_of(described, real)
-            make_ready(self.connection, real, spec)
-            return self._opened(real, spec)
+            if real not in self._open:
+                spec = spec_of(described, real)
+                make_ready(self.connection, real, spec)
+                return self._opened(real, spec)
+            return self._open[real]
 
     def drop(self, name: str) -> None:
         """Deletes a collection with everything in it and the aliases that mean it.
 
         Raises:
             CollectionNotFound: there is none of that name.
+            InvalidRequest: it is an alias.
         """
         self._refuse_if_read_only()
         with self._names:
             self._require(name)
-            for alias in self._aliases_of(name):  # Milvus drops no collection that has one
-                self.connection.call("drop_alias", encode(alias))
+            for alias in self._aliases_of(name):  # later versions of Milvus drop no collection that has one
+                self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
             self.connection.call("drop_collection", encode(name), timeout=WRITE_TIMEOUT)
             self._open.pop(name, None)
 
@@ -103,13 +103,13 @@ class MilvusStore:
 
         Raises:
             CollectionNotFound: there is none of that name.
+            InvalidRequest: it is an alias, or the other cannot be a name.
             CollectionExists: the other name is taken.
         """
-        check_name(to, "Collection name")
         self._refuse_if_read_only()
         with self._names:
             self._require(name)
-            self._refuse_if_taken(to)
+            self._refuse_if_taken(check_name(to, "Collection name"))
             self.connection.call("rename_collection", encode(name), encode(to), timeout=WRITE_TIMEOUT)
             if name in self._open:
                 self._open[to] = self._open.pop(name)
@@ -128,15 +128,12 @@ class MilvusStore:
             CollectionExists: a collection is called so.
             CollectionNotFound: there is no collection `name`.
         """
-        check_name(alias, "Alias")
         self._refuse_if_read_only()
         with self._names:
+            check_name(alias, "Alias")
             real = self.get(name).name
             if alias in self._collections():
-                raise CollectionExists(
-                    f"There is a collection {alias!r} already: an alias needs a name of its own; rename the "
-                    "collection, or promote the other."
-                )
+                raise CollectionExists(f"There is a collection {alias!r}, so it cannot be an alias: take another name.")
             method = "alter_alias" if alias in self.aliases() else "create_alias"
             self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
 
@@ -150,8 +147,8 @@ class MilvusStore:
         with self._names:
             known = self.aliases()
             if alias not in known:
-                hint = f"there are {', '.join(sorted(known))}." if known else "there are none."
-                raise CollectionNotFound(f"There is no alias {alias!r} in {self.connection.name}: {hint}")
+                hint = f"there are {', '.join(known)}." if known else "there are no aliases."
+                raise CollectionNotFound(f"There is no alias {alias!r}: {hint}")
             self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
 
     def aliases(self) -> dict[str, str]:
@@ -171,13 +168,13 @@ class MilvusStore:
 
         Raises:
             CollectionNotFound: there is no collection `name`.
+            InvalidRequest: `alias` cannot be a name, or is the collection's own.
         """
-        check_name(alias, "Alias")
         self._refuse_if_read_only()
         with self._names:
             real = self.get(name).name
-            if alias == real:
-                return None
+            if check_name(alias, "Alias") == real:
+                raise InvalidRequest(f"{real!r} is the collection's own name already: promote another one to it.")
             kept = None
             if alias in self._collections():
                 kept = self._free(f"{alias}.old")
@@ -212,10 +209,11 @@ class MilvusStore:
         return sorted(alias for alias in aliases if alias is not None)
 
     def _described(self, name: str) -> dict[str, Any] | None:
-        """What Milvus says of the collection of a name or alias."""
+        """What Milvus says of the collection of a name or alias; None if there is none."""
         try:
+            check_name(name, "Collection name")
             return self.connection.call("describe_collection", encode(name))
-        except CollectionNotFound:
+        except (InvalidRequest, CollectionNotFound):  # what cannot be a name is none
             return None
 
     def _opened(self, name: str, spec: CollectionSpec) -> MilvusCollection:
@@ -223,20 +221,25 @@ class MilvusStore:
         return self._open[name]
 
     def _require(self, name: str) -> None:
-        check_name(name, "Collection name")
+        """Refuses a name that is no collection's own."""
+        known = self.aliases()
+        if name in known:
+            raise InvalidRequest(f"{name!r} is an alias: name the collection that it means, {known[name]!r}.")
         if name not in self._collections():
             raise self._not_found(name)
 
     def _not_found(self, name: str) -> CollectionNotFound:
-        known = self._collections()
-        hint = f"there are {', '.join(known)}." if known else "the store is empty; index pictures first."
+        known = ", ".join([*self._collections(), *self.aliases()])
+        hint = f"there are {known}." if known else "the store is empty; index pictures first."
         return CollectionNotFound(f"There is no collection {name!r} in {self.connection.name}: {hint}")
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
-        if described is not None:
-            what = "a collection" if decode(described["collection_name"]) == name else "an alias"
-            raise CollectionExists(f"There is {what} {name!r} already: use it, drop it, or take another name.")
+        if described is None:
+            return
+        if decode(described["collection_name"]) == name:
+            raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
+        raise CollectionExists(f"There is an alias {name!r} already: take another name, or forget the alias first.")
 
     def _free(self, name: str) -> str:
         taken = {*self._collections(), *self.aliases()}

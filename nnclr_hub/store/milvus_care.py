@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +13,13 @@ from nnclr_hub.store.base import CollectionSpec, Progress, RepairReport, VerifyR
 from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus_names import encode
 from nnclr_hub.store.milvus_rows import METRICS, is_damaged, to_vector
-from nnclr_hub.store.milvus_search import NLIST, scores
+from nnclr_hub.store.milvus_search import NLIST, exhaustive
 from nnclr_hub.store.milvus_where import plan
+from nnclr_hub.store.verification import NEIGHBOURS, SAMPLE, Sample, write_down
 
 if TYPE_CHECKING:
     from nnclr_hub.store.milvus_collection import MilvusCollection
 
-SAMPLE = 50
-NEIGHBOURS = 10
 LOST = "nnclr-lost+found"
 
 
@@ -81,8 +78,8 @@ def compact(collection: MilvusCollection) -> None:
     while collection.connection.call("get_compaction_state", job) != "Completed":
         if time.monotonic() > end:
             raise StoreError(
-                f"Milvus at {collection.connection.name} still compacts {collection.name!r} after {SLOW_TIMEOUT:.0f} s: "
-                "it goes on by itself."
+                f"Milvus at {collection.connection.name} has not compacted {collection.name!r} within "
+                f"{SLOW_TIMEOUT:.0f} s: it goes on by itself."
             )
         time.sleep(0.5)
 
@@ -91,72 +88,50 @@ def compact(collection: MilvusCollection) -> None:
 
 
 def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
-    """Reads every vector, compares it with its checksum, and a sample's neighbours with an exhaustive search."""
+    """Reads every vector, compares it with its checksum, and a sample's neighbours with an exhaustive search.
+
+    What Milvus's index lacks cannot be seen from outside but by searching, so `missing` stays empty.
+    """
     total = collection.count()
-    damaged: list[str] = []
-    sample_ids: list[str] = []
-    sample: list[np.ndarray] = []
     step = max(1, total // SAMPLE)
-    everything = plan(None)
+    damaged: list[str] = []
+    ids: list[str] = []
+    vectors: list[np.ndarray] = []
     done = 0
-    for done, row in enumerate(collection.scan(everything, None, ["id", "vector", "crc"]), 1):
+    for done, row in enumerate(collection.scan(plan(None), None, ["id", "vector", "crc"]), 1):
         if is_damaged(row, collection.spec):
             damaged.append(row["id"])
         elif (done - 1) % step == 0:
-            sample_ids.append(row["id"])
-            sample.append(to_vector(row))
+            ids.append(row["id"])
+            vectors.append(to_vector(row))
         progress(done, total)
-    if not sample:
+    if not ids:
         return VerifyReport(done, tuple(damaged), ())
-    disagreements, missing, recall = _compare(collection, sample_ids, np.stack(sample))
-    return VerifyReport(done, tuple(damaged), disagreements, missing, recall)
-
-
-def _compare(
-    collection: MilvusCollection, ids: list[str], queries: np.ndarray
-) -> tuple[tuple[str, ...], tuple[str, ...], float]:
-    """Ids whose own best match is another than it must be, ids not found by their own vector, and the recall."""
-    true = collection.search_batch(queries, NEIGHBOURS, exact=True)
-    found = collection.search_batch(queries, NEIGHBOURS)
-    disagreements, missing, hits, asked = [], [], 0, 0
-    for id, query, best, got in zip(ids, queries, true, found, strict=True):
-        own = float(scores(query[None], query[None], collection.spec)[0, 0])
-        slack = 1e-3 * max(1.0, abs(best[0].score))
-        if not got or abs(got[0].score - best[0].score) > slack:
-            disagreements.append(id)
-        # by dot product others may be nearer than the vector itself
-        if own >= best[-1].score - slack and id not in [m.id for m in got] and id in [m.id for m in best]:
-            missing.append(id)
-        hits += len({match.id for match in best} & {match.id for match in got})
-        asked += len(best)
-    return tuple(disagreements), tuple(missing), hits / max(1, asked)
+    queries = np.stack(vectors)
+    true = exhaustive(collection, queries, NEIGHBOURS, None, plan(None))
+    best = np.array([matches[0].score for matches in true], np.float32)
+    sample = Sample(ids, queries, [{match.id for match in matches} for matches in true], best)
+    disagreements, recall = sample.compare(collection.search_batch(queries, NEIGHBOURS))
+    return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 
 
 def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     """Takes out items whose vector is damaged, and has Milvus build its index anew; searches fail meanwhile."""
-    spec = collection.spec
     total = collection.count()
-    damaged = []
+    damaged: list[tuple[str, str]] = []
     rows = collection.scan(plan(None), None, ["id", "vector", "metadata", "crc"])
     for done, row in enumerate(rows, 1):
-        if is_damaged(row, spec):
-            damaged.append({"id": row["id"], "metadata": json.loads(row["metadata"])})
+        if is_damaged(row, collection.spec):
+            damaged.append((row["id"], row["metadata"]))
         progress(done, total)
-    kept = _keep(collection, damaged) if damaged else None
-    collection.delete([one["id"] for one in damaged])
-    name = encode(collection.name)
-    call = collection.connection.call
+    # beside a Milvus Lite file, or in the working folder
+    place = Path(collection.connection.name).parent if collection.connection.is_file else Path()
+    kept_in = write_down(place / LOST, collection.name, damaged)
+    if damaged:
+        collection.delete([id for id, _ in damaged])
+    name, call = encode(collection.name), collection.connection.call
     call("release_collection", name, timeout=SLOW_TIMEOUT)
     for index in call("list_indexes", name):
         call("drop_index", name, index, timeout=SLOW_TIMEOUT)
-    make_ready(collection.connection, collection.name, spec, wait=True)
-    return RepairReport(collection.count(), tuple(one["id"] for one in damaged), kept)
-
-
-def _keep(collection: MilvusCollection, damaged: list[dict[str, Any]]) -> str:
-    """Writes down what is about to be deleted: beside a Milvus Lite file, or in the working folder."""
-    folder = Path(collection.connection.name).parent / LOST if collection.connection.is_file else Path(LOST)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{collection.name}-{time.time_ns()}.json"
-    path.write_text(json.dumps({"spec": asdict(collection.spec), "items": damaged}, ensure_ascii=False, indent=1))
-    return str(path)
+    make_ready(collection.connection, collection.name, collection.spec, wait=True)
+    return RepairReport(collection.count(), tuple(id for id, _ in damaged), kept_in)

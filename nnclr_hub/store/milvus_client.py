@@ -136,9 +136,9 @@ class Connection:
             except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
                 fault = _fault(error)
                 pause = next(pauses, None)
-                late = pause is None or time.monotonic() - begun + pause > _PATIENCE
                 # a first connection is refused at once: more often than not the address is wrong
-                if late or fault not in ("starting", "unloaded", "gone") or (fault == "gone" and method == "connect"):
+                worth = fault in ("starting", "unloaded") or (fault == "gone" and method != "connect")
+                if pause is None or not worth or time.monotonic() - begun + pause > _PATIENCE:
                     raise self._translated(method, fault, error) from error
                 time.sleep(pause)
                 if fault == "unloaded":  # Milvus Lite forgets over a restart which collections were loaded

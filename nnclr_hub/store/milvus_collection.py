@@ -24,7 +24,7 @@ from nnclr_hub.store.base import (
     VerifyReport,
     Where,
 )
-from nnclr_hub.store.checks import check_limit, check_name
+from nnclr_hub.store.checks import check_limit, check_name, check_vectors
 from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus_names import encode
 from nnclr_hub.store.milvus_rows import to_item, to_requests, to_thumbnail
@@ -92,8 +92,9 @@ class MilvusCollection:
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        found = self.rows(ids, ["id", "vector", "metadata", "thumbnail"])
-        return [to_item(found[id]) for id in ids if id in found]
+        wanted = [check_name(id, "Item id") for id in ids]
+        found = self.rows(wanted, ["id", "vector", "metadata", "thumbnail"])
+        return [to_item(found[id]) for id in wanted if id in found]
 
     def count(self, where: Where | None = None) -> int:
         wanted = plan(where, lists=not self.connection.is_lite)
@@ -125,7 +126,8 @@ class MilvusCollection:
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[Match]:
-        return milvus_search.search(self, [vector], k, where, exact, score_threshold, with_vector, effort)[0]
+        query = check_vectors([vector], self.spec, lambda _: "the query")
+        return milvus_search.search(self, query, k, where, exact, score_threshold, with_vector, effort)[0]
 
     def search_batch(
         self,
@@ -138,10 +140,11 @@ class MilvusCollection:
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[list[Match]]:
-        return milvus_search.search(self, vectors, k, where, exact, score_threshold, with_vector, effort)
+        queries = check_vectors(vectors, self.spec, lambda row: f"query {row}")
+        return milvus_search.search(self, queries, k, where, exact, score_threshold, with_vector, effort)
 
     def thumbnail(self, id: str) -> bytes | None:
-        found = self.rows([id], ["id", "thumbnail"])
+        found = self.rows([check_name(id, "Item id")], ["id", "thumbnail"])
         if id not in found:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}: list its items to see their ids.")
         return to_thumbnail(found[id]["thumbnail"])
@@ -196,9 +199,8 @@ class MilvusCollection:
 
     def rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
         """Columns of the items of these ids that exist, by id."""
-        # what cannot be an id is no item's, and does not belong into an expression
-        possible = [id for id in dict.fromkeys(ids) if _is_id(id)]
-        return {row["id"]: row for some in _batches(possible) for row in self.query(_among(some), fields)}
+        wanted = list(dict.fromkeys(ids))
+        return {row["id"]: row for some in _batches(wanted) for row in self.query(_among(some), fields)}
 
     def scan(
         self, wanted: Plan, where: Where | None, fields: list[str], after: str = "", hint: int = ROWS
@@ -250,12 +252,5 @@ def _batches(ids: list[str]) -> Iterator[list[str]]:
 
 
 def _among(ids: Sequence[str]) -> str:
+    """An expression for items by ids that have been checked, and hold nothing that needs an escape."""
     return f"id in [{', '.join(json.dumps(id) for id in ids)}]"
-
-
-def _is_id(id: Any) -> bool:
-    try:
-        check_name(id, "Item id")
-    except ValueError:
-        return False
-    return True

@@ -7,13 +7,13 @@ under a filter may return fewer than there are. Where that shows, the collection
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nnclr_hub.store.base import CollectionSpec, Match, Where
-from nnclr_hub.store.checks import check_k, check_vectors
+from nnclr_hub.store.checks import check_k
 from nnclr_hub.store.milvus_rows import METRICS, to_vector
 from nnclr_hub.store.milvus_where import Plan, passes, plan
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # of Milvus
 _LARGEST_K = 16_384
-# matches a request whose metadata come with them: 64 KiB each make 64 MiB
-_WITH_METADATA = 1000
+# matches a request whose rows come with them: 64 KiB each make 64 MiB
+_WITH_ROWS = 1000
 # ef of a search when the caller does not say: recall of 0.98 and more at k = 10 on a million clustered vectors of 256
 _EF, _LARGEST_EF = 128, 32_768
 # lists of an inverted file, and those looked into when the caller does not say
@@ -33,7 +33,7 @@ _NPROBE = {True: 32, False: 64}
 
 def search(
     collection: MilvusCollection,
-    vectors: np.ndarray | Sequence[np.ndarray],
+    queries: np.ndarray,
     k: int,
     where: Where | None,
     exact: bool,
@@ -41,9 +41,8 @@ def search(
     with_vector: bool,
     effort: int | None,
 ) -> list[list[Match]]:
-    """See `store.base.Collection.search_batch`."""
+    """See `store.base.Collection.search_batch`; queries: (n, D) float32, as `check_vectors` has them."""
     k = check_k(k)
-    queries = check_vectors(vectors, collection.spec, _which(len(vectors)))
     wanted = plan(where, lists=not collection.connection.is_lite)
     if exact and not _is_exact(collection):
         found = exhaustive(collection, queries, k, where, wanted)
@@ -52,10 +51,6 @@ def search(
     if score_threshold is not None:
         found = [[match for match in matches if match.score >= score_threshold] for matches in found]
     return _with_vectors(collection, found) if with_vector else found
-
-
-def _which(queries: int) -> Any:
-    return lambda row: "the query" if queries == 1 else f"query {row}"
 
 
 def _is_exact(collection: MilvusCollection) -> bool:
@@ -77,7 +72,8 @@ def _indexed(
     effort: int | None,
 ) -> list[list[Match]]:
     found: dict[int, list[Match]] = {}
-    limit = k if wanted.exact else min(_LARGEST_K, 4 * k + 64)
+    # room for what the filter will take away, or true distances put in another order
+    limit = k if wanted.exact and not _is_quantised(collection) else min(_LARGEST_K, 4 * k + 64)
     missing = list(range(len(queries)))
     while missing:
         answers = _ask(collection, queries[missing], limit, wanted, exact, effort)
@@ -103,34 +99,51 @@ def _ask(
     collection: MilvusCollection, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
 ) -> list[list[Match]]:
     """Milvus's own answer, of all queries, in requests that its limits allow."""
-    spec = collection.spec
-    at_once = max(1, _WITH_METADATA // limit)
-    bring = limit <= _WITH_METADATA
+    fields = ["metadata", "vector"] if _is_quantised(collection) else ["metadata"]
+    at_once = max(1, _WITH_ROWS // limit)
     answers: list[list[Match]] = []
     for start in range(0, len(queries), at_once):
-        hits = collection.read(
+        some = queries[start : start + at_once]
+        found = collection.read(
             "search",
-            data=list(queries[start : start + at_once]),
+            data=list(some),
             anns_field="vector",
             limit=limit,
             filter=wanted.superset,
-            output_fields=["metadata"] if bring else [],
-            search_params={"metric_type": METRICS[spec.metric], "params": _params(collection, limit, exact, effort)},
+            output_fields=fields if limit <= _WITH_ROWS else [],
+            search_params={
+                "metric_type": METRICS[collection.spec.metric],
+                "params": _params(collection, limit, exact, effort),
+            },
         )
-        for row in hits:
-            texts = (
-                {hit["id"]: hit["entity"]["metadata"] for hit in row}
-                if bring
-                else _metadata(collection, [hit["id"] for hit in row])
-            )
-            answers.append(
-                [
-                    Match(hit["id"], _score(hit["distance"], spec), json.loads(texts[hit["id"]]))
-                    for hit in row
-                    if hit["id"] in texts
-                ]
-            )
+        for query, hits in zip(some, found, strict=True):
+            if limit <= _WITH_ROWS:
+                rows = {hit["id"]: hit["entity"] for hit in hits}
+            else:
+                rows = collection.rows([hit["id"] for hit in hits], ["id", *fields])
+            answers.append(_matches(collection, query, hits, rows))
     return answers
+
+
+def _matches(
+    collection: MilvusCollection, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
+) -> list[Match]:
+    """Hits as matches, but for those that were deleted meanwhile."""
+    there = [hit for hit in hits if hit["id"] in rows]
+    if there and _is_quantised(collection):
+        vectors = np.stack([to_vector(rows[hit["id"]]) for hit in there])
+        true = scores(query[None], vectors, collection.spec)[0].tolist()
+    else:
+        true = [_score(hit["distance"], collection.spec) for hit in there]
+    made = [
+        Match(hit["id"], score, json.loads(rows[hit["id"]]["metadata"])) for hit, score in zip(there, true, strict=True)
+    ]
+    return sorted(made, key=lambda match: -match.score)
+
+
+def _is_quantised(collection: MilvusCollection) -> bool:
+    """Whether Milvus's distances are those of codes, not of vectors."""
+    return collection.spec.index == "ivf_pq"
 
 
 def _params(collection: MilvusCollection, limit: int, exact: bool, effort: int | None) -> dict[str, int]:

@@ -50,7 +50,7 @@ def facets(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _code(key: str) -> str:
-    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 def _tagged(value: Any) -> str:
@@ -59,14 +59,10 @@ def _tagged(value: Any) -> str:
     if isinstance(value, bool):
         return f"b{value:d}"
     if isinstance(value, str):
-        return "s" + _bytes(value)[:KEPT].hex()
+        return "s" + value.encode()[:KEPT].hex()
     if isinstance(value, int | float):
         return "n" + _digits(value)
     return "o"
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _digits(value: float) -> str:
@@ -157,7 +153,7 @@ def _condition(condition: Mapping[str, Any], lists: bool, guarded: bool = False)
     if "range" in condition:
         return _range(condition["key"], condition["range"], guarded)
     if "prefix" in condition:
-        whole = _bytes(condition["prefix"])
+        whole = condition["prefix"].encode()
         clause, exact = f'({field} like "s{whole[:KEPT].hex()}%")', len(whole) <= KEPT
     else:
         values = condition["in"] if "in" in condition else [condition["match"]]
@@ -171,7 +167,7 @@ def _guard(field: str, clause: str) -> str:
 
 def _equals_any(field: str, values: Sequence[Any], lists: bool) -> tuple[str, bool]:
     tags = list(dict.fromkeys(f'"{_tagged(value)}"' for value in values))
-    exact = all(not isinstance(value, str) or len(_bytes(value)) < KEPT for value in values)
+    exact = all(not isinstance(value, str) or len(value.encode()) < KEPT for value in values)
     if not tags:
         return _NEVER, True
     if lists and len(tags) > 1:
@@ -185,7 +181,7 @@ def _range(key: str, bounds: Mapping[str, Any], guarded: bool) -> tuple[str, boo
     exact = True
     for name, bound in bounds.items():
         if isinstance(bound, str):
-            field, whole = text, _bytes(bound)
+            field, whole = text, bound.encode()
             precise = len(whole) < KEPT
             value = f'"s{whole[:KEPT].hex()}"'
             # strings alone: other types' tags begin with other letters
