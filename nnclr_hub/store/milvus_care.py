@@ -52,11 +52,11 @@ def _parts(dim: int) -> int:
 def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait: bool = False) -> None:
     """Sees to it that a collection has its index and is loaded, also if a crash came between those steps.
 
-    wait: until the index is built; meanwhile searches compare with every vector.
+    wait: until the index is built; meanwhile searches compare with every vector. Milvus Lite builds while it loads.
     """
     if not connection.call("list_indexes", encode(name)):
         made = index_params(connection, spec)
-        connection.call("create_index", encode(name), made, timeout=SLOW_TIMEOUT, sync=wait)
+        connection.call("create_index", encode(name), made, timeout=SLOW_TIMEOUT, sync=wait and not connection.is_lite)
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
 
 

@@ -24,7 +24,9 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.milvus_where import facets
 
-METRICS = {"cosine": "COSINE", "dot": "IP", "l2": "L2"}
+# vectors to compare by cosine are kept normalised, as the other store has them; COSINE would normalise once more what
+# was rounded to float16
+METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
 # of VARCHAR, in bytes
 _LONGEST = 65_535
