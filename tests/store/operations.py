@@ -11,6 +11,8 @@ N, DIM = 60, 8
 rng = np.random.default_rng(0)
 VECTORS = rng.normal(size=(N, DIM)).astype(np.float32)
 QUERIES = rng.normal(size=(5, DIM)).astype(np.float32)
+# of items that come later: no two are alike, since ties may be told in any order
+LATER = rng.normal(size=(4, DIM)).astype(np.float32)
 LABELS = ["cat", "dog", 'qu"ote', "back\\slash", "it's", "50%", "under_score", "größe 猫 🐈", "", "x" * 300]
 ODD = {"unicode é": "ü", "it's": 1, "dotted.key": True, "none": None, "nested": {"a": [1, {"b": None}]}, "list": [1]}
 NUMBERS = [0, 1, 1.0, -2.5, True, "1", 2**53 + 1, 2**63, 10**30, 1e-7, None, False]
@@ -89,14 +91,14 @@ CHANGES: list[tuple[str, Operation]] = [
     ("seen at once", lambda s: [s.get("c").count(), s.get("c").get(IDS[:6]), s.get("c").search(VECTORS[2], N)]),
     (
         "last wins",
-        lambda s: s.get("c").upsert([Item("z", VECTORS[0], {"v": 1}), Item("z", VECTORS[1], {"v": 2})]) > 0,
+        lambda s: s.get("c").upsert([Item("z", LATER[0], {"v": 1}), Item("z", LATER[1], {"v": 2})]) > 0,
     ),
-    ("replaced", lambda s: [s.get("c").get(["z"]), s.get("c").count(), s.get("c").search(VECTORS[1], 3)]),
+    ("replaced", lambda s: [s.get("c").get(["z"]), s.get("c").count(), s.get("c").search(LATER[1], 3)]),
     ("back again", lambda s: s.get("c").upsert(items(0, 20)[::-1]) > 0),
     ("all again", lambda s: whole(s, "c", 30)),
-    ("full metadata", lambda s: s.get("c").upsert([Item("full", VECTORS[0], full_metadata(65536))]) > 0),
+    ("full metadata", lambda s: s.get("c").upsert([Item("full", LATER[2], full_metadata(65536))]) > 0),
     ("more is refused", lambda s: s.get("c").upsert([Item("fuller", VECTORS[0], full_metadata(65537))]) > 0),
-    ("many keys", lambda s: s.get("c").upsert([Item("keys", VECTORS[1], {f"k{i}": i for i in range(3000)})]) > 0),
+    ("many keys", lambda s: s.get("c").upsert([Item("keys", LATER[3], {f"k{i}": i for i in range(3000)})]) > 0),
     ("full ones read", lambda s: s.get("c").get(["full", "keys"])),
     ("many keys found", lambda s: s.get("c").search(VECTORS[5], 3, {"must": [{"key": "k2999", "match": 2999}]})),
     ("many keys counted", lambda s: s.get("c").count({"must": [{"key": "k7", "range": {"gte": 7}}]})),
