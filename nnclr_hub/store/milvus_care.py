@@ -109,8 +109,7 @@ def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
         return VerifyReport(done, tuple(damaged), ())
     queries = np.stack(vectors)
     true = exhaustive(collection, queries, NEIGHBOURS, None, plan(None))
-    best = np.array([matches[0].score for matches in true], np.float32)
-    sample = Sample(ids, queries, [{match.id for match in matches} for matches in true], best)
+    sample = Sample(ids, queries, [{match.id: match.score for match in matches} for matches in true])
     disagreements, recall = sample.compare(collection.search_batch(queries, NEIGHBOURS))
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LARGEST_K = 16_384
 # matches a request whose rows come with them: 64 KiB each make 64 MiB
 _WITH_ROWS = 1000
-# ef of a search when the caller does not say: recall of 0.98 and more at k = 10 on a million clustered vectors of 256
+# how far a graph is searched when the caller does not say, and the farthest that Milvus takes
 _EF, _LARGEST_EF = 128, 32_768
 # lists of an inverted file, and those looked into when the caller does not say
 NLIST = {True: 128, False: 1024}
