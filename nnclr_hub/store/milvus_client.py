@@ -28,6 +28,14 @@ WRITE_TIMEOUT = 30.0
 SLOW_TIMEOUT = 300.0
 # a server that has just started answers, but not yet for its collections
 _PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
+# gRPC by itself waits up to two minutes before it tries a server again that was gone, and lets all channels to one
+# address wait together
+_RECONNECTING = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    "grpc.use_local_subchannel_pool": 1,
+}
 # seconds for which a call is repeated
 _PATIENCE = 9.0
 _CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED = 2, 100, 101
@@ -81,7 +89,11 @@ class Connection:
             self.client: Any = self._guarded(
                 "connect",
                 lambda: self.pymilvus.MilvusClient(
-                    uri=f"http://{address}", dedicated=True, timeout=CONNECT_TIMEOUT, **options
+                    uri=f"http://{address}",
+                    dedicated=True,
+                    timeout=CONNECT_TIMEOUT,
+                    grpc_options=_RECONNECTING,
+                    **options,
                 ),
             )
             version = self.call("get_server_version")
