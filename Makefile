@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PORT ?= 8000
 
-.PHONY: demo test check gpu bench clean
+.PHONY: demo test check gpu crash bench clean
 
 demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -20,8 +20,11 @@ check: $(VENV)/.dev  ## style and types
 gpu: $(VENV)/.dev  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
+crash: $(VENV)/.dev  ## the long form of the crash suite: kills, file faults and losses of power, about 20 minutes
+	$(BIN)/python -m pytest -m "slow or not slow" tests/store $(ARGS)
+
 bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
-	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/store.py --items 100000
 	$(BIN)/python benchmarks/linear_probe.py
 	$(BIN)/python benchmarks/queue_overhead.py
 

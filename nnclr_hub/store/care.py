@@ -98,20 +98,20 @@ class Care:
 
     # ---- when due
 
-    def _reload(self) -> bool:
+    def _reload(self, idle: bool) -> bool:
         if self.writer is None or self.writer.behind is None:
             return False
         self.rebuild()
         return True
 
-    def _fold(self) -> bool:
-        if not due(self._index, self._budget):
+    def _fold(self, idle: bool) -> bool:
+        if not due(self._index, self._budget, idle):
             return False
         with self._folding:
             fold(self._index, self._budget, self._fetch, stop=self._maintenance.stopping)
         return True
 
-    def _snapshot(self) -> bool:
+    def _snapshot(self, idle: bool) -> bool:
         due_at = max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids))
         if self.writer is None or self._unwritten() < due_at:
             return False

@@ -10,6 +10,7 @@ and, if the disk honours fsync, the loss of power.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -30,6 +31,8 @@ BUSY_SECONDS = 5.0
 LOW_WATER = 64 << 20
 # a file is shrunk when it is asked for and so much of it is free
 FREE_SHARE = 0.25
+
+WAY_ON = "save what can be read with `nnclr store repair COLLECTION`, or import an export"
 
 _ALIASES = """
 CREATE TABLE aliases (
@@ -165,7 +168,7 @@ def quick_check(connection: sqlite3.Connection, path: Path) -> None:
     with translated(path):
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise StoreCorrupt(f"{path} is damaged ({found}): restore it from a backup; nothing was changed.")
+        raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed): {WAY_ON}.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
@@ -225,7 +228,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours.
+    """SQLite's errors as ours, and the system's.
 
     Raises:
         DiskFull, StoreReadOnly, StoreCorrupt, StoreError.
@@ -243,7 +246,11 @@ def translated(path: Path) -> Iterator[None]:
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreCorrupt(f"{path} is damaged ({error}): restore it from a backup.") from error
+            raise StoreCorrupt(f"{path} is damaged ({error}): {WAY_ON}.") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
+        raise StoreError(f"{path} cannot be written ({error}): check the disk and the permissions.") from error

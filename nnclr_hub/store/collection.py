@@ -213,6 +213,7 @@ class EmbeddedCollection:
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         with self._connections.reader() as connection:
+            quick_check(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
             sample = verification.take_sample(connection, self.spec, {id for id, _ in damaged})
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]

@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, translated
+from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, read_spec, translated
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.collection import EmbeddedCollection
 from nnclr_hub.store.failpoints import reached
@@ -55,7 +55,8 @@ class EmbeddedStore:
         try:
             self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
-                self._clear_leftovers()
+                with translated(self.folder):
+                    self._clear_leftovers()
         except BaseException:
             self._release_lock()
             raise
@@ -69,15 +70,15 @@ class EmbeddedStore:
             self._names.refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
-            path.parent.mkdir(exist_ok=True)
-            fsync_folder(self.folder)
-            connection = connect(path, create=True)
-            try:
-                with translated(path):
+            with translated(path):
+                path.parent.mkdir(exist_ok=True)
+                fsync_folder(self.folder)
+                connection = connect(path, create=True)
+                try:
                     create_collection(connection, spec)
-            finally:
-                connection.close()
-            fsync_folder(path.parent)
+                finally:
+                    connection.close()
+                fsync_folder(path.parent)
             reached("create.made")
             # a crash before this row leaves a file that no row names, which the next start moves away
             self._names.add(name, key)
@@ -109,7 +110,20 @@ class EmbeddedStore:
             self._opened(to, key).name = to
 
     def list(self) -> list[CollectionInfo]:
-        return [self.get(name).info() for name in self._names.collections()]
+        return [self._info(name) for name in self._names.collections()]
+
+    def _info(self, name: str) -> CollectionInfo:
+        """How a collection stands; one that is damaged hides no other."""
+        try:
+            return self.get(name).info()
+        except StoreCorrupt as error:
+            path = self._path(self._names.resolve(name)[1])
+            connection = connect(path, read_only=True)
+            try:
+                with translated(path):
+                    return CollectionInfo(name, read_spec(connection), 0, 0, 0, f"damaged: {error}", "none")
+            finally:
+                connection.close()
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
         """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
