@@ -26,6 +26,7 @@ class Server:
 
     def __init__(self, command: list[str], log: Path, port: int, patience: float) -> None:
         self.uri = f"milvus://127.0.0.1:{port}"
+        self._port = port
         self._command = command
         self._log = log
         self._patience = patience
@@ -33,6 +34,8 @@ class Server:
 
     def start(self) -> None:
         """Returns when the server answers."""
+        # milvus-server takes the next port without a word if connections of before still linger on this one (TIME_WAIT)
+        wait_until_free(self._port, 90)
         with self._log.open("ab") as log:
             # a group of its own: milvus-server starts the real server as a child
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
@@ -67,6 +70,20 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def wait_until_free(port: int, patience: float) -> None:
+    """Returns when a socket can be bound to the port."""
+    end = time.monotonic() + patience
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+                return
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+        time.sleep(0.5)
 
 
 @contextmanager
