@@ -113,7 +113,7 @@ def _ask(
             output_fields=fields if limit <= _WITH_ROWS else [],
             search_params={
                 "metric_type": METRICS[collection.spec.metric],
-                "params": _params(collection, limit, exact, effort),
+                "params": _params(collection, limit, exact, effort, filtered=bool(wanted.expression)),
             },
         )
         for query, hits in zip(some, found, strict=True):
@@ -146,11 +146,16 @@ def _is_quantised(collection: MilvusCollection) -> bool:
     return collection.spec.index == "ivf_pq"
 
 
-def _params(collection: MilvusCollection, limit: int, exact: bool, effort: int | None) -> dict[str, int]:
+def _params(
+    collection: MilvusCollection, limit: int, exact: bool, effort: int | None, *, filtered: bool
+) -> dict[str, int]:
     lite, index = collection.connection.is_lite, collection.spec.index
     if index in ("ivf", "ivf_pq"):
         lists = NLIST[lite]
-        return {"nprobe": lists if exact else min(lists, max(1, effort or _NPROBE[lite]))}
+        # what passes a filter lies in lists far apart: a hundredth of the items were found with a recall of 0.63 in as
+        # many lists as do without a filter
+        default = lists if filtered else _NPROBE[lite]
+        return {"nprobe": lists if exact else min(lists, max(1, effort or default))}
     if index == "hnsw" or (index == "auto" and not lite):
         return {"ef": min(_LARGEST_EF, max(limit, effort or max(_EF, 2 * limit)))}
     return {}
