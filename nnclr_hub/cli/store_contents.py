@@ -42,7 +42,7 @@ def export(
     Example: nnclr store export photos photos-export
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.exchange import export_collection
+    from nnclr_hub.store.exchange.transfer import export_collection
 
     with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
         manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
@@ -67,8 +67,8 @@ def import_(
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.store.exchange import import_collection
-    from nnclr_hub.store.manifest import Manifest
+    from nnclr_hub.store.exchange.manifest import Manifest
+    from nnclr_hub.store.exchange.transfer import import_collection
 
     name = name or Manifest.read(folder).name  # a folder that holds no export leaves no empty store behind
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:

@@ -54,16 +54,17 @@ def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> Non
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "aliases", box=None, header_style="bold")
-    for heading in ("items", "dim"):
-        table.add_column(heading, justify="right")
-    for heading in ("metric", "model", "index", "state"):
-        table.add_column(heading)
-    table.add_column("durable/indexed", justify="right")
+    table = Table(box=None, header_style="bold")
+    for heading in ("name", "items", "dim", "metric", "index", "state", "aliases", "model"):
+        right = heading in ("items", "dim")
+        table.add_column(
+            heading, justify="right" if right else "left", no_wrap=heading in ("name", "index"), overflow="fold"
+        )
     for row in rows:
-        cells = [row[key] for key in ("name", "aliases", "items", "dim", "metric", "model", "index", "state")]
-        cells.append(f"{row['durable_seq']}/{row['indexed_seq']}")
-        table.add_row(*(escape(", ".join(one) if isinstance(one, list) else str(one)) for one in cells))
+        late = row["durable_seq"] - row["indexed_seq"]
+        state = row["state"] + (f", index {late} changes behind" if late else "")
+        cells = [row["name"], row["items"], row["dim"], row["metric"], row["index"], state, ", ".join(row["aliases"])]
+        table.add_row(*(escape(str(one)) for one in [*cells, row["model"]]))
     out.print(table if rows else "The store is empty: `nnclr index` fills it.")
 
 
@@ -130,7 +131,7 @@ def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> N
     Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.embedded import EmbeddedStore
+    from nnclr_hub.store.embedded.store import EmbeddedStore
 
     with opened(store) as there, bar(err, "repairing", unit="items") as advance:
         try:

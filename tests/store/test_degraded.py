@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store import catalog, fold, maintenance, open_store, recovery, snapshots
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann import fold
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import catalog, maintenance, recovery, snapshots
 
 DIM = 16
 
@@ -88,7 +90,7 @@ def test_maintenance_that_fails_shows_in_the_state_and_is_tried_again(tmp_path, 
     monkeypatch.setattr(maintenance, "PAUSE_SECONDS", 0.05)
     store, collection = filled(tmp_path)
     with store:
-        monkeypatch.setattr("nnclr_hub.store.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        monkeypatch.setattr("nnclr_hub.store.embedded.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
         collection.upsert([Item("a", vectors(1)[0])])
         wait_until(lambda: collection.info().state.startswith("degraded: "))
         monkeypatch.undo()

@@ -14,8 +14,9 @@ from store.crash.form import LONG
 from store.crash.small import sizes
 from store.crash.world import read_collection
 
-from nnclr_hub.store import open_store, recovery
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.embedded import recovery
 
 # of a file's length, where it is damaged
 SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.03, 0.5, 0.97]
@@ -26,7 +27,7 @@ INDEXES = ("flat", "hnsw", "ivf")
 def small_sizes():
     """So that a hundred items are enough for every kind of index; snapshots come only when asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        for size in sizes(but="care"):
+        for size in sizes(but="embedded.care"):
             patch.setattr(*size)
         yield
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.store.index_kinds import Stopped
+from nnclr_hub.store.ann.kinds import Stopped
 
 log = logging.getLogger(__name__)
 # after a failure, so that a full disk is not asked again at once

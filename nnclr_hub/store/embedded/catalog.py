@@ -29,6 +29,7 @@ BUSY_SECONDS = 5.0
 
 # a commit is refused when the disk has less than this left: SQLite's own log needs room to be folded away
 LOW_WATER = 64 << 20
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # a file is shrunk when it is asked for and so much of it is free
 FREE_SHARE = 0.25
 
@@ -237,7 +238,8 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
-        if code == sqlite3.SQLITE_FULL:
+        # without any room SQLite cannot even open a file, and calls that a failing disk
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_room(path)):
             raise DiskFull(
                 f"The disk that holds {path} is full; nothing was written: free some space, then repeat."
             ) from error
@@ -251,6 +253,13 @@ def translated(path: Path) -> Iterator[None]:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_ROOM:
             raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
         raise StoreError(f"{path} cannot be written ({error}): check the disk and the permissions.") from error
+
+
+def _no_room(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path.parent).free < PAGE_SIZE
+    except OSError:  # of a disk that is gone nothing is known
+        return False

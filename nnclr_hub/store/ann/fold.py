@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.ann.deaths import Deaths
+from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
+from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
+from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.deaths import Deaths
-from nnclr_hub.store.delta import ALIVE, Delta, positions
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index_kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
-from nnclr_hub.store.main_index import MainIndex
 
 IDLE_DELTA = 512  # rows that are worth folding when there is nothing else to do
 SMALLEST_DELTA = 4096  # rows that are not worth folding beside writes

@@ -6,6 +6,7 @@ STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N
 from __future__ import annotations
 
 import fcntl
+import logging
 import shutil
 import threading
 import uuid
@@ -13,15 +14,23 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.store.ann.kinds import default_budget
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, read_spec, translated
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.catalog import (
+    connect,
+    create_collection,
+    fsync_folder,
+    make_folder,
+    read_spec,
+    translated,
+)
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.names import Names
+from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index_kinds import default_budget
-from nnclr_hub.store.names import Names
-from nnclr_hub.store.salvage import salvage
 
+log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
 LOST = "lost+found"
 
@@ -93,11 +102,11 @@ class EmbeddedStore:
         self._refuse_if_read_only()
         with self._changing:
             name, key = self._names.resolve(name, aliases=False)
-            opened = self._open.pop(key, None)
-            if opened is not None:
-                opened.close()
             self._names.remove(name)
             reached("drop.recorded")
+            opened = self._open.pop(key, None)
+            if opened is not None:
+                opened.close(keep=False)
             self._remove_files(key)
             reached("drop.removed")
 
@@ -240,6 +249,9 @@ class EmbeddedStore:
 
     def _remove_files(self, key: str) -> None:
         path = self._path(key)
-        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        try:
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+        except OSError as error:  # the collection is gone all the same; the next start moves away what is left
+            log.warning("files of a dropped collection could not be deleted (%s)", error)
