@@ -265,12 +265,7 @@ class NotReady(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The queue is full.
-
-    Args:
-        message: the sentence for the user.
-        retry_after: seconds after which it is worth trying again.
-    """
+    """The queue is full; `retry_after` is the number of seconds after which it is worth trying again."""
 
     code = "overloaded"
 
@@ -295,9 +290,6 @@ class PortInUse(ServiceError):
     """Another program listens on the port."""
 
     code = "port_in_use"
-
-
-# ------------------------------------------------------------------------------ installation
 
 
 class MissingDependency(NNCLRHubError):

@@ -19,10 +19,11 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     StoreUnreachable,
 )
-from nnclr_hub.store import milvus_rows, milvus_search, open_store
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.milvus_names import decode, encode
-from nnclr_hub.store.milvus_where import plan
+from nnclr_hub.store.milvus import rows, search
+from nnclr_hub.store.milvus.names import decode, encode
+from nnclr_hub.store.milvus.where import plan
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 rng = np.random.default_rng(0)
@@ -162,7 +163,7 @@ def test_vectors_longer_than_milvus_has_are_refused(store):
 
 def test_a_request_too_large_for_milvus_is_written_in_steps(store, monkeypatch):
     """And if a step fails, the sentence says how far it came."""
-    monkeypatch.setattr(milvus_rows, "_REQUEST", 10_000)
+    monkeypatch.setattr(rows, "_REQUEST", 10_000)
     collection = store.create("c", CollectionSpec(4))
     call, sent = store.connection.client.upsert, []
 
@@ -194,7 +195,7 @@ def test_search_reads_everything_where_milvus_stops(store, monkeypatch):
     """Beyond its largest k, and where an approximate index returns fewer than there are."""
     collection = store.create("c", CollectionSpec(4, metric="dot"))
     collection.upsert([Item(f"i{i}", VECTORS[i], {"s": "x" * 200 + str(i % 2)}) for i in range(300)])
-    monkeypatch.setattr(milvus_search, "_LARGEST_K", 20)
+    monkeypatch.setattr(search, "_LARGEST_K", 20)
     where = {"must": [{"key": "s", "match": "x" * 200 + "1"}]}
     want = sorted(range(1, 300, 2), key=lambda i: -float(VECTORS[i] @ VECTORS[0]))
     found = collection.search(VECTORS[0], 15, where)

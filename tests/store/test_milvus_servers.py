@@ -10,8 +10,9 @@ import pytest
 from store.milvus_servers import SERVERS
 
 from nnclr_hub.errors import StoreUnreachable
-from nnclr_hub.store import milvus_client, open_store
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.milvus import client
 
 pytestmark = pytest.mark.scale
 VECTORS = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -86,7 +87,7 @@ def test_a_store_goes_on_when_its_server_comes_back(server):
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(server, monkeypatch):
     """It is stopped, not dead: the connection stands, and no answer comes."""
-    monkeypatch.setattr(milvus_client, "READ_TIMEOUT", 2.0)
+    monkeypatch.setattr(client, "READ_TIMEOUT", 2.0)
     with open_store(server.uri) as store:
         collection = store.create("c", CollectionSpec(4))
         collection.upsert(items(30))

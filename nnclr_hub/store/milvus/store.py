@@ -12,11 +12,11 @@ from typing import Any, Self
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.milvus_care import make_ready
-from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
-from nnclr_hub.store.milvus_collection import MilvusCollection
-from nnclr_hub.store.milvus_names import decode, encode
-from nnclr_hub.store.milvus_rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.milvus.care import make_ready
+from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
+from nnclr_hub.store.milvus.collection import MilvusCollection
+from nnclr_hub.store.milvus.names import decode, encode
+from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
 
 
 class MilvusStore:

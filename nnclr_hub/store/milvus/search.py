@@ -15,11 +15,11 @@ import numpy as np
 
 from nnclr_hub.store.base import CollectionSpec, Match, Where
 from nnclr_hub.store.checks import check_k
-from nnclr_hub.store.milvus_rows import METRICS, to_vector
-from nnclr_hub.store.milvus_where import Plan, passes, plan
+from nnclr_hub.store.milvus.rows import METRICS, to_vector
+from nnclr_hub.store.milvus.where import Plan, passes, plan
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.milvus_collection import MilvusCollection
+    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 # items that pass a filter: up to so many are read and compared here, 2 MB at 256 numbers each
 FEW = 2000

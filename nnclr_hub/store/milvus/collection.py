@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, StoreError, StoreReadOnly
-from nnclr_hub.store import milvus_care, milvus_search
 from nnclr_hub.store.base import (
     CollectionInfo,
     CollectionSpec,
@@ -25,10 +24,11 @@ from nnclr_hub.store.base import (
     Where,
 )
 from nnclr_hub.store.checks import check_limit, check_name, check_vectors
-from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
-from nnclr_hub.store.milvus_names import encode
-from nnclr_hub.store.milvus_rows import to_item, to_requests, to_thumbnail
-from nnclr_hub.store.milvus_where import Plan, passes, plan
+from nnclr_hub.store.milvus import care, search
+from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
+from nnclr_hub.store.milvus.names import encode
+from nnclr_hub.store.milvus.rows import to_item, to_requests, to_thumbnail
+from nnclr_hub.store.milvus.where import Plan, passes, plan
 
 # rows a request: 64 KiB of metadata each make 32 MiB
 ROWS = 500
@@ -127,7 +127,7 @@ class MilvusCollection:
         effort: int | None = None,
     ) -> list[Match]:
         query = check_vectors([vector], self.spec, lambda _: "the query")
-        return milvus_search.search(self, query, k, where, exact, score_threshold, with_vector, effort)[0]
+        return search.search(self, query, k, where, exact, score_threshold, with_vector, effort)[0]
 
     def search_batch(
         self,
@@ -141,7 +141,7 @@ class MilvusCollection:
         effort: int | None = None,
     ) -> list[list[Match]]:
         queries = check_vectors(vectors, self.spec, lambda row: f"query {row}")
-        return milvus_search.search(self, queries, k, where, exact, score_threshold, with_vector, effort)
+        return search.search(self, queries, k, where, exact, score_threshold, with_vector, effort)
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self.rows([check_name(id, "Item id")], ["id", "thumbnail"])
@@ -156,7 +156,7 @@ class MilvusCollection:
 
     def info(self) -> CollectionInfo:
         state = "read-only: opened for reading" if self._read_only else "ready"
-        index = milvus_care.index_kind(self)
+        index = care.index_kind(self)
         return CollectionInfo(self.name, self.spec, self.count(), self._changes, self._changes, state, index)
 
     def snapshot(self) -> None:
@@ -166,16 +166,16 @@ class MilvusCollection:
 
     def compact(self) -> None:
         self.refuse_if_read_only()
-        milvus_care.compact(self)
+        care.compact(self)
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        return milvus_care.verify(self, progress)
+        return care.verify(self, progress)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         self.refuse_if_read_only()
-        return milvus_care.repair(self, progress)
+        return care.repair(self, progress)
 
-    # ---- for milvus_search and milvus_care
+    # ---- for search.py and care.py
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
         """A method of pymilvus's client on this collection."""

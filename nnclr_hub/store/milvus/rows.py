@@ -3,7 +3,7 @@
 id         VARCHAR, the primary key
 vector     FLOAT_VECTOR, normalised if the metric is cosine; rounded through float16 if the precision is f16
 metadata   VARCHAR, the JSON text: Milvus's own JSON would round large integers
-facets     JSON, what filters see of the metadata (milvus_where.py)
+facets     JSON, what filters see of the metadata (where.py)
 thumbnail  VARCHAR, "=" and base64; "" for none
 crc        INT64, of the vector's float32 bytes
 """
@@ -22,7 +22,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.checks import check_items
-from nnclr_hub.store.milvus_where import facets
+from nnclr_hub.store.milvus.where import facets
 
 # vectors to compare by cosine are kept normalised, as the other store has them; COSINE would normalise once more what
 # was rounded to float16

@@ -10,15 +10,15 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Progress, RepairReport, VerifyReport
-from nnclr_hub.store.milvus_client import SLOW_TIMEOUT, Connection
-from nnclr_hub.store.milvus_names import encode
-from nnclr_hub.store.milvus_rows import METRICS, is_damaged, to_vector
-from nnclr_hub.store.milvus_search import NLIST, exhaustive
-from nnclr_hub.store.milvus_where import plan
-from nnclr_hub.store.verification import NEIGHBOURS, SAMPLE, Sample, write_down
+from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Sample, write_down
+from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
+from nnclr_hub.store.milvus.names import encode
+from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
+from nnclr_hub.store.milvus.search import NLIST, exhaustive
+from nnclr_hub.store.milvus.where import plan
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.milvus_collection import MilvusCollection
+    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 LOST = "nnclr-lost+found"
 
