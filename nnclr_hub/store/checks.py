@@ -21,7 +21,8 @@ MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+# what contains itself is found by the depth of recursion, which costs nothing
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
 # float16 ends here
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
@@ -185,15 +186,16 @@ def metadata_json(item: Item) -> str:
         )
     try:
         text = _JSON.encode(item.metadata if isinstance(item.metadata, dict) else dict(item.metadata))
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
         # file names may hold half surrogates, which UTF-8 has none of
         return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
+    # looked at closely only where a quick look does not rule it out: this runs for every item
     if "\\u0000" in text and _has_nul(item.metadata):
         raise InvalidRequest(f"The metadata of item {item.id!r} hold a NUL character: drop it, no filter can name it.")
-    if text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
+    if size > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
         raise InvalidRequest(f"The metadata of item {item.id!r} are nested deeper than {MAX_DEPTH}: flatten them.")
     if size > MAX_METADATA:
         raise InvalidRequest(

@@ -56,7 +56,7 @@ def write_items(
     thumbnails = [(rid, item.thumbnail) for rid, item in zip(rids, items, strict=True) if item.thumbnail is not None]
     if thumbnails:
         connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
-    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('+', ?)", ((rid,) for rid in rids))
+    connection.execute("INSERT INTO oplog (op, rid) SELECT '+', rid FROM items WHERE rid >= ? ORDER BY rid", [first])
     changes.came.append(np.arange(first, first + len(items)))
     changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
 
