@@ -7,12 +7,14 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import faiss
 import numpy as np
 
 from nnclr_hub.errors import StoreError, StoreReadOnly
 from nnclr_hub.store.ann.fold import due, fold
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.kinds import Stopped
+from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.embedded.catalog import last_seq, reading, translated
 from nnclr_hub.store.embedded.connections import Connections
@@ -116,7 +118,8 @@ class Care:
     def _fold(self, idle: bool) -> bool:
         if not due(self._index, idle):
             return False
-        with self._folding:
+        # searches and writes are what the machine is for
+        with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
             fold(self._index, self._fetch, stop=self._maintenance.stopping)
         return True
 
