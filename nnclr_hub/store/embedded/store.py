@@ -29,6 +29,7 @@ from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.names import Names
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.reports import SalvageReport
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
@@ -134,8 +135,8 @@ class EmbeddedStore:
             finally:
                 connection.close()
 
-    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
-        """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
+    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
+        """Puts what can still be read of a collection whose file is damaged into a new file.
 
         The damaged file is kept in lost+found.
 
@@ -147,7 +148,7 @@ class EmbeddedStore:
             _, key = self._names.resolve(name)
             opened = self._open.pop(key, None)
             if opened is not None:
-                opened.close()
+                opened.close(keep=False)  # neither an index nor a mark that all is well belongs into a damaged file
             return salvage(self._path(key), self.folder / LOST, progress)
 
     # ---- aliases
