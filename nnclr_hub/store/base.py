@@ -280,6 +280,9 @@ class VectorStore(Protocol):
     def promote(self, name: str, alias: str) -> str | None:
         """Makes `alias` mean the collection `name`, in one step for whoever asks.
 
+        All other aliases of what went by `alias` until now mean `name` from then on as well, except those that end
+        in `~next`: they belong to a collection in the making.
+
         Returns:
             If a collection itself was called `alias`: the free name that it is kept under now, `alias.old`,
             `alias.old2`, ...; else None.

@@ -155,9 +155,19 @@ def format_of(connection: sqlite3.Connection) -> int:
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
-    """The specification a collection was made with."""
-    fields = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()[0])
-    return CollectionSpec(**fields)
+    """The specification a collection was made with.
+
+    Raises:
+        StoreCorrupt: it is gone, or is none.
+    """
+    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()
+    try:
+        return CollectionSpec(**json.loads(row[0]))
+    except (TypeError, ValueError) as error:  # no row, no JSON, or no fields of a specification
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        raise StoreCorrupt(
+            f"{path} has lost its specification: import the collection from an export, or index it anew."
+        ) from error
 
 
 def quick_check(connection: sqlite3.Connection, path: Path) -> None:
@@ -251,7 +261,9 @@ def translated(path: Path) -> Iterator[None]:
             raise StoreReadOnly(
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        # of what was written whole; SQLite has no code of its own for it
+        unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
+        if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(f"{path} is damaged ({error}): {WAY_ON}.") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error

@@ -44,7 +44,7 @@ from nnclr_hub.store.embedded.catalog import (
     translated,
 )
 from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, to_item, write_items
+from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.searching import Question, Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.where import to_sql
@@ -224,23 +224,41 @@ class EmbeddedCollection:
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         with self._connections.reader() as connection:
-            quick_check(connection, self._path)
+            verification.check_file(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
-            sample = verification.take_sample(connection, self.spec, {id for id, _ in damaged})
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        question = Question.of(sample.vectors, verification.NEIGHBOURS, None, False, None, False)
-        disagreements, recall = sample.compare(self._answer(question, None) if sample.ids else [])
-        return VerifyReport(total, tuple(id for id, _ in damaged), tuple(disagreements), tuple(self._missing()), recall)
+        disagreements, recall = self._compared({item.rid for item in damaged})
+        ids = tuple(item.id for item in damaged)
+        return VerifyReport(total, ids, tuple(disagreements), tuple(self._missing()), recall)
+
+    def _compared(self, damaged: set[int]) -> tuple[list[str], float]:
+        """What the index finds against what an exhaustive search finds in the very same view of the catalog."""
+        while True:
+            try:
+                with self._connections.reader() as connection:
+                    ids, vectors = verification.choose(connection, self.spec, damaged)
+                    question = Question.of(vectors, verification.NEIGHBOURS, None, False, None, False)
+                    at = last_seq(connection)
+                    if self._writer is None or self._writer.behind is None:
+                        self._index.wait_for(at)
+                    # at once, before a fold makes the view too old; the pass over everything takes its time
+                    found = self._searcher.answer(connection, at, question) if ids else []
+                    return verification.exhaustive(connection, self.spec, ids, vectors).compare(found)
+            except ViewTooOld:
+                continue
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        self._writing()
+        writer = self._writing()
         with self._connections.reader() as connection:
+            verification.check_file(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
         kept_in = verification.write_down(self._lost, self._path.stem, damaged)
-        self.delete([id for id, _ in damaged])
+        # by their numbers: an id may mean a whole item again by now
+        rids = [item.rid for item in damaged]
+        gone = set(writer.submit(lambda connection, changes: delete_rows(connection, changes, rids)) if rids else ())
         self._care.rebuild()
         self._care.snapshot()
-        return RepairReport(self.count(), tuple(id for id, _ in damaged), kept_in)
+        return RepairReport(self.count(), tuple(item.id for item in damaged if item.rid in gone), kept_in)
 
     def close(self, *, keep: bool = True) -> None:
         """Writes a snapshot if it is worth one, and lets go of the files.
