@@ -113,6 +113,10 @@ def search(
     store: Store = DEFAULT_STORE,
     k: Annotated[int, typer.Option("-k", help="Neighbours a picture.")] = 5,
     where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
+    effort: Annotated[
+        int | None, typer.Option(help="How far an approximate index looks; as it was found to need if not given.")
+    ] = None,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
@@ -136,7 +140,7 @@ def search(
         bench.embedder_of(bench.collection(collection), model)
         for image in images:
             try:
-                matches = bench.search(collection, image=image, k=k, where=condition)
+                matches = bench.search(collection, image=image, k=k, where=condition, exact=exact, effort=effort)
             except ImageError as error:
                 failed.append(type(error)(f"{image}: {error}"))
                 answers.append({"error": {"code": error.code, "detail": str(error)}})
