@@ -8,7 +8,7 @@ batch is durable when it is done, so an interrupted run goes on where it stopped
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from PIL import Image
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.pixels import pixel_hash
@@ -78,7 +78,7 @@ def index_folder(
     folder: Path,
     *,
     prune: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> IndexReport:
     """Makes the collection hold the folder's pictures.
 
