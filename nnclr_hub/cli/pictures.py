@@ -127,12 +127,7 @@ def search(
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
-    try:
-        condition = json.loads(where) if where else None
-    except ValueError as error:
-        raise InvalidFilter(
-            f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
-        ) from error
+    condition = _filter(where)
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
     with open_store(store, read_only=True) as opened:
@@ -154,6 +149,15 @@ def search(
         _print_matches(images, answers)
     if failed:
         fail(failed[0])
+
+
+def _filter(where: str | None) -> dict[str, Any] | None:
+    try:
+        return json.loads(where) if where else None
+    except ValueError as error:
+        raise InvalidFilter(
+            f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+        ) from error
 
 
 def _print_matches(images: Sequence[Path], answers: Sequence[dict[str, Any]]) -> None:

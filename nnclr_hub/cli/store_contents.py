@@ -201,8 +201,8 @@ def duplicates(
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         named = [_named(collection, ids) for ids in (groups if as_json else groups[:SHOWN])]
     if as_json:
-        all_of_them = [[{"id": one.id, "path": one.path} for one in group] for group in named]
-        print_json({"collection": name, "groups": all_of_them, "without_hash": unknown})
+        found = [[{"id": one.id, "path": one.path} for one in group] for group in named]
+        print_json({"collection": name, "groups": found, "without_hash": unknown})
         return
     _print_groups(named)
     more = f", of which {SHOWN} are shown (--json has all)" if len(groups) > SHOWN else ""

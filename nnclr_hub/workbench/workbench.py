@@ -183,13 +183,8 @@ class Workbench:
         if box is not None and image is None:
             raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
         collection = self.collection(name)
-        options: dict[str, Any] = {
-            "where": where,
-            "exact": exact,
-            "score_threshold": score_threshold,
-            "with_vector": with_vector,
-            "effort": effort,
-        }
+        options: dict[str, Any] = {"where": where, "exact": exact, "effort": effort}
+        options |= {"score_threshold": score_threshold, "with_vector": with_vector}
         if id is not None:
             return search_by_id(collection, id, k, **options)
         if image is not None:
