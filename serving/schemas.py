@@ -100,6 +100,7 @@ class SearchRequest(Strict):
     exact: bool = False
     score_threshold: float | None = None
     with_vector: bool = False
+    effort: int | None = Field(None, description="efSearch or nprobe of an approximate index, 1 to 10,000")
 
 
 class MatchResponse(BaseModel):

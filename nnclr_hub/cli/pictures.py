@@ -113,6 +113,10 @@ def search(
     store: Store = DEFAULT_STORE,
     k: Annotated[int, typer.Option("-k", help="Neighbours a picture.")] = 5,
     where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
+    effort: Annotated[
+        int | None, typer.Option(help="How far an approximate index looks; as it was found to need if not given.")
+    ] = None,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
@@ -123,12 +127,7 @@ def search(
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
-    try:
-        condition = json.loads(where) if where else None
-    except ValueError as error:
-        raise InvalidFilter(
-            f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
-        ) from error
+    condition = _filter(where)
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
     with open_store(store, read_only=True) as opened:
@@ -136,7 +135,7 @@ def search(
         bench.embedder_of(bench.collection(collection), model)
         for image in images:
             try:
-                matches = bench.search(collection, image=image, k=k, where=condition)
+                matches = bench.search(collection, image=image, k=k, where=condition, exact=exact, effort=effort)
             except ImageError as error:
                 failed.append(type(error)(f"{image}: {error}"))
                 answers.append({"error": {"code": error.code, "detail": str(error)}})
@@ -150,6 +149,15 @@ def search(
         _print_matches(images, answers)
     if failed:
         fail(failed[0])
+
+
+def _filter(where: str | None) -> dict[str, Any] | None:
+    try:
+        return json.loads(where) if where else None
+    except ValueError as error:
+        raise InvalidFilter(
+            f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+        ) from error
 
 
 def _print_matches(images: Sequence[Path], answers: Sequence[dict[str, Any]]) -> None:

@@ -1,9 +1,9 @@
-"""nnclr store export, import, reembed, duplicates."""
+"""nnclr store create, export, import, reembed, duplicates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from nnclr_hub.cli.pictures import list_broken
 from nnclr_hub.cli.stores import Name, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,10 +24,53 @@ CHUNK = 500
 
 def register(group: typer.Typer) -> None:
     """Adds the verbs."""
+    group.command()(create)
     group.command(name="export")(export)
     group.command(name="import")(import_)
     group.command()(reembed)
     group.command()(duplicates)
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    store: Store = DEFAULT_STORE,
+    model: Model = None,
+    dim: Annotated[int | None, typer.Option(help="Length of vectors of your own, instead of a model.")] = None,
+    metric: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
+    index: Annotated[str, typer.Option(help="auto (by size and memory), flat, hnsw, ivf or ivf_pq.")] = "auto",
+    precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
+    indexed: Annotated[
+        list[str] | None, typer.Option(help="Metadata key that filters look up quickly, once a key; else: label.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an empty collection, to choose what `nnclr index` and `import` else choose by themselves.
+
+    Example: nnclr store create photos --precision f16 --indexed label --indexed path
+    """
+    from nnclr_hub.store import open_store
+    from nnclr_hub.store.base import CollectionSpec
+    from nnclr_hub.store.checks import check_name
+    from nnclr_hub.store.where import key_expression
+    from nnclr_hub.workbench import Encoders
+
+    if model is not None and dim is not None:
+        raise InvalidRequest("--model has its own number of dimensions: give either --model or --dim.")
+    # nothing that is wrong may leave an empty store behind
+    check_name(name, "Collection name")
+    for key in indexed or ():
+        key_expression(key)
+    chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision}
+    if indexed is not None:
+        chosen["indexed"] = tuple(indexed)
+    spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(Encoders(model).get()), **chosen)
+    with open_store(store) as there:
+        there.create(name, spec)
+    if as_json:
+        print_json({"name": name, **asdict(spec)})
+        return
+    by = f" by {spec.model}" if spec.model else ""
+    out.print(f"{name}: made for vectors of {spec.dim} numbers{by}, compared by {metric}, as {precision}", markup=False)
 
 
 def export(
@@ -67,10 +110,12 @@ def import_(
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
+    from nnclr_hub.store.checks import check_name
     from nnclr_hub.store.exchange.manifest import Manifest
     from nnclr_hub.store.exchange.transfer import import_collection
 
-    name = name or Manifest.read(folder).name  # a folder that holds no export leaves no empty store behind
+    manifest = Manifest.read(folder)  # neither a folder that holds no export nor a wrong name leaves an empty store
+    name = check_name(name or manifest.name, "Collection name")
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
         report = import_collection(
             there,
@@ -154,13 +199,12 @@ def duplicates(
         else:
             groups = near_duplicates(collection, near, exact=exact, progress=advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
-        shown = groups if as_json else groups[:SHOWN]
-        named = [[{"id": id, "path": path} for id, path in _paths(collection, ids)] for ids in shown]
+        named = [_named(collection, ids) for ids in (groups if as_json else groups[:SHOWN])]
     if as_json:
-        print_json({"collection": name, "groups": named, "without_hash": unknown})
+        found = [[{"id": one.id, "path": one.path} for one in group] for group in named]
+        print_json({"collection": name, "groups": found, "without_hash": unknown})
         return
-    for ids in named:
-        out.print("\n".join(str(one["path"]) for one in ids) + "\n", markup=False)
+    _print_groups(named)
     more = f", of which {SHOWN} are shown (--json has all)" if len(groups) > SHOWN else ""
     out.print(f"{len(groups)} groups with {sum(map(len, groups))} items{more}", markup=False)
     if unknown:
@@ -171,11 +215,35 @@ def duplicates(
         )
 
 
-def _paths(collection: Collection, ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Each id with the path that it was indexed from, or itself."""
-    found: dict[str, Any] = {}
+@dataclass(frozen=True)
+class _Named:
+    """An item, the folder that it was indexed from, if any, and its path there, else its id."""
+
+    id: str
+    root: str
+    relative: str
+
+    @property
+    def path(self) -> str:
+        return str(Path(self.root, self.relative))
+
+
+def _named(collection: Collection, ids: Sequence[str]) -> list[_Named]:
+    found: list[_Named] = []
     for start in range(0, len(ids), CHUNK):
-        found |= {item.id: item.metadata for item in collection.get(ids[start : start + CHUNK])}
-    return [
-        (id, str(Path(about.get("root", ""), about["path"])) if "path" in about else id) for id, about in found.items()
-    ]
+        for item in collection.get(ids[start : start + CHUNK]):
+            about = item.metadata
+            named = (about.get("root", ""), about["path"]) if "path" in about else ("", item.id)
+            found.append(_Named(item.id, *named))
+    return found
+
+
+def _print_groups(groups: Sequence[Sequence[_Named]]) -> None:
+    """A line with the count, then the files; relative to their folder, which is said first, where all share it."""
+    roots = {one.root for group in groups for one in group}
+    shared = roots.pop() if len(roots) == 1 else ""
+    if shared:
+        out.print(f"In {shared}:\n", markup=False)
+    for group in groups:
+        files = "\n".join(f"  {one.relative if shared else one.path}" for one in group)
+        out.print(f"{len(group)} alike:\n{files}\n", markup=False)

@@ -1,4 +1,4 @@
-"""nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias; the rest is in store_contents.py."""
+"""nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias, rename; others: store_contents.py."""
 
 from __future__ import annotations
 
@@ -241,3 +241,18 @@ def unalias(
     with opened(store) as there:
         there.unalias(old)
     out.print(f"{old}: forgotten", markup=False)
+
+
+@group.command()
+def rename(
+    name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
+    to: Annotated[str, typer.Argument(help="Its new name; its aliases stay.")],
+    store: Store = DEFAULT_STORE,
+) -> None:
+    """Give a collection another name.
+
+    Example: nnclr store rename photos.old photos-2024
+    """
+    with opened(store) as there:
+        there.rename(name, to)
+    out.print(f"{name} is called {to} now", markup=False)

@@ -25,10 +25,7 @@ MATCHES_AT_ONCE = 65_536
 Groups = list[tuple[str, ...]]
 
 
-def _silent(done: int, total: int) -> None: ...
-
-
-def same_value(collection: Collection, key: str, *, progress: Progress = _silent) -> Groups:
+def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:
     """Groups of at least two items with equal values of a metadata key, the largest first.
 
     Args:
@@ -43,7 +40,7 @@ def same_value(collection: Collection, key: str, *, progress: Progress = _silent
     return _largest_first(groups.values())
 
 
-def exact_duplicates(collection: Collection, *, progress: Progress = _silent) -> Groups:
+def exact_duplicates(collection: Collection, *, progress: Progress = lambda done, total: None) -> Groups:
     """Groups of at least two items whose pictures have the same pixels, whatever their files are."""
     return same_value(collection, PIXEL_HASH, progress=progress)
 
@@ -54,7 +51,7 @@ def near_duplicates(
     *,
     where: Where | None = None,
     exact: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = lambda done, total: None,
 ) -> Groups:
     """Groups joined by pairs that score at least `threshold`, the largest first: the connected components.
 

@@ -8,7 +8,7 @@ best_per_group(collection, vector, "album", k=5)        # the best picture of ea
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,24 +50,14 @@ def search_like(
         ItemNotFound: names the ids that the collection does not have.
         InvalidRequest: no positive example, or the examples cancel each other out.
     """
-    for given in (positive, negative):
-        if isinstance(given, str):  # would be taken for a list of letters
-            raise InvalidRequest(f"Examples are a list of ids or vectors: write [{given!r:.150}].")
-    if len(positive) == 0:
-        raise InvalidRequest("A search by examples needs at least one positive example: give an id or a vector.")
-    ids = list(dict.fromkeys(one for one in (*positive, *negative) if isinstance(one, str)))
+    ids = _ids_among(positive, negative)
     if check_k(k) + len(ids) > MAX_K:
         raise InvalidRequest(
             f"k={k} with {len(ids)} examples by id is not possible: both together are at most {MAX_K}."
         )
     known = _vectors_of(collection, ids)
-    query = _mean(collection, positive, known, "positive")
-    if len(negative):
-        query = query + (query - _mean(collection, negative, known, "negative"))
-    if collection.spec.metric == "cosine" and np.linalg.norm(query) < 1e-6:
-        raise InvalidRequest("The examples cancel each other out and leave no direction to search in: give others.")
     matches = collection.search(
-        query,
+        _away_from(collection, positive, negative, known),
         k + len(ids),
         where,
         exact=exact,
@@ -107,34 +97,12 @@ def best_per_group(
     """
     check_k(k)
     grouped = _also(where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
-    best: dict[str, Match] = {}
-    excluded: dict[str, Any] = {}
-    wanted = min(MAX_K, max(2 * k, FIRST_LOOK))
-    while True:
-        matches = collection.search(
-            vector,
-            wanted,
-            _also(grouped, must_not=_none_of(key, list(excluded.values()))),
-            exact=exact,
-            score_threshold=score_threshold,
-            effort=effort,
-        )
-        for match in matches:
-            best.setdefault(group_key(match.metadata[key]), match)
-        if len(best) >= k or len(matches) < wanted:
-            break
-        if wanted < MAX_K:
-            wanted = min(MAX_K, 2 * wanted)
-            continue
-        # as far as one search goes: leave out the groups that are known, and look on behind them
-        before = len(excluded)
-        excluded |= {name: match.metadata[key] for name, match in best.items() if _can_filter(match.metadata[key])}
-        if len(excluded) == before:
-            raise InvalidRequest(
-                f"The {MAX_K} nearest items share values of {key!r} that no filter can name (lists, objects): group "
-                "by a key with strings or numbers."
-            )
-    found = list(best.values())[:k]
+
+    def search(wanted: int, excluded: list[Any]) -> list[Match]:
+        beyond = _also(grouped, must_not=_none_of(key, excluded))
+        return collection.search(vector, wanted, beyond, exact=exact, score_threshold=score_threshold, effort=effort)
+
+    found = _first_of_groups(search, key, k)
     return _with_vectors(collection, found) if with_vector else found
 
 
@@ -146,6 +114,59 @@ def group_key(value: Any) -> str:
 
 
 # ---- inside
+
+
+def _ids_among(positive: Sequence[str | np.ndarray], negative: Sequence[str | np.ndarray]) -> list[str]:
+    """The examples that are given by id."""
+    for given in (positive, negative):
+        if isinstance(given, str):  # would be taken for a list of letters
+            raise InvalidRequest(f"Examples are a list of ids or vectors: write [{given!r:.150}].")
+    if len(positive) == 0:
+        raise InvalidRequest("A search by examples needs at least one positive example: give an id or a vector.")
+    return list(dict.fromkeys(one for one in (*positive, *negative) if isinstance(one, str)))
+
+
+def _away_from(
+    collection: Collection,
+    positive: Sequence[str | np.ndarray],
+    negative: Sequence[str | np.ndarray],
+    known: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """(D,) p + (p - n)."""
+    query = _mean(collection, positive, known, "positive")
+    if len(negative):
+        query = query + (query - _mean(collection, negative, known, "negative"))
+    if collection.spec.metric == "cosine" and np.linalg.norm(query) < 1e-6:
+        raise InvalidRequest("The examples cancel each other out and leave no direction to search in: give others.")
+    return query
+
+
+def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, k: int) -> list[Match]:
+    """The best match of each of the k best groups.
+
+    Args:
+        search: called with how many matches, and the values of the key that they may not have.
+    """
+    best: dict[str, Match] = {}
+    excluded: dict[str, Any] = {}
+    wanted = min(MAX_K, max(2 * k, FIRST_LOOK))
+    while True:
+        matches = search(wanted, list(excluded.values()))
+        for match in matches:
+            best.setdefault(group_key(match.metadata[key]), match)
+        if len(best) >= k or len(matches) < wanted:
+            return list(best.values())[:k]
+        if wanted < MAX_K:
+            wanted = min(MAX_K, 2 * wanted)
+            continue
+        # as far as one search goes: leave out the groups that are known, and look on behind them
+        before = len(excluded)
+        excluded |= {name: match.metadata[key] for name, match in best.items() if _can_filter(match.metadata[key])}
+        if len(excluded) == before:
+            raise InvalidRequest(
+                f"The {MAX_K} nearest items share values of {key!r} that no filter can name (lists, objects): group "
+                "by a key with strings or numbers."
+            )
 
 
 def _vectors_of(collection: Collection, ids: Sequence[str]) -> dict[str, np.ndarray]:

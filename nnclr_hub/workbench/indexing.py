@@ -8,7 +8,7 @@ batch is durable when it is done, so an interrupted run goes on where it stopped
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from PIL import Image
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.pixels import pixel_hash
@@ -78,7 +78,7 @@ def index_folder(
     folder: Path,
     *,
     prune: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> IndexReport:
     """Makes the collection hold the folder's pictures.
 
@@ -99,26 +99,31 @@ def index_folder(
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
     wanted, broken = _wanted(root, found, known)
-    unreachable = len(broken)
+    unchanged = len(found) - len(wanted) - len(broken)
+    failed = _take_up(writing, wanted, progress)
+    gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
+    removed = sum(_delete(writing, ids) for ids in batches(gone, PAGE))
+    updated = sum(new.id in known for new in wanted) - sum(new.id in known for new, _ in failed)
+    return IndexReport(
+        added=len(wanted) - len(failed) - updated,
+        updated=updated,
+        unchanged=unchanged,
+        removed=removed,
+        broken=tuple((str(new.image), reason) for new, reason in [*broken, *failed]),
+    )
+
+
+def _take_up(writing: Writing, wanted: Sequence[NewImage], progress: Progress) -> list[tuple[NewImage, str]]:
+    """Stores pictures batch by batch; those that could not be read, with the reason."""
+    failed: list[tuple[NewImage, str]] = []
     done = 0
     for batch, decoded in ahead(batches(wanted, BATCH), _decode):
         with writing() as targets:
             errors = _store(targets, batch, decoded)
-        broken += [(new, str(error)) for new, error in zip(batch, errors, strict=True) if error is not None]
+        failed += [(new, str(error)) for new, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)
         progress(done, len(wanted))
-    gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
-    removed = sum(_delete(writing, ids) for ids in batches(gone, PAGE))
-    failed = {new.id for new, _ in broken}
-    stored = [new.id for new in wanted if new.id not in failed]
-    updated = sum(id in known for id in stored)
-    return IndexReport(
-        added=len(stored) - updated,
-        updated=updated,
-        unchanged=len(found) - len(wanted) - unreachable,
-        removed=removed,
-        broken=tuple((str(new.image), reason) for new, reason in broken),
-    )
+    return failed
 
 
 def _delete(writing: Writing, ids: Sequence[str]) -> int:

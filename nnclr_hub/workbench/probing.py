@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
-
-Progress = Callable[[int, int], None]
+from nnclr_hub.store.base import Progress
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from PIL import Image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
-from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
+from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.duplicates import PIXEL_HASH
-from nnclr_hub.store.succession import SUFFIX, successor_of
+from nnclr_hub.store.succession import NEXT, WAS, Successor, finish_swaps, successor_of, swap
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.differences import Change, differences
 from nnclr_hub.workbench.indexing import BATCH
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
 
 NAMED = 5  # items that a refusal names before it only counts
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,13 @@ def reembed(
 
 
 def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool, progress: Progress) -> Reembedded:
+    with bench.gate.alone():
+        finish_swaps(bench.store)
     store, old = bench.store, bench.store.get(name)
     if old.spec.fingerprint == embedder.fingerprint:
-        _clear_cut_short(store, name)
         return Reembedded(None, old.count(), 0, kept=None)
-    new, alias = _successor(store, name, old, embedder)
+    following = _successor(store, name, old, embedder)
+    new = following.collection
     embedded, left_out = _catch_up(old, new, embedder, {}, bench.gate.alone, progress)
     with bench.gate.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, nullcontext, lambda done, total: None)
@@ -114,11 +115,7 @@ def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool
                 f"The new collection holds {items} items where {wanted} belong: another process writes to it; stop "
                 "that one, and call again."
             )
-        also = [other for other, meant in store.aliases().items() if meant == old.name and other != name]
-        kept = store.promote(new.name, name) or old.name
-        for other in also:
-            store.alias(other, new.name)
-        store.unalias(alias)
+        kept = swap(store, name, following)
     reasons = tuple((_called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
     return Reembedded(new.name, items, embedded + more, reasons, kept)
 
@@ -129,34 +126,38 @@ def abandon(bench: Workbench, name: str) -> str:
     Raises:
         InvalidRequest: nothing is being built.
     """
+    with bench.gate.alone():
+        finish_swaps(bench.store)
     following = successor_of(bench.store, name)
     if following is None:
-        _clear_cut_short(bench.store, name)
         raise InvalidRequest(f"Collection {name!r} is not being re-embedded: there is nothing to abandon.")
     with bench.gate.alone():
         half_made = following.collection.name
         bench.store.drop(half_made)
+        marker = following.alias.removesuffix(NEXT) + WAS  # of a swap that ended before it began
+        if marker in bench.store.aliases():
+            bench.store.unalias(marker)
     return half_made
 
 
 # ---- the two collections
 
 
-def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> tuple[Collection, str]:
-    """The collection in progress, and its alias; both made if there is none."""
+def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Successor:
+    """The collection in progress; made if there is none."""
     following = successor_of(store, name)
     if following is None:
         spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
         new = _made(store, f"{name}.{embedder.fingerprint[:8]}", spec)
-        store.alias(name + SUFFIX, new.name)
-        return new, name + SUFFIX
+        store.alias(name + NEXT, new.name)
+        return Successor(name + NEXT, new)
     spec = following.collection.spec
     if spec.fingerprint != embedder.fingerprint:
         raise InvalidRequest(
             f"Collection {name!r} is being re-embedded with {spec.model} already: finish that with `nnclr store "
             f"reembed {name} --model {spec.model}`, or give it up with `nnclr store reembed {name} --abandon`."
         )
-    return following.collection, following.alias
+    return following
 
 
 def _made(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
@@ -170,14 +171,6 @@ def _made(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
         if there.name == candidate and there.spec == spec and there.count() == 0:
             return there  # made by a call that ended before its first item
         candidate, number = f"{name}.{number}", number + 1
-
-
-def _clear_cut_short(store: VectorStore, name: str) -> None:
-    """Takes away the alias of a swap that ended between its last two steps."""
-    aliases = store.aliases()
-    alias = name + SUFFIX
-    if alias in aliases and aliases[alias] == store.get(name).name:
-        store.unalias(alias)
 
 
 # ---- from one to the other

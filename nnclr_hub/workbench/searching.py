@@ -16,6 +16,7 @@ from nnclr_hub.store.base import Collection, Match
 from nnclr_hub.store.queries import search_like
 
 MAX_K = 1000
+MAX_EFFORT = 10_000
 
 
 def crop_to_box(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
@@ -64,6 +65,19 @@ def check_k(k: int) -> int:
     return k
 
 
+def check_effort(effort: int | None) -> int | None:
+    """Returns how far an approximate index is to look, if it may be asked for.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if effort is not None and not 1 <= effort <= MAX_EFFORT:
+        raise InvalidRequest(
+            f"effort={effort} is not possible: give 1 to {MAX_EFFORT}, or none to leave it to the index."
+        )
+    return effort
+
+
 def search_by_vector(
     collection: Collection,
     vector: np.ndarray,
@@ -73,22 +87,31 @@ def search_by_vector(
     exact: bool = False,
     score_threshold: float | None = None,
     with_vector: bool = False,
+    effort: int | None = None,
 ) -> list[Match]:
     """The k nearest items, best first.
 
     Raises:
-        InvalidRequest: k outside 1 ... 1000, or a vector that does not fit the collection.
+        InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000, or a vector that does not fit the collection.
     """
     return collection.search(
-        vector, check_k(k), where=where, exact=exact, score_threshold=score_threshold, with_vector=with_vector
+        vector,
+        check_k(k),
+        where=where,
+        exact=exact,
+        score_threshold=score_threshold,
+        with_vector=with_vector,
+        effort=check_effort(effort),
     )
 
 
-def search_by_id(collection: Collection, id: str, k: int = 10, **options: Any) -> list[Match]:
+def search_by_id(
+    collection: Collection, id: str, k: int = 10, *, effort: int | None = None, **options: Any
+) -> list[Match]:
     """The k nearest items of one that is in the collection, without itself.
 
     Raises:
         ItemNotFound: no item has that id.
-        InvalidRequest: k outside 1 ... 1000.
+        InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000.
     """
-    return search_like(collection, [id], k=check_k(k), **options)
+    return search_like(collection, [id], k=check_k(k), effort=check_effort(effort), **options)

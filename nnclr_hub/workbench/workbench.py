@@ -10,7 +10,7 @@ The command line, REST and the page all work through it, so they cannot differ.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError
-from nnclr_hub.store.base import Collection, CollectionSpec, Match, VectorStore
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
 from nnclr_hub.workbench.indexing import IndexReport, NewImage, add_images, index_folder
 from nnclr_hub.workbench.models import Models
@@ -115,7 +115,7 @@ class Workbench:
         *,
         model: str | None = None,
         prune: bool = False,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = lambda done, total: None,
     ) -> IndexReport:
         """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
         from nnclr_hub.encoder.image_folder import list_images
@@ -128,6 +128,23 @@ class Workbench:
         """Embeds pictures into an existing collection; one entry a picture: None or its error."""
         self.collection(name)  # a wrong name is told before anything is decoded
         return add_images(partial(self.writing, name), images)
+
+    def upsert(self, name: str, items: Sequence[Item]) -> int:
+        """Adds or replaces items by their vectors; returns the number of the change when durable.
+
+        Raises:
+            InvalidRequest: an item is not possible, or the collection is being re-embedded: vectors of the one encoder
+                cannot be turned into those of the other.
+        """
+        with self.gate.shared():
+            collection, *following = self._written_together(name)
+            if following:
+                raise InvalidRequest(
+                    f"Collection {name!r} is being re-embedded with {following[0].spec.model}, which no vector can be: "
+                    f"send pictures instead, wait until that is done, or give it up with `nnclr store reembed {name} "
+                    "--abandon`."
+                )
+            return collection.upsert(items)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
         """Deletes items; returns how many there were."""
@@ -150,8 +167,12 @@ class Workbench:
         exact: bool = False,
         score_threshold: float | None = None,
         with_vector: bool = False,
+        effort: int | None = None,
     ) -> list[Match]:
         """The k nearest items of a picture (or a box on it), of a vector, or of an item; best first.
+
+        Args:
+            where, exact, score_threshold, with_vector, effort: see `Collection.search`.
 
         Raises:
             InvalidRequest: not exactly one of image, vector and id; a box without an image.
@@ -162,12 +183,8 @@ class Workbench:
         if box is not None and image is None:
             raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
         collection = self.collection(name)
-        options: dict[str, Any] = {
-            "where": where,
-            "exact": exact,
-            "score_threshold": score_threshold,
-            "with_vector": with_vector,
-        }
+        options: dict[str, Any] = {"where": where, "exact": exact, "effort": effort}
+        options |= {"score_threshold": score_threshold, "with_vector": with_vector}
         if id is not None:
             return search_by_id(collection, id, k, **options)
         if image is not None:

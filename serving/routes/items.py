@@ -75,7 +75,7 @@ def _notes(text: str | None, count: int) -> list[ItemNote]:
 def put_vectors(name: str, body: list[ItemRequest], bench: AppWorkbench) -> dict[str, int]:
     """Adds or replaces items by their vectors, all or none."""
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body]
-    return {"stored": len(items), "seq": bench.collection(name).upsert(items)}
+    return {"stored": len(items), "seq": bench.upsert(name, items)}
 
 
 @router.get("")

@@ -59,6 +59,7 @@ async def search(name: str, request: Request, bench: AppWorkbench) -> SearchResp
         exact=query.exact,
         score_threshold=query.score_threshold,
         with_vector=query.with_vector,
+        effort=query.effort,
     )
     return SearchResponse(
         matches=[

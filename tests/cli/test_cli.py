@@ -15,6 +15,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
 from nnclr_hub.hub.registry import default_model
 from nnclr_hub.store import open_store
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
 
 runner = CliRunner()
 
@@ -103,6 +104,27 @@ def test_search_finds_the_picture_itself_and_speaks_json(folder, store, model, p
     assert {match["metadata"]["label"] for match in json.loads(out)["matches"]} == {"coffee"}
     code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store)
     assert "score" in out
+
+
+def test_search_hands_on_how_well_to_look(folder, store, model, pictures, monkeypatch):
+    index(folder, store, model=model)
+    asked, search = [], EmbeddedCollection.search
+
+    def listening(*arguments, **options):
+        asked.append({name: options[name] for name in ("exact", "effort")})
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(EmbeddedCollection, "search", listening)
+    call = ("search", pictures[3], "--collection", "c", "--store", store)
+    assert nnclr(*call, "--exact")[0] == 0
+    assert nnclr(*call, "--effort", 200)[0] == 0
+    assert nnclr(*call)[0] == 0
+    assert asked == [
+        {"exact": True, "effort": None},
+        {"exact": False, "effort": 200},
+        {"exact": False, "effort": None},
+    ]
+    assert "effort=0 is not possible" in said(*call, "--effort", 0, code=2)
 
 
 def test_embed_writes_vectors_and_their_paths(photos, pictures, model, tmp_path):

@@ -4,12 +4,14 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -17,8 +19,8 @@ from nnclr_hub.store.duplicates import PIXEL_HASH
 
 runner = CliRunner()
 VERBS = (
-    *("list", "verify", "repair", "snapshot", "compact", "drop", "alias", "unalias"),
-    *("export", "import", "reembed", "duplicates"),
+    *("list", "verify", "repair", "snapshot", "compact", "drop", "alias", "unalias", "rename"),
+    *("create", "export", "import", "reembed", "duplicates"),
 )
 DIM = 8
 
@@ -146,6 +148,47 @@ def test_names_come_and_go(nnclr):
     assert "best" in said(nnclr("unalias", "best"), 1)
 
 
+def test_a_collection_gets_another_name_and_keeps_its_aliases(nnclr):
+    assert "photos is called pictures now" in nnclr("rename", "photos", "pictures")[1]
+    (row,) = json.loads(nnclr("list", "--json")[1])
+    assert (row["name"], row["aliases"], row["items"]) == ("pictures", ["current"], 30)
+    assert "'pictures'" in said(nnclr("rename", "current", "x"), 2)
+    assert "there are" in said(nnclr("rename", "photos", "x"), 1)
+    assert "There is an alias" in said(nnclr("rename", "pictures", "current"), 1)
+
+
+def test_a_collection_is_made_as_it_is_wanted(nnclr, store, model):
+    keys = ("--indexed", "label", "--indexed", "album")
+    code, out, _ = nnclr("create", "own", "--dim", 4, "--metric", "l2", "--index", "flat", "--precision", "f16", *keys)
+    assert code == 0
+    assert "vectors of 4 numbers, compared by l2, as f16" in out
+    assert json.loads(nnclr("create", "by-model", "--model", model, "--precision", "f16", "--json")[1])["dim"] == 32
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("own").spec == CollectionSpec(4, "l2", "", "", ("label", "album"), "flat", "f16")
+        wanted = replace(CollectionSpec.of(load_encoder(model, device="cpu")), precision="f16")
+        assert opened.get("by-model").spec == wanted
+    assert "There is a collection 'own'" in said(nnclr("create", "own", "--dim", 4), 1)
+    assert "There is an alias 'current'" in said(nnclr("create", "current", "--dim", 4), 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (("a/b", "--dim", 4), "'a/b' is not possible"),
+        (("x", "--dim", 0), "dim=0 is not possible"),
+        (("x", "--dim", 4, "--model", "random:test_resnet"), "either --model or --dim"),
+        (("x", "--model", "nnclr_resnt"), "No model is called"),
+        (("x", "--dim", 4, "--metric", "l1"), "metric='l1' is none of cosine, dot, l2"),
+        (("x", "--dim", 4, "--index", "tree"), "index='tree' is none of"),
+        (("x", "--dim", 4, "--precision", "f8"), "precision='f8' is none of f32, f16"),
+        (("x", "--dim", 4, "--indexed", 'a"b'), "without quotes"),
+    ],
+)
+def test_a_collection_that_cannot_be_leaves_no_store_behind(nnclr, tmp_path, call, sentence):
+    assert sentence in said(nnclr("create", *call, "--store", tmp_path / "nowhere"), 2)
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_export_and_import_carry_a_collection_to_another_store(nnclr, tmp_path):
     code, out, _ = nnclr("export", "current", tmp_path / "out")
     assert code == 0
@@ -163,14 +206,22 @@ def test_export_and_import_carry_a_collection_to_another_store(nnclr, tmp_path):
     assert nnclr("import", tmp_path / "out", "--into", *there)[0] == 0
 
 
-def test_duplicates_are_shown_by_their_paths(nnclr):
+def test_duplicates_are_shown_by_their_paths(nnclr, store):
     code, out, err = nnclr("duplicates", "photos")
     assert code == 0
-    assert "0.jpg\n1.jpg\n2.jpg\n" in out
+    assert "3 alike:\n  0.jpg\n  1.jpg\n  2.jpg\n" in out
     assert "10 groups with 29 items" in out
     assert "1 items have no record" in err
     near = json.loads(nnclr("duplicates", "photos", "--near", 0.999, "--json")[1])
     assert near["groups"] == [[{"id": "i00", "path": "0.jpg"}, {"id": "i01", "path": "1.jpg"}]]
+    with open_store(str(store)) as opened:
+        collection = opened.get("photos")
+        items = collection.get([f"i{n:02}" for n in range(30)])
+        collection.upsert([replace(one, metadata={**one.metadata, "root": "/pictures"}) for one in items[:29]])
+    assert "In /pictures:\n\n3 alike:\n  0.jpg\n" in nnclr("duplicates", "photos")[1]
+    with open_store(str(store)) as opened:
+        opened.get("photos").upsert([replace(items[0], metadata={**items[0].metadata, "root": "/others"})])
+    assert "3 alike:\n  /others/0.jpg\n  /pictures/1.jpg\n" in nnclr("duplicates", "photos")[1]
     assert "give a score" in said(nnclr("duplicates", "photos", "--near", 7), 2)
     assert "--near" in said(nnclr("duplicates", "photos", "--exact"), 2)
 
@@ -180,6 +231,9 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(nnclr, tmp_path):
     for call in (("list",), ("verify",), ("repair", "x"), ("drop", "x", "--yes"), ("reembed", "x", "--model", "m")):
         assert "holds no store" in said(nnclr(*call, "--store", nowhere), 2)
     assert "holds no exported collection" in said(nnclr("import", tmp_path, "--store", nowhere), 2)
+    for wrong in (tmp_path, tmp_path / "no-export"):
+        sentence = said(nnclr("import", wrong, "--collection", "x", "--store", nowhere), 2)
+        assert "holds no exported collection" in sentence
     assert not nowhere.exists()
     for call in (("verify", "x"), ("repair", "x"), ("drop", "x"), ("alias", "a", "x"), ("export", "x", nowhere)):
         assert "there are" in said(nnclr(*call), 1), call

@@ -12,7 +12,7 @@ from nnclr_hub.errors import InvalidRequest, ModelError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates
-from nnclr_hub.store.succession import drop_with_successor, successor_of
+from nnclr_hub.store.succession import drop_with_successor
 from nnclr_hub.workbench import Encoders, NewImage, Workbench, reembedding
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
@@ -226,18 +226,23 @@ def test_another_model_in_progress_is_refused_until_it_is_given_up(bench, other,
     assert reembed(bench, "c", third).items == 60
 
 
-def test_a_swap_cut_short_after_its_first_step_is_finished_by_the_next_call(bench, other, monkeypatch):
-    def die(alias):
+@pytest.mark.parametrize("step", ["promote", "unalias"])
+def test_a_swap_cut_short_is_finished_by_the_next_call(bench, other, monkeypatch, step):
+    """After the marker, and after the promotion; `test_succession.py` cuts it everywhere."""
+
+    def die(*arguments):
         raise Stopped
 
+    bench.store.alias("best", "c")
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "unalias", die)
+        patch.setattr(bench.store, step, die)
         with pytest.raises(Stopped):
             reembed(bench, "c", other)
-    assert successor_of(bench.store, "c") is None
     assert bench.add_images("c", []) == []
-    assert reembed(bench, "c", other).collection is None
-    assert NEXT not in bench.store.aliases()
+    assert reembed(bench, "c", other).embedded == 0
+    new = bench.collection("c").name
+    assert bench.store.aliases() == {"best": new, "c": new}
+    assert bench.collection(new).spec.dim == 40
 
 
 def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):

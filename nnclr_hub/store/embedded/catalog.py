@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.durable import fsync_folder, make_folder  # noqa: F401 - for those who write beside it
 from nnclr_hub.store.where import key_expression
 
 SCHEMA = 2
@@ -212,23 +212,6 @@ def check_room(path: Path, need: int = 0) -> None:
             f"The disk that holds {path} has {free >> 20} MiB left where {need + LOW_WATER >> 20} MiB are wanted "
             f"({LOW_WATER >> 20} are kept free); nothing was written: free some space, then repeat."
         )
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder, and those it lies in, so that it is still there after a loss of power."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        fsync_folder(folder.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Makes the names of new and removed files in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

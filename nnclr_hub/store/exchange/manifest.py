@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreTooNew
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.durable import fsync_folder
 
 MANIFEST = "collection.json"
 FORMAT = "nnclr_hub collection"
@@ -112,7 +113,7 @@ class Manifest:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(folder / MANIFEST)
-        sync_folder(folder)
+        fsync_folder(folder)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -163,15 +164,6 @@ class Manifest:
         if not isinstance(name, str) or not isinstance(thumbnails, bool):
             raise ValueError("name and thumbnails")
         return cls(name, CollectionSpec(**spec), given["items"], thumbnails, shards)
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns when the folder's entries are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_count(value: Any) -> bool:

@@ -3,7 +3,7 @@
 export_collection(store.get("photos"), Path("photos-export"))
 import_collection(other_store, "photos", Path("photos-export"))
 
-`store.manifest` tells what the folder holds, `store.shards` how it is read and written.
+`manifest.py` tells what the folder holds, `shards.py` how it is read and written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.exchange.manifest import Manifest, sync_folder
+from nnclr_hub.store.durable import fsync_folder
+from nnclr_hub.store.exchange.manifest import Manifest
 from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
 
 SHARD_ITEMS = 50_000
@@ -38,14 +39,11 @@ BATCH = 1000
 MUST_AGREE = ("dim", "metric", "precision")
 
 
-def _silent(done: int, total: int) -> None: ...
-
-
 # ---- out
 
 
 def export_collection(
-    collection: Collection, folder: Path, *, thumbnails: bool = True, progress: Progress = _silent
+    collection: Collection, folder: Path, *, thumbnails: bool = True, progress: Progress = lambda done, total: None
 ) -> Manifest:
     """Writes the collection into a new folder; all of it is on disk when this returns, or the folder is not there.
 
@@ -127,7 +125,7 @@ def _written_whole(folder: Path) -> Iterator[Path]:
             partial.mkdir()
             yield partial
             partial.rename(folder)
-            sync_folder(folder.parent)
+            fsync_folder(folder.parent)
         finally:
             shutil.rmtree(outer, ignore_errors=True)
     except OSError as error:
@@ -156,7 +154,7 @@ def import_collection(
     folder: Path,
     *,
     into: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = lambda done, total: None,
 ) -> Imported:
     """Fills a collection from an exported folder, which is read and checked as a whole before anything is written.
 

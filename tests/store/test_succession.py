@@ -1,0 +1,107 @@
+"""A collection takes another's place, and a swap that is cut short anywhere is finished by the next call."""
+
+from contextlib import ExitStack, suppress
+from unittest.mock import patch
+
+import pytest
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.succession import finish_swaps, successor_of, swap
+
+OLD, NEW = CollectionSpec(4), CollectionSpec(5)
+STEPS = ("alias", "unalias", "promote", "rename")
+
+
+class Stopped(Exception):
+    pass
+
+
+class InTwoSteps(EmbeddedStore):
+    """As a store without transactions promotes: first the old collection loses the name, then the alias is made."""
+
+    def promote(self, name, alias):
+        kept = None
+        if alias in [info.name for info in self.list()]:
+            kept = f"{alias}.old"
+            self.rename(alias, kept)
+        self.alias(alias, name)
+        return kept
+
+
+def cut_at(store, number: int) -> list:
+    """Patches that let the store change names so often, and then no more."""
+    left = number
+
+    def until_cut(method):
+        def call(*arguments):
+            nonlocal left
+            if not left:
+                raise Stopped
+            left -= 1
+            return method(*arguments)
+
+        return call
+
+    return [patch.object(store, step, until_cut(getattr(store, step))) for step in STEPS]
+
+
+@pytest.fixture(params=[EmbeddedStore, InTwoSteps])
+def make(request, tmp_path):
+    """make() -> a store with the collection c, its alias best, and d, which is to take its place."""
+    stores = []
+
+    def made(name: str):
+        store = request.param(str(tmp_path / str(len(stores))))
+        stores.append(store)
+        store.create("c", OLD)
+        store.create("d", NEW)
+        store.alias("best", "c")
+        store.alias("unconcerned", "d")
+        store.alias(f"{name}~next", "d")
+        return store
+
+    yield made
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize(("name", "found_by"), [("c", "c"), ("c", "best"), ("best", "best")])
+def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, found_by):
+    """At every change of a name; then all names mean the new collection, and none of the helpers is left."""
+    for number in range(20):
+        store = make(found_by)
+        following = successor_of(store, name)
+        assert following is not None
+        cut = True
+        with ExitStack() as patched, suppress(Stopped):
+            for one in cut_at(store, number):
+                patched.enter_context(one)
+            swap(store, name, following)
+            cut = False
+        finish_swaps(store)
+        if store.get(name).spec == OLD:  # it had not begun
+            again = successor_of(store, name)
+            assert again is not None
+            swap(store, name, again)
+        kept = "c.old" if name == "c" else "c"
+        aliases = {"best": "d", "unconcerned": "d", name: "d"}
+        assert store.aliases() == aliases, number
+        assert store.get(kept).spec == OLD
+        finish_swaps(store)
+        assert store.aliases() == aliases
+        if not cut:
+            assert number >= 4
+            return
+    raise AssertionError("a swap has fewer steps")
+
+
+def test_what_is_still_being_built_is_left_alone(tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        store.create("c", OLD)
+        store.create("d", NEW)
+        store.alias("c~next", "d")
+        finish_swaps(store)
+        assert store.aliases() == {"c~next": "d"}
+        assert store.get("c").spec == OLD
