@@ -92,12 +92,13 @@ def opening(report: Report, folder: Path) -> None:
         shutil.move(file, lost)
     rebuilt = _process("open", folder, kind)
     shutil.rmtree(lost)
-    ratio = sorted(snapshot)[1] / rebuilt["answers"]
+    median = sorted(snapshot)[1]
+    ratio = median / rebuilt["answers"]
     report.say(
         "open",
         {"ratio": ratio, "snapshot": snapshot, "rebuild": rebuilt["answers"], "rebuild_there": rebuilt["there"]},
-        f"open: from a snapshot over a rebuild to the same {kind} index {ratio:.3f}; {sorted(snapshot)[1]:.1f} s, median "
-        f"of 3, and {rebuilt['answers']:.1f} s, of which {rebuilt['there']:.1f} s until searches are answered at all",
+        f"open: from a snapshot over a rebuild to the same {kind} index {ratio:.3f}; {median:.1f} s, median of 3, "
+        f"and {rebuilt['answers']:.1f} s, of which {rebuilt['there']:.1f} s until searches are answered at all",
     )
 
 

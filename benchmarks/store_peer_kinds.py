@@ -21,7 +21,8 @@ class Peer(Protocol):
     """One library.
 
     package: to install. kind: what it is. efforts: what its curve is drawn over; None: it has no such parameter.
-    batches: it takes many queries at once. durable: what `add` promises when it returns, in words.
+    batches: it takes many queries at once. durable: what strace sees `add` do for
+    it before it returns.
     """
 
     package: ClassVar[str]
@@ -150,7 +151,7 @@ class LanceIvfPq:
     """LanceDB with its default index; effort is nprobes, and ten times the hits are refined by their full vectors."""
 
     package, kind, batches = "lancedb", "store", False
-    durable = "a file a request, no fsync"
+    durable = "no fsync"
     efforts = (1, 2, 4, 8, 16, 32, 64)
 
     def __init__(self, folder: Path, dim: int) -> None:
@@ -202,7 +203,7 @@ class LanceHnsw(LanceIvfPq):
 class QdrantLocal:
     """Qdrant's local mode, in a folder: it compares with every vector, so it has no curve."""
 
-    package, kind, batches, durable, efforts = "qdrant-client", "store", True, "SQLite's default", (None,)
+    package, kind, batches, durable, efforts = "qdrant-client", "store", True, "fsync at each row", (None,)
 
     def __init__(self, folder: Path, dim: int) -> None:
         from qdrant_client import QdrantClient, models
@@ -230,7 +231,7 @@ class QdrantLocal:
 class MilvusLite:
     """Milvus Lite with HNSW; effort is ef, and it goes through gRPC."""
 
-    package, kind, batches, durable, efforts = "milvus-lite", "store", True, "survives a kill, no fsync", EFFORTS
+    package, kind, batches, durable, efforts = "milvus-lite", "store", True, "no fsync", EFFORTS
 
     def __init__(self, folder: Path, dim: int) -> None:
         import milvus_lite  # noqa: F401 - pymilvus finds it by itself, but does not say so when it is missing
@@ -264,7 +265,7 @@ class MilvusLite:
 class Chroma:
     """Chroma with its graph; effort is ef_search."""
 
-    package, kind, batches, durable, efforts = "chromadb", "store", True, "SQLite's default", EFFORTS
+    package, kind, batches, durable, efforts = "chromadb", "store", True, "fsync at each request", EFFORTS
 
     def __init__(self, folder: Path, dim: int) -> None:
         import chromadb
