@@ -14,7 +14,7 @@ import numpy as np
 
 Hits = list[list[Any]]
 M, EF_CONSTRUCTION = 32, 200
-EFFORTS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+EFFORTS = (10, 16, 24, 32, 48, 64, 128, 256)
 
 
 class Peer(Protocol):

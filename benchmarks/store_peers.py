@@ -38,7 +38,7 @@ REQUEST = 1000
 BATCH = 64
 TURNS = 3
 # a peer that is slow is asked for this long a turn, and no longer
-PATIENCE = 8.0
+PATIENCE = 5.0
 TARGET = 0.98
 # where a plot that is logarithmic in what was missed puts those that missed nothing
 ALL_FOUND = 5e-4
