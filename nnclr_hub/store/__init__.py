@@ -10,27 +10,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnclr_hub.errors import InvalidRequest
-
 if TYPE_CHECKING:
     from nnclr_hub.store.base import VectorStore
 
 
-def open_store(uri: str, read_only: bool = False) -> VectorStore:
+def open_store(uri: str, read_only: bool = False, *, memory: int | None = None) -> VectorStore:
     """Opens a store, making it if it is not there.
 
     Args:
-        uri: a folder.
+        uri: a folder; `milvus://host:19530/database`, a Milvus server; `./photos.milvus.db`, a file of Milvus Lite.
         read_only: leave the lock to others and refuse writes; sees what a writer beside it commits.
+        memory: of a folder, bytes that the index of a collection may take; None: half of the machine's.
 
     Raises:
         StoreLocked: another process has it open for writing.
         StoreTooNew, StoreCorrupt: it cannot be read by this version, or at all.
-        InvalidRequest: read_only on a folder that holds no store, or a kind of store we do not have.
+        InvalidRequest: read_only on a folder that holds no store.
+        MissingDependency: Milvus without its client.
     """
     uri = str(uri)
     if uri.startswith("milvus://") or uri.endswith(".milvus.db"):
-        raise InvalidRequest(f"{uri}: this version keeps collections in a folder alone; give a folder.")
+        from nnclr_hub.store.milvus import MilvusStore
+
+        return MilvusStore(uri, read_only=read_only)
     from nnclr_hub.store.embedded import EmbeddedStore
 
-    return EmbeddedStore(uri, read_only=read_only)
+    return EmbeddedStore(uri, read_only=read_only, memory=memory)

@@ -1,49 +1,77 @@
-"""The index: faiss as a cache of the catalog.
+"""The index: a cache of the catalog, for any number of searching threads beside one that writes.
 
-A main part that never changes, a delta that grows, and marks on what has died since. One writer
-mutates; any number of threads search meanwhile, for they work on a `_Parts` that is swapped as a
-whole, a delta whose rows are written before its count moves, and marks that only ever go from alive
-to dead. What a search returns are row ids, which the caller must look up in the catalog: a row that
-died a moment ago is simply not there.
+A main part that never changes, marks on what has died of it, and a delta of what came since. A search
+names the change that its view of the catalog is up to and sees the rows as they were then: one that
+is being replaced is found as the old or as the new one, never as neither. Rows that are newer than the
+view come back too; the caller looks row ids up in the catalog, where they are not there yet.
+
+Nothing moves under a reader: it works on a `Parts` that is swapped as a whole. `fold` takes the delta
+into a new main part beside the running searches; a search whose view is older than what was forgotten
+then must be repeated with a newer view.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.deaths import Deaths, bitmap_of
+from nnclr_hub.store.delta import ALIVE, Delta, best, positions, scores_of
+from nnclr_hub.store.main_index import REFINED, MainIndex, threads
 
-SMALLEST_DELTA = 4096
-# below this share of the main part a filter is cheaper as a scan of its rows alone
+# below this share of the main part a filter is cheaper as a scan of its rows than as a walk past the others
 SCAN_SHARE = 0.05
+LARGEST_EFFORT = 4096
+SCAN_BYTES = 64 << 20
+LATEST = ALIVE - 1
+
+# row ids (n,) int64 to their vectors (n, D) float32 in the catalog, NaN for rows that are not there
+Fetch = Callable[[np.ndarray], np.ndarray]
+Found = tuple[np.ndarray, np.ndarray]
+
+
+class ViewTooOld(Exception):
+    """The index has forgotten rows that this view of the catalog still has."""
 
 
 @dataclass
-class _Parts:
-    """One generation: swapped whole, so that a reader never sees halves of two.
+class Parts:
+    """What a search works on.
 
-    main: faiss index over `main_rids`, or None when empty.
-    main_vectors: (N, D) float32, the same memory as the index.
-    main_rids: (N,) int64, ascending.
-    main_dead: (N,) bool.
-    delta: (capacity, D) float32; delta_rids (capacity,) int64 ascending; delta_dead (capacity,) bool.
-    count: rows of the delta in use; moved only after they are written.
+    main: the part that does not change, or None when empty.
+    rids: (N,) int64 ascending, of the rows of main.
+    deaths: of rows of main.
+    delta: what came since.
+    floor: the change up to which the dead are forgotten.
     """
 
-    main: faiss.Index | None
-    main_vectors: np.ndarray
-    main_rids: np.ndarray
-    main_dead: np.ndarray
-    delta: np.ndarray
+    main: MainIndex | None
+    rids: np.ndarray
+    deaths: Deaths
+    delta: Delta
+    floor: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """An index at one change, for writing it down.
+
+    seq: the change.
+    main, rids: as in `Parts`.
+    dead: (n,) int64, rows of main that had died.
+    delta_rids, delta_vectors: (m,) int64 and (m, D) float32, what lived of the delta.
+    """
+
+    seq: int
+    main: MainIndex | None
+    rids: np.ndarray
+    dead: np.ndarray
     delta_rids: np.ndarray
-    delta_dead: np.ndarray
-    count: int = 0
+    delta_vectors: np.ndarray
 
 
 class AnnIndex:
@@ -54,171 +82,198 @@ class AnnIndex:
     """
 
     def __init__(self, spec: CollectionSpec) -> None:
-        self._spec = spec
-        self._mutation = threading.Lock()
-        self._parts = self._build(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32))
+        self.spec = spec
+        self.seq = 0  # the change that searches see
+        self.mutation = threading.Lock()
+        self._news = threading.Condition()
+        self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(spec.dim, spec.metric))
 
     # ---- writing: one thread at a time
 
-    def add(self, rids: np.ndarray, vectors: np.ndarray) -> None:
-        """Makes rows searchable.
+    def apply(self, seq: int, died: np.ndarray, came: np.ndarray, vectors: np.ndarray) -> None:
+        """One change, whole: died and came (n,) int64 ascending row ids, vectors (n, D) float32 of those that came."""
+        with self.mutation:
+            if len(came):
+                self.parts.delta.append(came, vectors)
+            if len(died):
+                self.parts.deaths.kill(positions(self.parts.rids, died), seq)
+                self.parts.delta.kill(died, seq)
+            self.seq = seq
+        with self._news:
+            self._news.notify_all()
+
+    def restore(self, state: State) -> None:
+        """Becomes what was written down."""
+        deaths, delta = Deaths(len(state.rids)), Delta(self.spec.dim, self.spec.metric)
+        deaths.kill(state.dead, state.seq)
+        delta.append(state.delta_rids, state.delta_vectors)
+        with self.mutation:
+            self.parts = Parts(state.main, state.rids, deaths, delta, floor=state.seq)
+            self.seq = state.seq
+
+    # ---- reading
+
+    def state(self) -> State:
+        """The index as it is now; what it refers to does not change later."""
+        with self.mutation:
+            parts, seq = self.parts, self.seq
+            rids, vectors, died = parts.delta.rows(0, parts.delta.count)
+            living = parts.deaths.living(len(parts.rids))
+        dead = np.setdiff1d(np.arange(len(parts.rids)), living, assume_unique=True)
+        alive = died == ALIVE
+        return State(seq, parts.main, parts.rids, dead, rids[alive], vectors[alive])
+
+    def live_rids(self) -> np.ndarray:
+        """Row ids (N,) int64 ascending of everything alive."""
+        with self.mutation:
+            parts = self.parts
+            rids, _, died = parts.delta.rows(0, parts.delta.count)
+            return np.concatenate([parts.rids[parts.deaths.living(len(parts.rids))], rids[died == ALIVE]])
+
+    @property
+    def kind(self) -> str:
+        """The kind of index that answers now."""
+        main = self.parts.main
+        return main.kind if main else "flat"
+
+    def wait_for(self, seq: int, seconds: float = 1.0) -> None:
+        """Waits until change `seq` is in, which follows within moments of its commit."""
+        if self.seq < seq:
+            with self._news:
+                self._news.wait_for(lambda: self.seq >= seq, seconds)
+
+    def search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        fetch: Fetch,
+        among: np.ndarray | None = None,
+        at: int = LATEST,
+        exact: bool = False,
+        effort: int | None = None,
+    ) -> Found:
+        """The k best rows for each query, best first.
 
         Args:
-            rids: (n,) int64, ascending and above all earlier ones.
-            vectors: (n, D) float32, as the collection keeps them.
-        """
-        with self._mutation:
-            parts = self._parts
-            if parts.count + len(rids) > len(parts.delta):
-                self._fold(rids, vectors)
-                return
-            place = slice(parts.count, parts.count + len(rids))
-            parts.delta[place] = vectors
-            parts.delta_rids[place] = rids
-            parts.count += len(rids)
-
-    def remove(self, rids: np.ndarray) -> None:
-        """Marks rows dead; unknown ones are passed over."""
-        with self._mutation:
-            parts = self._parts
-            for known, dead in (
-                (parts.main_rids, parts.main_dead),
-                (parts.delta_rids[: parts.count], parts.delta_dead),
-            ):
-                dead[_positions(known, rids)] = True
-
-    def reset(self, rids: np.ndarray, vectors: np.ndarray) -> None:
-        """Starts over with these rows: rids (N,) int64 ascending, vectors (N, D) float32."""
-        with self._mutation:
-            self._parts = self._build(rids, vectors)
-
-    def compact(self) -> None:
-        """Folds the delta into the main part and forgets the dead."""
-        with self._mutation:
-            self._fold(np.zeros(0, np.int64), np.zeros((0, self._spec.dim), np.float32))
-
-    def live(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row ids (N,) int64 ascending and vectors (N, D) float32 of everything alive, as copies."""
-        parts = self._parts
-        count = parts.count
-        main, delta = ~parts.main_dead, ~parts.delta_dead[:count]
-        return (
-            np.concatenate([parts.main_rids[main], parts.delta_rids[:count][delta]]),
-            np.concatenate([parts.main_vectors[main], parts.delta[:count][delta]]),
-        )
-
-    # ---- searching: any thread
-
-    def search(self, query: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The k best rows, best first.
-
-        Args:
-            query: (D,) float32.
+            queries: (n, D) float32.
             k: at least 1.
-            among: (n,) int64 ascending row ids; only these are candidates.
+            fetch: reads vectors of the catalog, where the index has only their compressed form.
+            among: (m,) int64 ascending row ids; only these are candidates.
+            at: the change that the caller's view is up to.
+            exact: look at everything.
+            effort: efSearch or nprobe; None: as it was judged.
 
         Returns:
-            scores (<= k,) float32, higher is nearer, and row ids (<= k,) int64. Fewer than k only if
-            there are no more.
+            scores (n, j) float32, higher is nearer, and row ids (n, j) int64, j at most k; -inf and -1 where
+            a query has no more, which is only if there are no more.
+
+        Raises:
+            ViewTooOld: rows that lived at `at` are forgotten.
         """
-        parts = self._parts
-        count = parts.count
-        with _one_thread():
-            found = [self._search_main(parts, query, k, among), self._search_delta(parts, count, query, k, among)]
-        scores = np.concatenate([scores for scores, _ in found])
-        rids = np.concatenate([rids for _, rids in found])
-        best = np.argsort(-scores, kind="stable")[:k]
-        return scores[best], rids[best]
-
-    def _search_main(
-        self, parts: _Parts, query: np.ndarray, k: int, among: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if parts.main is None:
-            return _NOTHING
-        if among is not None:
-            rows = _positions(parts.main_rids, among)
-            rows = rows[~parts.main_dead[rows]]
-            if len(rows) < SCAN_SHARE * len(parts.main_rids):
-                return _best(self._scores(parts.main_vectors[rows], query), parts.main_rids[rows], k)
-            alive = np.zeros(len(parts.main_rids), bool)
-            alive[rows] = True
+        parts = self.parts
+        if at < parts.floor:
+            raise ViewTooOld
+        if len(queries) == 1:
+            with threads(1):
+                found = [_Search(parts, queries, k, fetch, among, at, exact, effort).main()]
         else:
-            alive = ~parts.main_dead if parts.main_dead.any() else None
-        # the selector reads the bitmap by address: the name keeps it alive while faiss works
-        bitmap = None if alive is None else np.packbits(alive, bitorder="little")
-        selector = None if bitmap is None else faiss.IDSelectorBitmap(bitmap)  # pyright: ignore[reportCallIssue]
-        parameters = None if selector is None else faiss.SearchParameters(sel=selector)  # pyright: ignore[reportCallIssue]
-        values, rows = parts.main.search(query[None], min(k, len(parts.main_rids)), params=parameters)
-        values, rows = values[0][rows[0] >= 0], rows[0][rows[0] >= 0]
-        return -np.sqrt(np.maximum(values, 0)) if self._spec.metric == "l2" else values, parts.main_rids[rows]
+            found = [_Search(parts, queries, k, fetch, among, at, exact, effort).main()]
+        if parts.delta.count:
+            found.append(parts.delta.scan(queries, k, among, at))
+        if len(found) == 1:
+            return found[0]
+        return ranked(np.concatenate([f[0] for f in found], axis=1), np.concatenate([f[1] for f in found], axis=1), k)
 
-    def _search_delta(
-        self, parts: _Parts, count: int, query: np.ndarray, k: int, among: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        alive = ~parts.delta_dead[:count]
-        if among is not None:
-            chosen = np.zeros(count, bool)
-            chosen[_positions(parts.delta_rids[:count], among)] = True
-            alive &= chosen
-        if alive.all():
-            return _best(self._scores(parts.delta[:count], query), parts.delta_rids[:count], k)
-        return _best(self._scores(parts.delta[:count][alive], query), parts.delta_rids[:count][alive], k)
 
-    def _scores(self, vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-        if self._spec.metric == "l2":
-            return -np.linalg.norm(vectors - query, axis=1)
-        return vectors @ query
+@dataclass(frozen=True)
+class _Search:
+    """One search of a main part; the fields are the arguments of `AnnIndex.search`."""
 
-    # ---- inside
+    parts: Parts
+    queries: np.ndarray
+    k: int
+    fetch: Fetch
+    among: np.ndarray | None
+    at: int
+    exact: bool
+    effort: int | None
 
-    def _fold(self, rids: np.ndarray, vectors: np.ndarray) -> None:
-        live_rids, live_vectors = self.live()
-        self._parts = self._build(np.concatenate([live_rids, rids]), np.concatenate([live_vectors, vectors]))
+    def main(self) -> Found:
+        main, total = self.parts.main, len(self.parts.rids)
+        if main is None:
+            return np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
+        if self.among is not None:
+            rows = positions(self.parts.rids, self.among)
+            if self.exact or len(rows) <= SCAN_SHARE * total:
+                return self._scan(main, rows)
+            return self._walk(main, bitmap_of(rows, total), len(rows))
+        dead = self.parts.deaths.count
+        if self.exact and not main.lossless:
+            return self._scan(main, self._living())
+        found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)
+        # what has died since the view was taken is still alive in it
+        late = [rows for _, rows in self.parts.deaths.since(self.at)]
+        if not late:
+            return found
+        rows = np.sort(np.concatenate(late))
+        known = np.isin(found[1], self.parts.rids[rows])
+        found[0][known], found[1][known] = -np.inf, -1
+        more = self._scan(main, rows)
+        return ranked(np.concatenate([found[0], more[0]], axis=1), np.concatenate([found[1], more[1]], axis=1), self.k)
 
-    def _build(self, rids: np.ndarray, vectors: np.ndarray) -> _Parts:
-        """A new generation with everything in the main part; the delta grows with it, so folding stays rare."""
-        dim, total = self._spec.dim, len(rids)
-        main = None
-        if total:
-            main = faiss.IndexFlatL2(dim) if self._spec.metric == "l2" else faiss.IndexFlatIP(dim)
-            main.add(np.ascontiguousarray(vectors, np.float32))
-            vectors = faiss.rev_swig_ptr(main.get_xb(), total * dim).reshape(total, dim)
-        capacity = max(SMALLEST_DELTA, total // 4)
-        return _Parts(
-            main,
-            vectors,
-            rids,
-            np.zeros(total, bool),
-            np.zeros((capacity, dim), np.float32),
-            np.zeros(capacity, np.int64),
-            np.zeros(capacity, bool),
+    def _living(self) -> np.ndarray:
+        return self.parts.deaths.living(len(self.parts.rids))
+
+    def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int) -> Found:
+        """By the index's own way; by looking at everything if that finds too few."""
+        k = self.k if main.lossless else self.k * REFINED
+        wanted, k = min(k, candidates), min(k, len(main))
+        effort = self.effort or main.effort
+        if candidates < len(main):  # of what a walk passes, only this share counts
+            effort = min(LARGEST_EFFORT, int(effort * len(main) / max(1, candidates)))
+        scores, rows = (
+            main.search_all(self.queries, k, bitmap) if self.exact else main.search(self.queries, k, bitmap, effort)
         )
+        if wanted and rows[:, wanted - 1].min() < 0:
+            scores, rows = main.search_all(self.queries, k, bitmap)
+        if not main.lossless:
+            return self._refined(scores, rows)
+        return scores, np.where(rows < 0, -1, self.parts.rids[rows])
+
+    def _scan(self, main: MainIndex, rows: np.ndarray) -> Found:
+        """By comparing with each of rows (m,)."""
+        scores, rids = np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
+        step = max(1, SCAN_BYTES // (4 * self.queries.shape[1]))
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            known = self.parts.rids[some]
+            vectors = main.vectors(some) if main.lossless else self.fetch(known)
+            more = best(_numbers(scores_of(vectors, self.queries, main.metric)), known, self.k)
+            scores, rids = ranked(
+                np.concatenate([scores, more[0]], axis=1), np.concatenate([rids, more[1]], axis=1), self.k
+            )
+        return scores, rids
+
+    def _refined(self, scores: np.ndarray, rows: np.ndarray) -> Found:
+        """Candidates by compressed vectors, ranked by their true ones."""
+        rids = np.where(rows < 0, -1, self.parts.rids[rows])
+        wanted = np.unique(rids[rids >= 0])
+        vectors = self.fetch(wanted)
+        assert self.parts.main is not None
+        for query, known, score in zip(self.queries, rids, scores, strict=True):
+            some = known >= 0
+            true = vectors[np.searchsorted(wanted, known[some])]
+            score[some] = _numbers(scores_of(true, query[None], self.parts.main.metric))[0]
+        return ranked(scores, rids, self.k)
 
 
-_NOTHING = (np.zeros(0, np.float32), np.zeros(0, np.int64))
+def ranked(scores: np.ndarray, rids: np.ndarray, k: int) -> Found:
+    """The k best columns of scores (n, m) and rids (n, m) in each row, best first."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rids, order, axis=1)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A single query gains nothing from faiss's threads, and idle ones spin against the rest of the process."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)  # of the calling thread alone
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)
-
-
-def _positions(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where those of `wanted` that are in `known` stand; both ascending."""
-    wanted = np.asarray(wanted, np.int64)
-    place = np.searchsorted(known, wanted)
-    place, wanted = place[place < len(known)], wanted[place < len(known)]
-    return place[known[place] == wanted]
-
-
-def _best(scores: np.ndarray, rids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    if len(scores) > k:
-        top = np.argpartition(-scores, k - 1)[:k]
-        scores, rids = scores[top], rids[top]
-    return scores, rids
+def _numbers(scores: np.ndarray) -> np.ndarray:
+    """Scores of rows that are not in the catalog are NaN, and come last."""
+    return np.where(np.isnan(scores), -np.inf, scores)

@@ -11,6 +11,8 @@ and, if the disk honours fsync, the loss of power.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +22,26 @@ from nnclr_hub.errors import DiskFull, InvalidFilter, StoreCorrupt, StoreError, 
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.where import key_expression
 
-SCHEMA = 1
+SCHEMA = 2
 PAGE_SIZE = 16_384
 BUSY_SECONDS = 5.0
 
-_ROOT_TABLES = """
-CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
+# a commit is refused when the disk has less than this left: SQLite's own log needs room to be folded away
+LOW_WATER = 64 << 20
+# a file is shrunk when it is asked for and so much of it is free
+FREE_SHARE = 0.25
+
+_ALIASES = """
+CREATE TABLE aliases (
+    alias TEXT PRIMARY KEY, name TEXT NOT NULL REFERENCES collections ON DELETE CASCADE ON UPDATE CASCADE) STRICT;
 """
+_ROOT_TABLES = f"""
+CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
+{_ALIASES}
+"""
+# what a file of the format before needs: names may have aliases; its index files have another form
+_ROOT_FROM = {1: _ALIASES}
+_COLLECTION_FROM = {1: "DELETE FROM snapshots;"}
 
 # rid: a new one on every upsert, never used again, so a stale index can never mean another item by it
 _COLLECTION_TABLES = """
@@ -45,15 +60,20 @@ CREATE TABLE snapshots (
 """
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
     """A connection with the durability settings, read back.
+
+    Args:
+        path: of the file.
+        read_only: nothing is written through it.
+        create: make the file if it is not there.
 
     Raises:
         StoreTooNew: a later version's file.
         StoreCorrupt: no SQLite file, or a setting that would not take.
     """
     with translated(path):
-        mode = "ro" if read_only else "rwc"
+        mode = "ro" if read_only else "rwc" if create else "rw"
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
             uri=True,
@@ -70,7 +90,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _configure(connection: sqlite3.Connection, path: Path, read_only: bool) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = format_of(connection)
     if version > SCHEMA:
         raise StoreTooNew(
             f"{path} was written by a later version of nnclr_hub (format {version}, this one reads {SCHEMA}): "
@@ -91,8 +111,9 @@ def _configure(connection: sqlite3.Connection, path: Path, read_only: bool) -> N
 
 
 def create_root(connection: sqlite3.Connection) -> None:
-    """Makes the root catalog's tables if the file is new."""
+    """Makes the root catalog's tables if the file is new, or brings those of an earlier version up to date."""
     _create(connection, _ROOT_TABLES)
+    _migrate(connection, _ROOT_FROM)
 
 
 def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
@@ -108,8 +129,25 @@ def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> N
 
 
 def _create(connection: sqlite3.Connection, tables: str) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+    if format_of(connection) == 0:
         connection.executescript(f"BEGIN IMMEDIATE; {tables} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def migrate_collection(connection: sqlite3.Connection) -> None:
+    """Brings a collection's file of an earlier version up to date."""
+    _migrate(connection, _COLLECTION_FROM)
+
+
+def _migrate(connection: sqlite3.Connection, steps: dict[int, str]) -> None:
+    version = format_of(connection)
+    while 0 < version < SCHEMA:
+        version += 1
+        connection.executescript(f"BEGIN IMMEDIATE; {steps[version - 1]} PRAGMA user_version = {version}; COMMIT;")
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    """The version of the file's format; 0 for a new file."""
+    return connection.execute("PRAGMA user_version").fetchone()[0]
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
@@ -134,6 +172,37 @@ def last_seq(connection: sqlite3.Connection) -> int:
     """Number of the last change; it stays when the log is trimmed."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'oplog'").fetchone()
     return row[0] if row else 0
+
+
+def give_back_room(connection: sqlite3.Connection) -> None:
+    """Shrinks the file if a good part of it is free."""
+    pages, free = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
+    if free > pages * FREE_SHARE:
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def check_room(path: Path) -> None:
+    """Refuses to write when the disk is nearly full, while reads go on.
+
+    Raises:
+        DiskFull: less than LOW_WATER bytes are free.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if free < LOW_WATER:
+        raise DiskFull(
+            f"The disk that holds {path} has {free >> 20} MiB left, fewer than the {LOW_WATER >> 20} MiB that are kept "
+            "free; nothing was written: free some space, then repeat."
+        )
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes the names of new and removed files in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

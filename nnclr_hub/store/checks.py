@@ -17,6 +17,7 @@ MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 # float16 ends here
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
@@ -28,7 +29,9 @@ def check_name(name: str, what: str) -> str:
         InvalidRequest: it may not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidRequest(f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
+        raise InvalidRequest(
+            f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -"
+        )
     return name
 
 
@@ -117,7 +120,7 @@ def check_thumbnail(item: Item) -> None:
         raise InvalidRequest(f"The thumbnail of item {item.id!r} is JPEG bytes; got {type(item.thumbnail).__name__}.")
     if len(item.thumbnail) > MAX_THUMBNAIL:
         raise InvalidRequest(
-            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it smaller, {MAX_THUMBNAIL} at most."
+            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it at most {MAX_THUMBNAIL}."
         )
 
 
@@ -132,7 +135,7 @@ def metadata_json(item: Item) -> str:
             f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
         )
     try:
-        text = json.dumps(item.metadata, allow_nan=False, ensure_ascii=False)
+        text = _JSON.encode(item.metadata if isinstance(item.metadata, dict) else dict(item.metadata))
         size = len(text.encode())
     except UnicodeEncodeError:
         # file names may hold half surrogates, which UTF-8 has none of
@@ -164,7 +167,7 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
     raise AssertionError("every row has the right shape, and yet all together have not")
 
 
-def _refuse_row(bad: np.ndarray, what: Any, sentence: str) -> None:
+def _refuse_row(bad: Any, what: Any, sentence: str) -> None:
     if bad.any():
         raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")
 

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, ItemNotFound, StoreReadOnly
-from nnclr_hub.store import snapshots
-from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.errors import ItemNotFound, StoreReadOnly
+from nnclr_hub.store import recovery, snapshots, verification
+from nnclr_hub.store.ann import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import (
     CollectionInfo,
     Embeds,
     Item,
     Match,
     Page,
+    Progress,
+    RepairReport,
     VerifyReport,
     Where,
-    check_name,
-    check_vector,
 )
-from nnclr_hub.store.catalog import connect, last_seq, quick_check, read_spec, reading, translated
-from nnclr_hub.store.rows import MAX_IN, delete_row, insert_row, metadata_json, to_item, to_matches
+from nnclr_hub.store.care import Care, take_clean_mark
+from nnclr_hub.store.catalog import (
+    connect,
+    give_back_room,
+    last_seq,
+    migrate_collection,
+    quick_check,
+    read_spec,
+    translated,
+)
+from nnclr_hub.store.checks import check_items, check_k, check_limit, check_name, check_vectors
+from nnclr_hub.store.connections import Connections
+from nnclr_hub.store.rows import MAX_IN, Changes, delete_items, to_item, write_items
+from nnclr_hub.store.searching import Question, Searcher
 from nnclr_hub.store.where import to_sql
-from nnclr_hub.store.writer import Changes, Writer
-
-MAX_LIMIT = 10_000
-# changes since the last snapshot from which closing writes a new one; fewer are replayed faster
-SNAPSHOT_AFTER = 1000
-VERIFY_SAMPLE = 50
+from nnclr_hub.store.writer import Writer
 
 
 class EmbeddedCollection:
@@ -44,96 +48,92 @@ class EmbeddedCollection:
         name: in the root catalog.
         path: its SQLite file; index snapshots lie in the folder of the same stem.
         lost: where stray files are moved to.
+        budget: bytes that the index may take.
         read_only: no writer thread; commits of another process are seen by the next call.
     """
 
-    def __init__(self, name: str, path: Path, lost: Path, *, read_only: bool = False) -> None:
+    def __init__(self, name: str, path: Path, lost: Path, budget: int, *, read_only: bool = False) -> None:
         self.name = name
         self._path = path
-        self._folder = path.with_suffix("")
-        self._read_only = read_only
-        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
-        self._refreshing = threading.Lock()
-        self._closed = False
-        connection = connect(path, read_only=read_only)
-        with translated(path):
-            self.spec = read_spec(connection)
-            self._index = AnnIndex(self.spec)
-            if not read_only:
-                self._folder.mkdir(exist_ok=True)
-                if not _take_clean_mark(connection):
-                    quick_check(connection, path)
-                snapshots.clear_leftovers(connection, self._folder, lost)
-            self._seen = snapshots.recover(connection, self._index, self.spec, self._folder)
-        self._writer = None if read_only else Writer(connection, self._index, path)
-        self._connection = connection
-        if read_only:
-            self._idle.put(connection)
+        self._lost = lost
+        self._refreshing = threading.RLock()
+        self._connection = connect(path, read_only=read_only)
+        try:
+            with translated(path):
+                self.spec = read_spec(self._connection)
+                self._index = AnnIndex(self.spec)
+                self._open_files(read_only)
+                recovery.recover(self._connection, self._index, path.with_suffix(""))
+                newest = snapshots.newest_seq(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connections = Connections(path, self._follow if read_only else lambda connection: None)
+        self._searcher = Searcher(self._index)
+        self._care = Care(self._index, path, budget, self._connections, newest)
+        self._writer = None if read_only else Writer(self._connection, self._index, path, self._care.wake)
+        self._care.writer = self._writer
+        self._care.wake()
+
+    def _open_files(self, read_only: bool) -> None:
+        if not read_only:
+            folder = self._path.with_suffix("")
+            folder.mkdir(exist_ok=True)
+            if not take_clean_mark(self._connection):
+                quick_check(self._connection, self._path)
+            migrate_collection(self._connection)
+            snapshots.clear_leftovers(self._connection, folder, self._lost)
 
     # ---- writing
 
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writing()
-        rows = [
-            (
-                check_name(item.id, "Item id"),
-                metadata_json(item),
-                check_vector(item.vector, self.spec, f"item {item.id!r}"),
-                item.thumbnail,
-            )
-            for item in items
-        ]
+        chosen, metadata, vectors = check_items(items, self.spec)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> None:
-            for id, metadata, vector, thumbnail in rows:
-                delete_row(connection, changes, id)
-                rid = insert_row(connection, id, metadata, vector, thumbnail)
-                changes.came.append(rid)
-                changes.vectors.append(vector)
+            write_items(connection, changes, chosen, metadata, vectors, self.spec)
 
         writer.submit(apply)
         return writer.durable_seq
 
     def delete(self, ids: Sequence[str]) -> int:
-        wanted = [check_name(id, "Item id") for id in ids]
-
-        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            return sum(delete_row(connection, changes, id) for id in wanted)
-
-        return self._writing().submit(apply)
+        wanted = list(dict.fromkeys(check_name(id, "Item id") for id in ids))
+        return self._writing().submit(lambda connection, changes: delete_items(connection, changes, wanted))
 
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
+        wanted = [check_name(id, "Item id") for id in ids]
         found: dict[str, Item] = {}
-        with self._reader() as connection:
-            for start in range(0, len(ids), MAX_IN):
-                chunk = list(ids[start : start + MAX_IN])
+        with self._connections.reader() as connection:
+            for start in range(0, len(wanted), MAX_IN):
+                chunk = wanted[start : start + MAX_IN]
                 rows = connection.execute(
                     "SELECT id, vector, metadata, jpeg FROM items JOIN vectors USING (rid) "
                     f"LEFT JOIN thumbnails USING (rid) WHERE id IN ({','.join('?' * len(chunk))})",
                     chunk,
                 )
-                found |= {row[0]: to_item(*row) for row in rows}
-        return [found[id] for id in ids if id in found]
+                found |= {row[0]: to_item(*row, spec=self.spec) for row in rows}
+        return [found[id] for id in wanted if id in found]
 
     def count(self, where: Where | None = None) -> int:
         sql, parameters = to_sql(where)
-        with self._reader() as connection:
+        with self._connections.reader() as connection:
             return connection.execute(f"SELECT count(*) FROM items WHERE {sql}", parameters).fetchone()[0]
 
-    def scroll(self, cursor: str | None = None, limit: int = 100, where: Where | None = None) -> Page:
-        if not 1 <= limit <= MAX_LIMIT:
-            raise InvalidRequest(f"limit={limit} is not possible: a page holds 1 to {MAX_LIMIT} items.")
+    def scroll(
+        self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
+    ) -> Page:
+        check_limit(limit)
         sql, parameters = to_sql(where)
         after = "" if cursor is None else check_name(cursor, "Cursor")
-        with self._reader() as connection:
+        columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
+        with self._connections.reader() as connection:
             rows = connection.execute(
-                f"SELECT id, vector, metadata, NULL FROM items JOIN vectors USING (rid) WHERE id > ? AND {sql} "
-                "ORDER BY id LIMIT ?",
+                f"SELECT id, {columns}, metadata, NULL FROM {source} WHERE id > ? AND {sql} ORDER BY id LIMIT ?",
                 [after, *parameters, limit + 1],
             ).fetchall()
-        items = [to_item(*row) for row in rows[:limit]]
+        items = [to_item(*row, spec=self.spec) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
     def search(
@@ -145,29 +145,45 @@ class EmbeddedCollection:
         exact: bool = False,
         score_threshold: float | None = None,
         with_vector: bool = False,
+        effort: int | None = None,
     ) -> list[Match]:
-        if k < 1:
-            raise InvalidRequest(f"k={k} is not possible: ask for at least one neighbour.")
-        query = check_vector(vector, self.spec, "the query")
-        sql, parameters = to_sql(where)
-        del exact  # a flat index is exact always
-        with self._reader() as connection:
-            among = None
-            if where is not None:
-                rows = connection.execute(f"SELECT rid FROM items WHERE {sql} ORDER BY rid", parameters)
-                among = np.fromiter((row[0] for row in rows), np.int64)
-            wanted = k
-            while True:
-                scores, rids = self._index.search(query, wanted, among)
-                matches = to_matches(connection, scores, rids, k, with_vector)
-                # rows that died since the index was asked leave a gap; ask for more to fill it
-                if len(matches) == k or len(rids) < wanted:
-                    break
-                wanted *= 2
-        return [match for match in matches if score_threshold is None or match.score >= score_threshold]
+        queries = check_vectors([vector], self.spec, lambda _: "the query")
+        question = Question.of(queries, check_k(k), where, exact, effort, with_vector)
+        return self._answer(question, score_threshold)[0]
+
+    def search_batch(
+        self,
+        vectors: np.ndarray,
+        k: int = 10,
+        where: Where | None = None,
+        *,
+        exact: bool = False,
+        score_threshold: float | None = None,
+        with_vector: bool = False,
+        effort: int | None = None,
+    ) -> list[list[Match]]:
+        queries = check_vectors(vectors, self.spec, lambda i: f"query {i}")
+        question = Question.of(queries, check_k(k), where, exact, effort, with_vector)
+        return self._answer(question, score_threshold) if len(queries) else []
+
+    def _answer(self, question: Question, score_threshold: float | None) -> list[list[Match]]:
+        while True:
+            try:
+                with self._connections.reader() as connection:
+                    at = last_seq(connection)
+                    if self._writer is None or self._writer.behind is None:
+                        self._index.wait_for(at)
+                    answers = self._searcher.answer(connection, at, question)
+                break
+            except ViewTooOld:  # the index was folded since the view was taken: take a newer one
+                continue
+        if score_threshold is None:
+            return answers
+        return [[match for match in found if match.score >= score_threshold] for found in answers]
 
     def thumbnail(self, id: str) -> bytes | None:
-        with self._reader() as connection:
+        check_name(id, "Item id")
+        with self._connections.reader() as connection:
             row = connection.execute(
                 "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]
             ).fetchone()
@@ -181,49 +197,49 @@ class EmbeddedCollection:
         self.spec.check(embedder, self.name)
 
     def info(self) -> CollectionInfo:
-        with self._reader() as connection:
+        with self._connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
-        if self._writer is None:
-            return CollectionInfo(self.name, self.spec, count, durable, self._seen, "ready")
-        state = f"read-only: {self._writer.failure}" if self._writer.failure else "ready"
-        return CollectionInfo(self.name, self.spec, count, durable, self._writer.indexed_seq, state)
+        return CollectionInfo(self.name, self.spec, count, durable, self._index.seq, self._care.state, self._index.kind)
 
     def snapshot(self) -> None:
-        self._writing().exclusively(lambda connection: snapshots.write_snapshot(connection, self._index, self._folder))
+        self._writing()
+        self._care.snapshot()
 
-    def verify(self) -> VerifyReport:
-        with self._reader() as connection:
-            rows = connection.execute(
-                "SELECT id, vector, crc FROM items JOIN vectors USING (rid) ORDER BY rid"
-            ).fetchall()
-        damaged = tuple(id for id, blob, crc in rows if zlib.crc32(blob) != crc or len(blob) != 4 * self.spec.dim)
-        whole = [(id, np.frombuffer(blob, "<f4")) for id, blob, _ in rows if id not in set(damaged)]
-        disagreements = []
-        step = max(1, len(whole) // VERIFY_SAMPLE)
-        everything = np.stack([vector for _, vector in whole]) if whole else np.zeros((0, self.spec.dim))
-        for id, vector in whole[::step]:
-            found = self.search(vector, 1)
-            if self.spec.metric == "l2":
-                best = -float(np.linalg.norm(everything - vector, axis=1).min())
-            else:
-                best = float((everything @ vector).max())
-            if not found or abs(found[0].score - best) > 1e-3 * max(1.0, abs(best)):
-                disagreements.append(id)
-        return VerifyReport(len(rows), damaged, tuple(disagreements))
+    def compact(self) -> None:
+        writer = self._writing()
+        self._care.compact()
+        with translated(self._path):
+            writer.exclusively(give_back_room)
+
+    def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
+        with self._connections.reader() as connection:
+            damaged = verification.damaged_items(connection, self.spec, progress)
+            sample = verification.take_sample(connection, self.spec)
+            total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+        disagreements, recall = sample.compare(self.search_batch(sample.vectors, verification.NEIGHBOURS))
+        return VerifyReport(total, tuple(id for id, _ in damaged), tuple(disagreements), tuple(self._missing()), recall)
+
+    def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
+        self._writing()
+        with self._connections.reader() as connection:
+            damaged = verification.damaged_items(connection, self.spec, progress)
+        kept_in = verification.write_down(self._lost, self._path.stem, damaged)
+        self.delete([id for id, _ in damaged])
+        self._care.rebuild()
+        self._care.snapshot()
+        return RepairReport(self.count(), tuple(id for id, _ in damaged), kept_in)
 
     def close(self) -> None:
         """Writes a snapshot if it is worth one, and lets go of the files."""
-        if self._closed:
+        if self._connections.closed:
             return
-        self._closed = True
-        while not self._idle.empty():  # the writer's goes last, so that SQLite can fold its log away
-            self._idle.get_nowait().close()
-        if self._writer is not None:
-            self._writer.close()
-            if self._writer.failure is None:
-                with translated(self._path):
-                    self._leave_clean(self._connection)
+        self._connections.close()  # the writer's goes last, so that SQLite can fold its log away
+        try:
+            self._care.close()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
             self._connection.close()
 
     # ---- inside
@@ -233,39 +249,16 @@ class EmbeddedCollection:
             raise StoreReadOnly(f"Collection {self.name!r} was opened for reading: open the store without read_only.")
         return self._writer
 
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection in a read transaction, from the idle ones if there is one."""
-        if self._closed:
-            raise StoreReadOnly(f"Collection {self.name!r} is closed: open the store again.")
-        try:
-            connection = self._idle.get_nowait()
-        except Empty:
-            connection = connect(self._path, read_only=True)
-        try:
-            with translated(self._path), reading(connection):
-                if self._read_only:
-                    self._catch_up(connection)
-                yield connection
-        finally:
-            self._idle.put(connection)
-
-    def _catch_up(self, connection: sqlite3.Connection) -> None:
+    def _follow(self, connection: sqlite3.Connection) -> None:
         """Brings a read-only index up to what another process has committed."""
-        with self._refreshing:
-            last = last_seq(connection)
-            if last > self._seen:
-                if not snapshots.replay(connection, self._index, self.spec, self._seen):
-                    snapshots.rebuild(connection, self._index, self.spec)
-                self._seen = last
+        if last_seq(connection) > self._index.seq:
+            with self._refreshing:
+                if last_seq(connection) > self._index.seq and not recovery.replay(connection, self._index):
+                    recovery.rebuild(connection, self._index)
+            self._care.wake()
 
-    def _leave_clean(self, connection: sqlite3.Connection) -> None:
-        newest = connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
-        if last_seq(connection) - newest >= SNAPSHOT_AFTER:
-            snapshots.write_snapshot(connection, self._index, self._folder)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('clean', '1')")
-
-
-def _take_clean_mark(connection: sqlite3.Connection) -> bool:
-    """Whether the last writer closed the file; until this one does, it counts as not closed."""
-    return connection.execute("DELETE FROM meta WHERE key = 'clean'").rowcount == 1
+    def _missing(self) -> list[str]:
+        if self._writer is not None:
+            return self._writer.exclusively(lambda connection: verification.missing_items(connection, self._index))
+        with self._refreshing, self._connections.reader() as connection:
+            return verification.missing_items(connection, self._index)

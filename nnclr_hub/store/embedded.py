@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import sqlite3
 import threading
 import uuid
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import (
-    CollectionExists,
-    CollectionNotFound,
-    InvalidRequest,
-    StoreError,
-    StoreLocked,
-    StoreReadOnly,
-)
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec, check_name
-from nnclr_hub.store.catalog import connect, create_collection, create_root, translated
+from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
+from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, translated
+from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.collection import EmbeddedCollection
+from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.index_kinds import default_budget
+from nnclr_hub.store.names import Names
+from nnclr_hub.store.salvage import salvage
 
 CATALOG = "catalog.sqlite"
 LOST = "lost+found"
@@ -35,6 +32,7 @@ class EmbeddedStore:
     Args:
         folder: made if it is not there.
         read_only: leave the lock to others; sees what a writer beside it commits.
+        memory: bytes that the index of a collection may take; None: half of the machine's.
 
     Raises:
         StoreLocked: another process has it open for writing.
@@ -42,11 +40,12 @@ class EmbeddedStore:
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
 
-    def __init__(self, folder: str | Path, *, read_only: bool = False) -> None:
+    def __init__(self, folder: str | Path, *, read_only: bool = False, memory: int | None = None) -> None:
         self.folder = Path(folder)
         self.read_only = read_only
-        self._open: dict[str, EmbeddedCollection] = {}
-        self._names = threading.RLock()
+        self._memory = default_budget() if memory is None else memory
+        self._open: dict[str, EmbeddedCollection] = {}  # by the stem of their file, which stays when a name changes
+        self._changing = threading.RLock()
         self._lock: BinaryIO | None = None
         if read_only:
             if not (self.folder / CATALOG).is_file():
@@ -54,10 +53,8 @@ class EmbeddedStore:
         else:
             self._take_lock()
         try:
-            self._root = connect(self.folder / CATALOG, read_only=read_only)
+            self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
-                with translated(self.folder / CATALOG):
-                    create_root(self._root)
                 self._clear_leftovers()
         except BaseException:
             self._release_lock()
@@ -66,78 +63,112 @@ class EmbeddedStore:
     # ---- collections
 
     def create(self, name: str, spec: CollectionSpec) -> EmbeddedCollection:
-        """A new, empty collection.
-
-        Raises:
-            CollectionExists: the name is taken.
-            InvalidRequest: it cannot be a name.
-        """
         check_name(name, "Collection name")
         self._refuse_if_read_only()
-        with self._names:
-            if name in self._uuids():
-                raise CollectionExists(
-                    f"There is a collection {name!r} already: use it, drop it, or take another name."
-                )
+        with self._changing:
+            self._names.refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
             path.parent.mkdir(exist_ok=True)
-            connection = connect(path)
+            fsync_folder(self.folder)
+            connection = connect(path, create=True)
             try:
                 with translated(path):
                     create_collection(connection, spec)
             finally:
                 connection.close()
+            fsync_folder(path.parent)
+            reached("create.made")
             # a crash before this row leaves a file that no row names, which the next start moves away
-            with translated(self.folder / CATALOG):
-                self._root.execute("INSERT INTO collections VALUES (?, ?)", [name, key])
+            self._names.add(name, key)
+            reached("create.recorded")
             return self._opened(name, key)
 
     def get(self, name: str) -> EmbeddedCollection:
-        """An existing collection.
-
-        Raises:
-            CollectionNotFound: names those that exist.
-            StoreCorrupt: its file is damaged.
-        """
-        with self._names:
-            uuids = self._uuids()
-            if name not in uuids:
-                hint = (
-                    f"there are {', '.join(sorted(uuids))}." if uuids else "the store is empty; index pictures first."
-                )
-                raise CollectionNotFound(f"There is no collection {name!r} in {self.folder}: {hint}")
-            return self._opened(name, uuids[name])
+        with self._changing:
+            return self._opened(*self._names.resolve(name))
 
     def drop(self, name: str) -> None:
-        """Deletes a collection with everything in it.
-
-        Raises:
-            CollectionNotFound: there is none of that name.
-        """
         self._refuse_if_read_only()
-        with self._names:
-            self.get(name).close()
-            collection = self._open.pop(name)
-            key = self._uuids()[name]
-            with translated(self.folder / CATALOG):
-                self._root.execute("DELETE FROM collections WHERE name = ?", [collection.name])
+        with self._changing:
+            name, key = self._names.resolve(name, aliases=False)
+            opened = self._open.pop(key, None)
+            if opened is not None:
+                opened.close()
+            self._names.remove(name)
+            reached("drop.recorded")
             self._remove_files(key)
+            reached("drop.removed")
+
+    def rename(self, name: str, to: str) -> None:
+        self._refuse_if_read_only()
+        with self._changing:
+            name, key = self._names.resolve(name, aliases=False)
+            self._names.refuse_taken(check_name(to, "Collection name"))
+            self._names.rename(name, to)
+            self._opened(to, key).name = to
 
     def list(self) -> list[CollectionInfo]:
-        """How each collection stands, by name."""
-        return [self.get(name).info() for name in sorted(self._uuids())]
+        return [self.get(name).info() for name in self._names.collections()]
+
+    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
+        """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
+
+        The damaged file is kept in lost+found.
+
+        Raises:
+            StoreCorrupt: nothing can be read.
+        """
+        self._refuse_if_read_only()
+        with self._changing:
+            _, key = self._names.resolve(name)
+            opened = self._open.pop(key, None)
+            if opened is not None:
+                opened.close()
+            return salvage(self._path(key), self.folder / LOST, progress)
+
+    # ---- aliases
+
+    def alias(self, alias: str, name: str) -> None:
+        self._refuse_if_read_only()
+        with self._changing:
+            self._names.alias(check_name(alias, "Alias"), self._names.resolve(name)[0])
+
+    def unalias(self, alias: str) -> None:
+        self._refuse_if_read_only()
+        with self._changing:
+            self._names.unalias(alias)
+
+    def aliases(self) -> dict[str, str]:
+        return self._names.aliases()
+
+    def promote(self, name: str, alias: str) -> str | None:
+        self._refuse_if_read_only()
+        with self._changing:
+            reached("promote.begun")
+            name, _ = self._names.resolve(name)
+            kept = self._names.promote(name, check_name(alias, "Alias"))
+            reached("promote.recorded")
+            if kept is not None:
+                self.get(kept).name = kept
+            return kept
 
     # ---- life
 
     def close(self) -> None:
-        """Closes all collections and lets go of the folder."""
-        with self._names:
+        """Closes all collections and lets go of the folder; the last error of a collection is raised at the end."""
+        failure: Exception | None = None
+        with self._changing:
             for collection in self._open.values():
-                collection.close()
+                try:
+                    collection.close()
+                except StoreError as error:  # the others must be closed all the same
+                    failure = error
             self._open.clear()
-            self._root.close()
+            self._names.close()
             self._release_lock()
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> Self:
         return self
@@ -147,20 +178,14 @@ class EmbeddedStore:
 
     # ---- inside
 
-    def _uuids(self) -> dict[str, str]:
-        with self._names:
-            try:
-                with translated(self.folder / CATALOG):
-                    return dict(self._root.execute("SELECT name, uuid FROM collections").fetchall())
-            except StoreError as error:
-                if isinstance(error.__cause__, sqlite3.ProgrammingError):
-                    raise StoreReadOnly(f"The store {self.folder} is closed: open it again.") from error
-                raise
-
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
-        if name not in self._open:
-            self._open[name] = EmbeddedCollection(name, self._path(key), self.folder / LOST, read_only=self.read_only)
-        return self._open[name]
+        if key not in self._open:
+            self._open[key] = EmbeddedCollection(
+                name, self._path(key), self.folder / LOST, self._memory, read_only=self.read_only
+            )
+        collection = self._open[key]
+        collection.name = name  # another process may have renamed it
+        return collection
 
     def _path(self, key: str) -> Path:
         return self.folder / "collections" / f"{key}.sqlite"
@@ -193,7 +218,7 @@ class EmbeddedStore:
 
     def _clear_leftovers(self) -> None:
         """Files of a create or drop that a crash cut short: no row names them; out of the way, not deleted."""
-        known = set(self._uuids().values())
+        known = self._names.keys()
         for file in (self.folder / "collections").glob("*"):
             if file.name.split(".")[0] not in known:
                 (self.folder / LOST).mkdir(exist_ok=True)

@@ -1,102 +1,171 @@
-"""Items to rows and back: what one item is in the tables of a collection."""
+"""Items to rows and back: what items are in the tables of a collection."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item, Match
-from nnclr_hub.store.writer import Changes
+from nnclr_hub.store.base import CollectionSpec, Item, Match
+from nnclr_hub.store.where import Clause
 
 # parameters a statement, below SQLite's limit
 MAX_IN = 10_000
+BATCH = 10_000
 
 
-def insert_row(
-    connection: sqlite3.Connection, id: str, metadata: str, vector: np.ndarray, thumbnail: bytes | None
-) -> int:
-    """Writes an item under a new row id, with its line in the log; returns the row id."""
-    rid = connection.execute("INSERT INTO items (id, metadata) VALUES (?, ?)", [id, metadata]).lastrowid
-    assert rid is not None
-    blob = vector.astype("<f4").tobytes()
-    connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", [rid, blob, zlib.crc32(blob)])
-    if thumbnail is not None:
-        connection.execute("INSERT INTO thumbnails VALUES (?, ?)", [rid, thumbnail])
-    connection.execute("INSERT INTO oplog (op, rid) VALUES ('+', ?)", [rid])
-    return rid
+@dataclass
+class Changes:
+    """What a request did, for the index: row ids that died, and row ids that came with their vectors."""
+
+    died: list[int] = field(default_factory=list)
+    came: list[np.ndarray] = field(default_factory=list)
+    vectors: list[np.ndarray] = field(default_factory=list)
 
 
-def delete_row(connection: sqlite3.Connection, changes: Changes, id: str) -> bool:
-    """Deletes an item, if it is there, with its line in the log."""
-    row = connection.execute("DELETE FROM items WHERE id = ? RETURNING rid", [id]).fetchone()
-    if row is None:
-        return False
-    connection.execute("INSERT INTO oplog (op, rid) VALUES ('-', ?)", row)
-    if row[0] in changes.came:  # the same id twice in one request: it never was searchable
-        place = changes.came.index(row[0])
-        del changes.came[place], changes.vectors[place]
-    else:
-        changes.died.append(row[0])
-    return True
+# ------------------------------------------------------------------------------ writing
+
+
+def write_items(
+    connection: sqlite3.Connection,
+    changes: Changes,
+    items: Sequence[Item],
+    metadata: Sequence[str],
+    vectors: np.ndarray,
+    spec: CollectionSpec,
+) -> None:
+    """Writes items of distinct ids under new row ids, in place of those of the same ids.
+
+    Args:
+        metadata: their JSON.
+        vectors: (n, D) float32, as the collection compares them.
+    """
+    delete_items(connection, changes, [item.id for item in items])
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
+    first = row[0] + 1 if row else 1
+    rids = range(first, first + len(items))
+    connection.executemany(
+        "INSERT INTO items (rid, id, metadata) VALUES (?, ?, ?)",
+        ((rid, item.id, text) for rid, item, text in zip(rids, items, metadata, strict=True)),
+    )
+    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", _blobs(rids, vectors, spec))
+    thumbnails = [(rid, item.thumbnail) for rid, item in zip(rids, items, strict=True) if item.thumbnail is not None]
+    if thumbnails:
+        connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
+    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('+', ?)", ((rid,) for rid in rids))
+    changes.came.append(np.arange(first, first + len(items)))
+    changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
+
+
+def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
+    """Deletes the items of these ids that exist; returns how many."""
+    found: list[tuple[int]] = []
+    for start in range(0, len(ids), MAX_IN):
+        some = ids[start : start + MAX_IN]
+        found += connection.execute(f"SELECT rid FROM items WHERE id IN ({_marks(some)})", some).fetchall()
+    if found:
+        connection.executemany("DELETE FROM items WHERE rid = ?", found)
+        connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", found)
+        changes.died += [rid for (rid,) in found]
+    return len(found)
+
+
+def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:
+    data = memoryview(np.ascontiguousarray(vectors, stored_type(spec)).tobytes())
+    size = len(data) // max(1, len(vectors))
+    for i, rid in enumerate(rids):
+        blob = data[i * size : (i + 1) * size]
+        yield rid, blob, zlib.crc32(blob)
+
+
+# ------------------------------------------------------------------------------ reading
 
 
 def to_matches(
-    connection: sqlite3.Connection, scores: np.ndarray, rids: np.ndarray, k: int, with_vector: bool
-) -> list[Match]:
-    """Rows to matches through the catalog, which decides what exists."""
-    vector = "vector" if with_vector else "NULL"
-    source = "items JOIN vectors USING (rid)" if with_vector else "items"
-    rows: dict[int, tuple[str, str, bytes | None]] = {}
-    for start in range(0, len(rids), MAX_IN):
-        chunk = rids[start : start + MAX_IN].tolist()
-        marks = ",".join("?" * len(chunk))
-        found = connection.execute(f"SELECT rid, id, metadata, {vector} FROM {source} WHERE rid IN ({marks})", chunk)
-        rows |= {row[0]: row[1:] for row in found}
-    matches = []
-    for score, rid in zip(scores.tolist(), rids.tolist(), strict=True):
-        if rid in rows:
-            id, metadata, blob = rows[rid]
-            matches.append(Match(id, score, json.loads(metadata), None if blob is None else _vector(blob)))
-    return matches[:k]
+    connection: sqlite3.Connection,
+    scores: np.ndarray,
+    rids: np.ndarray,
+    k: int,
+    clause: Clause,
+    vectors: CollectionSpec | None,
+) -> list[list[Match]]:
+    """Rows to matches through the catalog, which decides what exists.
 
-
-def to_item(id: str, blob: bytes, metadata: str, jpeg: bytes | None) -> Item:
-    """An item from its columns."""
-    return Item(id, _vector(blob), json.loads(metadata), jpeg)
-
-
-def _vector(blob: bytes) -> np.ndarray:
-    return np.frombuffer(blob, "<f4").astype(np.float32)
-
-
-def metadata_json(item: Item) -> str:
-    """The text that is kept of an item's metadata.
-
-    Raises:
-        InvalidRequest: it is no object, or not JSON.
+    Args:
+        scores: (n, m) float32, best first.
+        rids: (n, m) int64; -1 for none.
+        k: matches a query at most.
+        clause: the filter that they have to pass.
+        vectors: how to read their vectors; None: without.
     """
-    if not isinstance(item.metadata, Mapping):
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
-        )
-    try:
-        return json.dumps(_without_surrogates(item.metadata), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
+    columns = "rid, id, metadata, vector" if vectors else "rid, id, metadata, NULL"
+    source = "items JOIN vectors USING (rid)" if vectors else "items"
+    wanted = list({rid for row in rids.tolist() for rid in row})
+    found: list[tuple[int, str, str, bytes | None]] = []
+    for start in range(0, len(wanted), MAX_IN):
+        some = wanted[start : start + MAX_IN]
+        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_marks(some)}) AND {clause[0]}"
+        found += connection.execute(statement, [*some, *clause[1]])
+    metadata = json.loads(f"[{','.join([row[2] for row in found])}]")  # one call is much quicker than one a row
+    rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
+    return [
+        [
+            Match(row[0], score, row[1], None if row[2] is None else to_vector(row[2], vectors))
+            for score, rid in zip(score_row, rid_row, strict=True)
+            if (row := rows.get(rid)) is not None
+        ][:k]
+        for score_row, rid_row in zip(scores.tolist(), rids.tolist(), strict=True)
+    ]
 
 
-def _without_surrogates(value: Any) -> Any:
-    """SQLite keeps text as UTF-8, which has no half surrogates; the names of files may hold some."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(one) for one in value]
-    return value
+def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:
+    """An item from its columns."""
+    vector = np.zeros(0, np.float32) if blob is None else to_vector(blob, spec)
+    return Item(id, vector, json.loads(metadata), jpeg)
+
+
+def to_vector(blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
+    """(D,) float32 from its bytes."""
+    assert spec is not None
+    return np.frombuffer(blob, stored_type(spec)).astype(np.float32)
+
+
+def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
+    """Vectors (n, D) float32 of rows (n,) int64, NaN for rows that are not there."""
+    found = np.full((len(rids), spec.dim), np.nan, np.float32)
+    order = np.argsort(rids, kind="stable")
+    ascending = rids[order]
+    for start in range(0, len(rids), MAX_IN):
+        some = ascending[start : start + MAX_IN].tolist()
+        rows = connection.execute(f"SELECT rid, vector FROM vectors WHERE rid IN ({_marks(some)}) ORDER BY rid", some)
+        for rid, blob in rows:
+            found[order[np.searchsorted(ascending, rid)]] = np.frombuffer(blob, stored_type(spec))
+    return found
+
+
+def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Everything in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
+    cursor = connection.execute("SELECT rid, vector FROM vectors ORDER BY rid")
+    while rows := cursor.fetchmany(BATCH):
+        data = b"".join(blob for _, blob in rows)
+        vectors = np.frombuffer(data, stored_type(spec)).reshape(len(rows), spec.dim).astype(np.float32)
+        yield np.fromiter((rid for rid, _ in rows), np.int64, len(rows)), vectors
+
+
+def id_of(connection: sqlite3.Connection, rid: int) -> str:
+    """The id of a row; for one that is gone, its number."""
+    row = connection.execute("SELECT id FROM items WHERE rid = ?", [rid]).fetchone()
+    return row[0] if row else f"row {rid}"
+
+
+def stored_type(spec: CollectionSpec) -> str:
+    """How the numbers of a vector are kept."""
+    return "<f4" if spec.precision == "f32" else "<f2"
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))

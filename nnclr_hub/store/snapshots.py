@@ -1,190 +1,192 @@
-"""Snapshots of the index, and how it comes back at the start.
+"""Snapshots of the index: a file beside the catalog, and a row in it, which is what makes the file count.
 
-A snapshot is a file beside the catalog and a row in it, and the row is what makes it count:
-
-    a. take the live rows and S, the change they are up to
+    a. take the index as it is, and S, the change it is up to; writes go on
     b. write the file under a temporary name       e. rename it
     c. fsync it                                    f. fsync the folder
     d. read it back and hash it                    g. the row; forget all but the last two; trim the log
                                                    h. delete the files that were forgotten
 
-At the start: the newest snapshot whose file has the recorded size and hash, or the one before, or
-none; then the log of changes since; then a comparison with the catalog, and on any difference a
-rebuild from it. So a damaged or missing file costs time and nothing else.
+The file is a line of JSON, arrays one after another, and faiss's own form of the main part:
+
+    {"format": ..., "kind": ..., ...}\\n  rids  dead  delta_rids  delta_vectors  index
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import faiss
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store.ann import State
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.catalog import last_seq, reading
+from nnclr_hub.store.catalog import check_room, fsync_folder
+from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.main_index import FAISS, MainIndex
 
 log = logging.getLogger(__name__)
 KEPT = 2
-CHUNK = 10_000
+FORMAT = 2
+CHUNK = 1 << 20
+LONGEST_HEADER = 4096
+
+Recorded = Callable[[Callable[[sqlite3.Connection], None]], None]
 
 
-def write_snapshot(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> None:
-    """Steps a to h; the caller sees to it that nothing is written meanwhile.
+def write_snapshot(state: State, folder: Path, generation: int, record: Recorded) -> None:
+    """Steps b to h.
 
     Args:
-        connection: of the collection, for writing.
-        index: up to date with the catalog.
+        state: step a.
         folder: where the files go.
+        generation: its number, above all earlier ones.
+        record: runs a function with the connection that writes, with no write beside it.
+
+    Raises:
+        DiskFull, StoreError: it could not be written; the snapshots before it stay.
     """
-    rids, vectors = index.live()  # a
-    seq = last_seq(connection)
-    generation = (connection.execute("SELECT max(generation) FROM snapshots").fetchone()[0] or 0) + 1
+    reached("snapshot.taken")
+    check_room(folder)
     file = folder / f"index-{generation}.faiss"
     half = folder / f"{file.name}.part"
-    data = _serialised(rids, vectors)
-    digest = hashlib.blake2b(data).hexdigest()
-    half.write_bytes(data)  # b
-    _fsync(half)  # c
-    if _hash(half) != digest:  # d
-        half.unlink()
-        raise OSError(f"{half} does not read back as it was written")
-    os.replace(half, file)  # e
-    _fsync(folder)  # f
-    connection.execute("BEGIN IMMEDIATE")  # g
-    connection.execute(
-        "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", [generation, seq, file.name, len(data), digest, len(rids)]
-    )
-    connection.execute("DELETE FROM snapshots WHERE generation <= ?", [generation - KEPT])
-    connection.execute("DELETE FROM oplog WHERE seq <= (SELECT min(seq) FROM snapshots)")
-    connection.execute("COMMIT")
-    for old in folder.glob("index-*.faiss"):  # h
-        if old.name not in _recorded(connection):
-            old.unlink()
-    _fsync(folder)
+    try:
+        with half.open("wb") as handle:  # b
+            _write(state, handle)
+            reached("snapshot.written")
+            handle.flush()
+            os.fsync(handle.fileno())  # c
+        reached("snapshot.synced")
+        size, digest = half.stat().st_size, _hash(half)
+        _read_back(half, state)  # d
+        reached("snapshot.checked")
+        os.replace(half, file)  # e
+        reached("snapshot.renamed")
+        fsync_folder(folder)  # f
+    except (OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
+        half.unlink(missing_ok=True)
+        raise StoreError(f"The index could not be written to {file} ({error}): the one before it stays.") from error
+    reached("snapshot.folder_synced")
+    rows = len(state.rids) - len(state.dead) + len(state.delta_rids)
+
+    def commit(connection: sqlite3.Connection) -> None:  # g
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(
+            "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", [generation, state.seq, file.name, size, digest, rows]
+        )
+        connection.execute("DELETE FROM snapshots WHERE generation <= ?", [generation - KEPT])
+        connection.execute("DELETE FROM oplog WHERE seq <= (SELECT min(seq) FROM snapshots)")
+        connection.execute("COMMIT")
+        reached("snapshot.recorded")
+        for old in folder.glob("index-*.faiss"):  # h
+            if old.name not in recorded(connection):
+                old.unlink()
+        fsync_folder(folder)
+        reached("snapshot.cleaned")
+
+    record(commit)
 
 
-def recover(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, folder: Path) -> int:
-    """Fills the index from the best snapshot, the log and the catalog; returns the change it is up to."""
-    with reading(connection):
-        seq = _load_snapshot(connection, index, spec, folder)
-        if seq is not None and replay(connection, index, spec, seq) and _agrees(connection, index):
-            return last_seq(connection)
-        rebuild(connection, index, spec)
-        return last_seq(connection)
+def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> State | None:
+    """The newest snapshot that is whole, or None."""
+    rows = connection.execute("SELECT seq, file, size, blake2b, ntotal FROM snapshots ORDER BY generation DESC")
+    for seq, name, size, digest, total in rows.fetchall():
+        file = folder / name
+        try:
+            # nothing of the file is interpreted before its hash is right: faiss trusts what it reads
+            if file.stat().st_size != size or _hash(file) != digest:
+                log.warning("index snapshot %s is damaged; using an older one or the catalog", file)
+                continue
+            state = _read(file, spec)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            log.warning("index snapshot %s cannot be read (%s)", file, error)
+            continue
+        if state.seq != seq or len(state.rids) - len(state.dead) + len(state.delta_rids) != total:
+            log.warning("index snapshot %s is not the one that was recorded", file)
+            continue
+        return state
+    return None
 
 
-def replay(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, seq: int) -> bool:
-    """Applies the changes after `seq`, in the caller's read transaction; False if the log no longer reaches back."""
-    last = last_seq(connection)
-    operations = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [seq]).fetchall()
-    if len(operations) != last - seq:
-        return False
-    died = np.array(sorted(rid for op, rid in operations if op == "-"), np.int64)
-    came = [rid for op, rid in operations if op == "+"]
-    # one that came and died since is in the log but no longer in the catalog
-    rids, vectors = read_vectors(connection, spec, came)
-    index.add(rids, vectors)
-    index.remove(died)
-    return True
+def next_generation(connection: sqlite3.Connection) -> int:
+    """The number of the next snapshot."""
+    return (connection.execute("SELECT max(generation) FROM snapshots").fetchone()[0] or 0) + 1
 
 
-def rebuild(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec) -> None:
-    """The index anew from the catalog, within the caller's read transaction."""
-    index.reset(*read_vectors(connection, spec, None))
-
-
-def read_vectors(
-    connection: sqlite3.Connection, spec: CollectionSpec, rids: list[int] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Row ids (n,) int64 ascending and their vectors (n, D) float32; of all rows if none are named."""
-    if rids is None:
-        total = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
-        rows = iter(connection.execute("SELECT rid, vector FROM vectors ORDER BY rid"))
-        found, vectors = np.empty(total, np.int64), np.empty((total, spec.dim), np.float32)
-        for i, (rid, blob) in enumerate(rows):
-            found[i], vectors[i] = rid, np.frombuffer(blob, "<f4")
-        return found, vectors
-    pairs: list[tuple[int, bytes]] = []
-    for start in range(0, len(rids), CHUNK):
-        chunk = rids[start : start + CHUNK]
-        marks = ",".join("?" * len(chunk))
-        pairs += connection.execute(f"SELECT rid, vector FROM vectors WHERE rid IN ({marks}) ORDER BY rid", chunk)
-    pairs.sort()
-    vectors = np.zeros((len(pairs), spec.dim), np.float32)
-    for i, (_, blob) in enumerate(pairs):
-        vectors[i] = np.frombuffer(blob, "<f4")
-    return np.array([rid for rid, _ in pairs], np.int64), vectors
+def newest_seq(connection: sqlite3.Connection) -> int:
+    """The change that the newest snapshot is up to; 0 if there is none."""
+    return connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
 
 
 def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) -> None:
     """Moves index files that no row records out of the way; nothing is deleted that nobody asked for."""
     for file in folder.glob("index-*"):
-        if file.name not in _recorded(connection):
+        if file.name not in recorded(connection):
             lost.mkdir(exist_ok=True)
             shutil.move(file, lost / f"{folder.name}-{file.name}")
 
 
-def _recorded(connection: sqlite3.Connection) -> set[str]:
+def recorded(connection: sqlite3.Connection) -> set[str]:
+    """Names of the files that count."""
     return {row[0] for row in connection.execute("SELECT file FROM snapshots")}
 
 
-def _load_snapshot(connection: sqlite3.Connection, index: AnnIndex, spec: CollectionSpec, folder: Path) -> int | None:
-    """Loads the newest snapshot that is whole; returns the change it is up to, or None."""
-    rows = connection.execute("SELECT seq, file, size, blake2b, ntotal FROM snapshots ORDER BY generation DESC")
-    for seq, name, size, digest, total in rows.fetchall():
-        try:
-            data = (folder / name).read_bytes()
-        except OSError as error:
-            log.warning("index snapshot %s cannot be read (%s)", folder / name, error)
-            continue
-        # nothing of the file is interpreted before its hash is right: faiss trusts what it reads
-        if len(data) != size or hashlib.blake2b(data).hexdigest() != digest:
-            log.warning("index snapshot %s is damaged; using an older one or the catalog", folder / name)
-            continue
-        rids, vectors = _deserialised(data)
-        if vectors.shape != (total, spec.dim):
-            log.warning("index snapshot %s does not fit the collection", folder / name)
-            continue
-        index.reset(rids, vectors)
-        return seq
-    return None
+# ------------------------------------------------------------------------------ the file
 
 
-def _agrees(connection: sqlite3.Connection, index: AnnIndex) -> bool:
-    """Whether the index holds exactly the catalog's rows."""
-    truth = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM vectors ORDER BY rid")), np.int64)
-    return np.array_equal(truth, index.live()[0])
+def _write(state: State, handle: BinaryIO) -> None:
+    main = state.main
+    about = {
+        "format": FORMAT,
+        "seq": state.seq,
+        "kind": main.kind if main else None,
+        "effort": main.effort if main else 0,
+        "judged": main.judged if main else 0,
+        "rows": len(state.rids),
+        "dead": len(state.dead),
+        "delta": len(state.delta_rids),
+        "faiss": faiss.__version__,
+    }
+    handle.write(json.dumps(about).encode() + b"\n")
+    for array in (state.rids, state.dead, state.delta_rids, state.delta_vectors):
+        np.ascontiguousarray(array).tofile(handle)
+    if main is not None:
+        faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
 
 
-def _serialised(rids: np.ndarray, vectors: np.ndarray) -> bytes:
-    flat = faiss.IndexIDMap(faiss.IndexFlatIP(vectors.shape[1]))
-    flat.add_with_ids(np.ascontiguousarray(vectors), rids)
-    return faiss.serialize_index(flat).tobytes()
+def _read(file: Path, spec: CollectionSpec) -> State:
+    with file.open("rb") as handle:
+        about = json.loads(handle.readline(LONGEST_HEADER))
+        if about["format"] != FORMAT:
+            raise ValueError(f"its format is {about['format']}")
+        rids, dead, delta_rids = (np.fromfile(handle, "<i8", about[name]) for name in ("rows", "dead", "delta"))
+        vectors = np.fromfile(handle, "<f4", about["delta"] * spec.dim).reshape(about["delta"], spec.dim)
+        main = None
+        if about["kind"] is not None:
+            index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
+            main = MainIndex(about["kind"], index, spec.metric, about["effort"], about["judged"])
+            if index.d != spec.dim or index.ntotal != len(rids):
+                raise ValueError("it does not fit the collection")
+    return State(about["seq"], main, rids, dead, delta_rids, vectors)
 
 
-def _deserialised(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    loaded: Any = faiss.deserialize_index(np.frombuffer(data, np.uint8))
-    inner: Any = faiss.downcast_index(loaded.index)
-    rids = faiss.vector_to_array(loaded.id_map)
-    vectors = faiss.rev_swig_ptr(inner.get_xb(), inner.ntotal * inner.d).reshape(inner.ntotal, inner.d).copy()
-    return rids, vectors
+def _read_back(file: Path, state: State) -> None:
+    """What faiss failed to write it does not say; what is in the file shows it."""
+    with file.open("rb") as handle:
+        about = json.loads(handle.readline(LONGEST_HEADER))
+        known = np.fromfile(handle, "<i8", about["rows"])
+    if not np.array_equal(known, state.rids):
+        raise OSError("it does not read back as it was written")
 
 
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,6 +22,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidFilter
 
 Clause = tuple[str, list[Any]]
+EVERYTHING: Clause = ("1", [])
 _CLAUSES = ("must", "should", "must_not")
 _KINDS = ("match", "in", "range", "exists", "prefix")
 _COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -36,7 +37,7 @@ def to_sql(where: Mapping[str, Any] | None) -> Clause:
         InvalidFilter: what is wrong, and where.
     """
     if where is None:
-        return "1", []
+        return EVERYTHING
     if not isinstance(where, Mapping):
         raise InvalidFilter(f"`where` is an object with {', '.join(_CLAUSES)}; got {where!r:.80}.")
     unknown = [key for key in where if key not in _CLAUSES]
@@ -53,7 +54,7 @@ def to_sql(where: Mapping[str, Any] | None) -> Clause:
         if clauses:
             parts.append(form.format(joint.join(sql for sql, _ in clauses)))
             parameters += [value for _, values in clauses for value in values]
-    return " AND ".join(parts) or "1", parameters
+    return (" AND ".join(parts), parameters) if parts else EVERYTHING
 
 
 def key_expression(key: str) -> str:
@@ -66,8 +67,9 @@ def key_expression(key: str) -> str:
 
 
 def _path(key: str) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= 128 or '"' in key or "\\" in key or "\0" in key:
+    if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
         raise InvalidFilter(f"A metadata key is 1 to 128 characters without quotes or backslashes; got {key!r:.80}.")
+    _refuse_surrogates(key)
     # an expression index needs the path in the SQL itself, not as a parameter
     return "'$.\"" + key.replace("'", "''") + "\"'"
 
@@ -96,8 +98,17 @@ def _condition(condition: Any) -> Clause:
     if kind == "prefix":
         if not isinstance(value, str):
             raise InvalidFilter(f"prefix takes a string; got {value!r:.80}.")
-        return f"({kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?)", [len(value), value]
+        _refuse_surrogates(value)
+        return _prefix(key, kind_of, value)
     return _range(key, kind_of, value)
+
+
+def _prefix(key: str, kind_of: str, value: str) -> Clause:
+    sql, parameters = f"{kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?", [len(value), value]
+    if value and ord(value[-1]) + 1 not in (0xD800, 0x110000):  # there is a next character: a range of an index then
+        sql += f" AND {key_expression(key)} >= ? AND {key_expression(key)} < ?"
+        parameters += [value, value[:-1] + chr(ord(value[-1]) + 1)]
+    return f"({sql})", parameters
 
 
 def _equals(key: str, kind_of: str, value: Any) -> Clause:
@@ -121,7 +132,16 @@ def _range(key: str, kind_of: str, value: Any) -> Clause:
 def _same_type(kind_of: str, value: Any, kind: str) -> str:
     """JSON's true and 1 look alike to SQL, and so do text and numbers in comparisons; their types do not."""
     if isinstance(value, str):
+        _refuse_surrogates(value)
         return f"{kind_of} IS 'text'"
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
         return f"ifnull({kind_of} IN ('integer', 'real'), 0)"
     raise InvalidFilter(f"{kind} takes a string or a number; got {value!r:.80}.")
+
+
+def _refuse_surrogates(text: str) -> None:
+    """No item holds half surrogates: they are replaced when it is stored."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidFilter(f"A filter is text that UTF-8 can write; got {text!r:.80}.") from error

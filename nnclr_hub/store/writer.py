@@ -22,21 +22,14 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann import AnnIndex
-from nnclr_hub.store.catalog import last_seq, translated
+from nnclr_hub.store.catalog import check_room, last_seq, translated
+from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.rows import Changes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 # requests that one transaction takes at most, which bounds how long the first of them waits
 GROUP = 256
-
-
-@dataclass
-class Changes:
-    """What a request did, for the index: rows that died, and rows that came with their vectors."""
-
-    died: list[int] = field(default_factory=list)
-    came: list[int] = field(default_factory=list)
-    vectors: list[np.ndarray] = field(default_factory=list)
 
 
 Apply = Callable[[sqlite3.Connection, Changes], T]
@@ -58,17 +51,22 @@ class Writer:
         connection: its own, used by its thread alone.
         index: updated after each commit.
         path: of the file, for messages.
+        committed: called after each commit that the index has taken up, or could not.
     """
 
-    def __init__(self, connection: sqlite3.Connection, index: AnnIndex, path: Path) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, index: AnnIndex, path: Path, committed: Callable[[], None]
+    ) -> None:
         self._connection = connection
         self._index = index
         self._path = path
+        self._committed = committed
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
-        self.durable_seq = self.indexed_seq = last_seq(connection)
+        self.durable_seq = last_seq(connection)
         self.failure: str | None = None  # why the collection is read-only now
+        self.behind: str | None = None  # why the index does not follow, until it is loaded anew
         self.commits = 0
         self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
         self._thread.start()
@@ -85,6 +83,15 @@ class Writer:
     def exclusively(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` on the writer's thread outside of any transaction, with no write beside it."""
         return self._ask(_Request(lambda connection, _: work(connection), Future(), alone=True))
+
+    def reload(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """`exclusively`, for work that brings the index up to date again."""
+
+        def run(connection: sqlite3.Connection) -> None:
+            work(connection)
+            self.behind = None
+
+        self.exclusively(run)
 
     def _ask(self, request: _Request[T]) -> T:
         with self._closing:
@@ -129,6 +136,7 @@ class Writer:
         try:
             if self.failure is not None:
                 raise StoreReadOnly(self.failure)
+            check_room(self._path)
             with translated(self._path):
                 done = self._transact(group)
         except NNCLRHubError as error:
@@ -147,12 +155,15 @@ class Writer:
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         try:
+            reached("write.begun")
             done = [request for request in group if self._try(request)]
+            reached("write.applied")
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 execute("ROLLBACK")
             raise
+        reached("write.committed")
         self.commits += 1
         self.durable_seq = last_seq(self._connection)
         return done
@@ -172,20 +183,28 @@ class Writer:
         return True
 
     def _publish(self, done: list[_Request[Any]]) -> None:
-        """After the commit: into the index, then the answers."""
-        died = [rid for request in done for rid in request.changes.died]
-        came = [rid for request in done for rid in request.changes.came]
-        if came:
-            vectors = np.stack([vector for request in done for vector in request.changes.vectors])
-            self._index.add(np.array(came, np.int64), vectors)
-        if died:
-            self._index.remove(np.sort(np.array(died, np.int64)))
-        self.indexed_seq = self.durable_seq
+        """After the commit: into the index, then the answers, which say "durable" whatever becomes of the index."""
+        if self.behind is None:
+            try:
+                self._index.apply(self.durable_seq, *_together(done, self._index.spec.dim))
+                reached("write.indexed")
+            except Exception as error:
+                log.exception("the index of %s could not follow", self._path)
+                self.behind = f"the index could not take up a change ({type(error).__name__})"
         for request in done:
             request.answer.set_result(request.result)
+        self._committed()
 
     @staticmethod
     def _fail(group: list[_Request[Any]], error: BaseException) -> None:
         for request in group:
             if not request.answer.done():
                 request.answer.set_exception(error)
+
+
+def _together(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The changes of all requests: rids that died, rids that came, vectors of those."""
+    died = np.array(sorted(rid for request in done for rid in request.changes.died), np.int64)
+    came = [np.zeros(0, np.int64), *(rids for request in done for rids in request.changes.came)]
+    vectors = [np.zeros((0, dim), np.float32), *(some for request in done for some in request.changes.vectors)]
+    return died, np.concatenate(came), np.concatenate(vectors)

@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import TypeAdapter, ValidationError
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound, RequestTooLarge
-from nnclr_hub.store.base import Collection, Item, check_name
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
 
 from ..payloads import decode_vector

@@ -1,6 +1,8 @@
 """The store against a dict and numpy, and its refusals."""
 
 import json
+import os
+import stat
 import threading
 from dataclasses import replace
 
@@ -19,11 +21,10 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     StoreTooNew,
 )
-from nnclr_hub.store import open_store
-from nnclr_hub.store import snapshots as snapshots_module
-from nnclr_hub.store.ann import SMALLEST_DELTA
+from nnclr_hub.store import open_store, recovery
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.catalog import connect
+from nnclr_hub.store.fold import SMALLEST_DELTA
 
 DIM = 8
 
@@ -51,7 +52,7 @@ def brute_force(truth: dict[str, np.ndarray], query: np.ndarray, k: int, metric:
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_random_operations_agree_with_a_dict_and_brute_force(tmp_path, metric, monkeypatch):
     """Upserts, replacements, deletions, snapshots and reopenings; the delta is small, so it is folded often."""
-    monkeypatch.setattr("nnclr_hub.store.ann.SMALLEST_DELTA", 32)
+    monkeypatch.setattr("nnclr_hub.store.fold.SMALLEST_DELTA", 32)
     rng = np.random.default_rng(1)
     truth: dict[str, np.ndarray] = {}
     store = open_store(str(tmp_path))
@@ -229,8 +230,14 @@ def test_a_damaged_index_file_costs_no_data(tmp_path, damage, which):
 
 def test_an_index_that_disagrees_with_the_catalog_is_rebuilt(tmp_path, monkeypatch):
     truth = filled(tmp_path)
-    original = snapshots_module._deserialised
-    monkeypatch.setattr(snapshots_module, "_deserialised", lambda data: (original(data)[0] + 10_000, original(data)[1]))
+    original = recovery.load_snapshot
+
+    def another(*arguments):
+        state = original(*arguments)
+        assert state is not None
+        return replace(state, rids=state.rids + 10_000, delta_rids=state.delta_rids + 20_000)
+
+    monkeypatch.setattr(recovery, "load_snapshot", another)
     agrees(tmp_path, truth)
 
 
@@ -242,7 +249,7 @@ def test_two_generations_are_kept_and_the_log_is_trimmed(tmp_path):
             collection.snapshot()
         files = sorted(file.name for file in (tmp_path / "collections").glob("*/index-*"))
         assert files == ["index-4.faiss", "index-5.faiss"]
-        with collection._reader() as connection:
+        with collection._connections.reader() as connection:
             assert connection.execute("SELECT count(*), min(seq) FROM oplog").fetchone() == (1, 5)
 
 
@@ -252,18 +259,13 @@ def test_a_snapshot_is_synced_before_it_is_renamed_and_recorded_last(tmp_path, m
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         collection.upsert([Item("a", vectors(1)[0])])
-        real_fsync, real_replace = snapshots_module._fsync, snapshots_module.os.replace
+        real_fsync, real_replace = os.fsync, os.replace
         recorded = lambda: collection._connection.execute("SELECT count(*) FROM snapshots").fetchone()[0]  # noqa: E731
-        monkeypatch.setattr(
-            snapshots_module,
-            "_fsync",
-            lambda p: (steps.append(f"fsync {p.suffix or 'dir'} {recorded()}"), real_fsync(p)),
-        )
-        monkeypatch.setattr(
-            snapshots_module.os, "replace", lambda a, b: (steps.append(f"rename {recorded()}"), real_replace(a, b))
-        )
+        kind = lambda handle: "dir" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"  # noqa: E731
+        monkeypatch.setattr(os, "fsync", lambda h: (steps.append(f"fsync {kind(h)} {recorded()}"), real_fsync(h)))
+        monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(f"rename {recorded()}"), real_replace(a, b)))
         collection.snapshot()
-    assert steps[:3] == ["fsync .part 0", "rename 0", "fsync dir 0"]
+    assert steps[:3] == ["fsync file 0", "rename 0", "fsync dir 0"]
 
 
 def test_a_crash_between_commit_and_index_loses_nothing(tmp_path, monkeypatch):
@@ -272,7 +274,8 @@ def test_a_crash_between_commit_and_index_loses_nothing(tmp_path, monkeypatch):
         collection = store.create("c", CollectionSpec(DIM))
         collection.upsert([Item("a", vectors(1)[0])])
         collection.snapshot()
-        monkeypatch.setattr(collection._index, "add", lambda *_: None)  # the crash: the index never hears of it
+        # the crash: the index never hears of it
+        monkeypatch.setattr(collection._index, "apply", lambda seq, *_: setattr(collection._index, "seq", seq))
         collection.upsert([Item("b", vectors(1, 1)[0])])
         assert [m.id for m in collection.search(vectors(1, 1)[0], 2)] == ["a"]
     with open_store(str(tmp_path)) as store:
@@ -282,7 +285,8 @@ def test_a_crash_between_commit_and_index_loses_nothing(tmp_path, monkeypatch):
 def test_a_stale_index_never_returns_what_was_deleted(store):
     collection = store.create("c", CollectionSpec(DIM))
     collection.upsert([Item(f"i{i}", v) for i, v in enumerate(vectors(40))])
-    collection._index.remove = lambda rids: None  # an index that hears of no deletion
+    original = collection._index.apply  # an index that hears of no deletion
+    collection._index.apply = lambda seq, died, came, vectors: original(seq, died[:0], came, vectors)
     collection.delete([f"i{i}" for i in range(0, 40, 2)])
     found = collection.search(vectors(1)[0], 20)
     assert len(found) == 20
@@ -370,7 +374,7 @@ def test_vectors_of_another_encoder_are_refused_with_the_way_on(store):
     collection.check(Embedder())
     other = Embedder()
     other.fingerprint = "e" * 32
-    with pytest.raises(FingerprintMismatch, match="new collection"):
+    with pytest.raises(FingerprintMismatch, match="nnclr store reembed"):
         collection.check(other)
 
 

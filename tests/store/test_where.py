@@ -100,7 +100,7 @@ def test_filtered_search_is_exact_whether_few_or_many_pass(tmp_path):
         collection = store.create("c", CollectionSpec(4))
         for start in range(0, 6000, 2000):
             collection.upsert([Item(f"i{i}", made[i], {"n": i}) for i in range(start, start + 2000)])
-        collection._index.compact()
+        collection.compact()
         collection.delete([f"i{i}" for i in range(0, 6000, 7)])
         for top in (30, 5000):
             found = collection.search(made[1], 25, {"must": [{"key": "n", "range": {"lt": top}}]})

@@ -1,0 +1,136 @@
+"""The care of a collection's index: folds, snapshots, loading it anew; when due by itself, or when asked for."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.store import snapshots
+from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.store.catalog import last_seq, reading, translated
+from nnclr_hub.store.connections import Connections
+from nnclr_hub.store.fold import due, fold
+from nnclr_hub.store.maintenance import Maintenance
+from nnclr_hub.store.recovery import rebuild
+from nnclr_hub.store.rows import fetch_vectors
+from nnclr_hub.store.writer import Writer
+
+# changes since the last snapshot from which a new one is worth its while: on closing, and between
+SNAPSHOT_ON_CLOSE = 1000
+SNAPSHOT_AFTER = 20_000
+SNAPSHOT_SHARE = 0.25  # of the rows
+
+
+class Care:
+    """Looks after one index.
+
+    Args:
+        index: which.
+        path: of the collection's file; its snapshots lie in the folder of the same stem.
+        budget: bytes that the index may take.
+        connections: for reading the catalog.
+        snapshot_seq: the change that the newest snapshot is up to.
+    """
+
+    def __init__(self, index: AnnIndex, path: Path, budget: int, connections: Connections, snapshot_seq: int) -> None:
+        self._index = index
+        self._path = path
+        self._folder = path.with_suffix("")
+        self._budget = budget
+        self._connections = connections
+        self._snapshot_seq = snapshot_seq
+        self._folding = threading.Lock()
+        self._writing_down = threading.Lock()
+        self._maintenance = Maintenance(f"care of {path.name}", self._reload, self._fold, self._snapshot)
+        self.writer: Writer | None = None  # None for who only reads
+
+    def wake(self) -> None:
+        """Has it look whether something is due."""
+        self._maintenance.wake()
+
+    @property
+    def state(self) -> str:
+        """As `CollectionInfo.state` has it."""
+        if self.writer is not None and self.writer.failure:
+            return f"read-only: {self.writer.failure}"
+        behind = self.writer.behind if self.writer is not None else None
+        reason = behind or self._maintenance.failure
+        return f"degraded: {reason}" if reason else "ready"
+
+    # ---- when asked for
+
+    def compact(self) -> None:
+        """Builds the index anew without what was deleted."""
+        with self._folding:
+            fold(self._index, self._budget, self._fetch, anew=True, stop=self._maintenance.stopping)
+
+    def snapshot(self) -> None:
+        """Writes the index down as it is now.
+
+        Raises:
+            DiskFull, StoreError: it could not be; the snapshots before it stay.
+        """
+        assert self.writer is not None
+        with self._writing_down, translated(self._path):
+            state = self._index.state()
+            generation = self.writer.exclusively(snapshots.next_generation)
+            snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
+            self._snapshot_seq = state.seq
+
+    def rebuild(self) -> None:
+        """Loads the index anew from the catalog; it grows into its kind afterwards."""
+        assert self.writer is not None
+        with self._folding:
+            self.writer.reload(self._rebuilt)
+        self.wake()
+
+    def close(self) -> None:
+        """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
+        self._maintenance.close()
+        if self.writer is not None and self.writer.failure is None and self.writer.behind is None:
+            if self._index.seq - self._snapshot_seq >= SNAPSHOT_ON_CLOSE:
+                self.snapshot()
+            with translated(self._path):
+                self.writer.exclusively(_mark_clean)
+
+    # ---- when due
+
+    def _reload(self) -> bool:
+        if self.writer is None or self.writer.behind is None:
+            return False
+        self.rebuild()
+        return True
+
+    def _fold(self) -> bool:
+        if not due(self._index, self._budget):
+            return False
+        with self._folding:
+            fold(self._index, self._budget, self._fetch, stop=self._maintenance.stopping)
+        return True
+
+    def _snapshot(self) -> bool:
+        changes = self._index.seq - self._snapshot_seq
+        if self.writer is None or changes < max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids)):
+            return False
+        self.snapshot()
+        return True
+
+    def _fetch(self, rids: np.ndarray) -> np.ndarray:
+        with self._connections.reader() as connection:
+            return fetch_vectors(connection, self._index.spec, rids)
+
+    def _rebuilt(self, connection: sqlite3.Connection) -> None:
+        with reading(connection):
+            rebuild(connection, self._index)
+
+
+def _mark_clean(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?)", [str(last_seq(connection))])
+
+
+def take_clean_mark(connection: sqlite3.Connection) -> bool:
+    """Whether the last writer closed the file; until this one does, it counts as not closed."""
+    return connection.execute("DELETE FROM meta WHERE key = 'clean'").rowcount == 1

@@ -1,0 +1,57 @@
+"""Connections for reading: as many as there are threads that read at once, used again and again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from nnclr_hub.errors import StoreReadOnly
+from nnclr_hub.store.catalog import connect, reading, translated
+
+
+class Connections:
+    """Read-only connections to one file.
+
+    Args:
+        path: of the file.
+        begun: called with a connection whose read transaction has just begun.
+    """
+
+    def __init__(self, path: Path, begun: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
+        self._path = path
+        self._begun = begun
+        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self.closed = False
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection in a read transaction: everything in the block sees the same state.
+
+        Raises:
+            StoreReadOnly: the collection is closed.
+            StoreError: what SQLite says, as a sentence.
+        """
+        if self.closed:
+            raise StoreReadOnly(f"{self._path} is closed: open the store again.")
+        try:
+            connection = self._idle.get_nowait()
+        except Empty:
+            connection = connect(self._path, read_only=True)
+        try:
+            with translated(self._path), reading(connection):
+                self._begun(connection)
+                yield connection
+        finally:
+            if self.closed:
+                connection.close()
+            else:
+                self._idle.put(connection)
+
+    def close(self) -> None:
+        """Closes those that are idle; the others when they are given back."""
+        self.closed = True
+        while not self._idle.empty():
+            self._idle.get_nowait().close()

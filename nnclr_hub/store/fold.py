@@ -1,0 +1,170 @@
+"""The delta into a new main part, beside the running searches and writes.
+
+A few new rows extend a copy of the old part; many deaths, or another kind of index, mean building it
+anew from what lives. Only taking the old state and putting the new one in its place hold writes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+
+from nnclr_hub.store.ann import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.deaths import Deaths
+from nnclr_hub.store.delta import ALIVE, Delta, positions
+from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.index_kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
+from nnclr_hub.store.main_index import MainIndex
+
+SMALLEST_DELTA = 4096  # rows that are not worth folding
+LARGEST_DELTA = 16_384  # rows that a search should not have to look at one by one
+DEAD_SHARE = 0.25  # of a main part, from which it is built anew
+REBUILD_GROWTH = 4  # lists learned from this many times fewer vectors are learned anew
+BATCH = 10_000
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The index when the fold began: its parts, the living rows of main, rows of the delta, and the change."""
+
+    parts: Parts
+    living: np.ndarray
+    count: int
+    seq: int
+
+
+def due(index: AnnIndex, budget: int) -> bool:
+    """Whether folding is worth its while."""
+    parts = index.parts
+    rows = len(parts.rids)
+    if parts.delta.count >= min(max(SMALLEST_DELTA, rows // 4), LARGEST_DELTA):
+        return True
+    if parts.deaths.count > max(SMALLEST_DELTA, DEAD_SHARE * rows):
+        return True
+    live = rows - parts.deaths.count + parts.delta.count
+    return live >= FLAT_BELOW and index.kind == "flat" and choose_kind(index.spec, live, budget) != "flat"
+
+
+def fold(index: AnnIndex, budget: int, fetch: Fetch, *, anew: bool = False, stop: Stop = lambda: False) -> None:
+    """Takes the delta into the main part; one fold at a time.
+
+    Args:
+        index: whose delta.
+        budget: bytes that the main part may take.
+        fetch: reads vectors of the catalog.
+        anew: forget every dead row.
+        stop: looked at every few thousand rows.
+
+    Raises:
+        Stopped: `stop` said so; nothing has changed.
+    """
+    with index.mutation:
+        parts = index.parts
+        before = _Before(parts, parts.deaths.living(len(parts.rids)), parts.delta.count, index.seq)
+    rids, vectors, died = parts.delta.rows(0, before.count)
+    fresh = died > before.seq
+    rids, vectors = rids[fresh], vectors[fresh]
+    live = len(before.living) + len(rids)
+    kind = choose_kind(index.spec, live, budget)
+    main = parts.main
+    if live == 0:
+        _swap(index, before, Parts(None, np.zeros(0, np.int64), Deaths(0), _delta(index), before.seq))
+        return
+    if main is not None and not _must_build(index, kind, live, anew):
+        main = extended(main, index.spec, vectors, stop)
+        keep = np.arange(len(parts.rids))
+        deaths = Deaths(len(main))
+        deaths.kill(np.setdiff1d(keep, before.living, assume_unique=True), before.seq)
+    else:
+        keep = before.living
+        main = build_main(index.spec, kind, live, lambda: _batches(parts, keep, vectors, fetch), stop)
+        deaths = Deaths(live)
+    if len(main) >= 2 * main.judged:
+        everything = lambda: _batches(parts, keep, vectors, fetch)  # noqa: E731
+        main = judged(main, index.spec, lambda queries, k: nearest(index.spec, everything(), queries, k)[1])
+    reached("fold.built")
+    new = Parts(main, np.concatenate([parts.rids[keep], rids]), deaths, _delta(index), before.seq)
+    _swap(index, before, new)
+    reached("fold.swapped")
+
+
+def _must_build(index: AnnIndex, kind: str, live: int, anew: bool) -> bool:
+    parts = index.parts
+    assert parts.main is not None
+    if parts.main.kind != kind or (anew and parts.deaths.count):
+        return True
+    if parts.deaths.count > DEAD_SHARE * len(parts.rids):
+        return True
+    return kind in ("ivf", "ivf_pq") and live > REBUILD_GROWTH * max(1, parts.main.judged)
+
+
+def _delta(index: AnnIndex) -> Delta:
+    return Delta(index.spec.dim, index.spec.metric)
+
+
+def _batches(parts: Parts, keep: np.ndarray, vectors: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
+    """The vectors of rows `keep` of the main part and then of the delta, without a second copy of them all."""
+    for start in range(0, len(keep), BATCH):
+        rows = keep[start : start + BATCH]
+        assert parts.main is not None
+        yield parts.main.vectors(rows) if parts.main.lossless else np.nan_to_num(fetch(parts.rids[rows]))
+    if len(vectors):
+        yield vectors
+
+
+def nearest(
+    spec: CollectionSpec, batches: Iterator[np.ndarray], queries: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """By comparing with everything: scores (n, k) and the numbers (n, k) of the vectors nearest to queries (n, D)."""
+    metric = faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    scores, rows, place = [], [], 0
+    for batch in batches:
+        found, numbers = faiss.knn(queries, np.ascontiguousarray(batch), min(k, len(batch)), metric=metric)
+        scores.append(-np.sqrt(np.maximum(found, 0)) if metric == faiss.METRIC_L2 else found)
+        rows.append(numbers + place)
+        place += len(batch)
+    return ranked(np.concatenate(scores, axis=1), np.concatenate(rows, axis=1), k)
+
+
+def _swap(index: AnnIndex, before: _Before, new: Parts) -> None:
+    """Puts the new parts in place of the old, with what came and died meanwhile."""
+    with index.mutation:
+        old = index.parts
+        rids, vectors, died = old.delta.rows(0, old.delta.count)
+        late = slice(before.count, None)
+        new.delta.append(rids[late], vectors[late])
+        for seq, rows in reversed(old.deaths.since(before.seq)):
+            new.deaths.kill(positions(new.rids, np.sort(old.rids[rows])), seq)
+        gone = (died > before.seq) & (died < ALIVE)
+        for seq in np.unique(died[gone]):
+            those = rids[gone & (died == seq)]
+            new.deaths.kill(positions(new.rids, those), int(seq))
+            new.delta.kill(those, int(seq))
+        index.parts = new
+
+
+def load(index: AnnIndex, batches: Iterator[tuple[np.ndarray, np.ndarray]], rows: int, seq: int) -> None:
+    """The index anew, flat, from the catalog: exact at once, and folded into a better kind later.
+
+    Args:
+        index: to fill.
+        batches: rids (n,) and vectors (n, D), ascending.
+        rows: how many there are in all.
+        seq: the change they are up to.
+    """
+    rids: list[np.ndarray] = [np.zeros(0, np.int64)]
+
+    def vectors() -> Iterator[np.ndarray]:
+        for some, those in batches:
+            rids.append(some)
+            yield those
+
+    main: MainIndex | None = build_main(index.spec, "flat", rows, vectors) if rows else None
+    known = np.concatenate(rids)
+    with index.mutation:
+        index.parts = Parts(main, known, Deaths(len(known)), _delta(index), seq)
+        index.seq = seq

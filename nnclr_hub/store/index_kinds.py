@@ -1,0 +1,212 @@
+"""Which kind of index a collection gets, and how one is built, extended and judged.
+
+Building never holds a second copy of the vectors: they come in batches from wherever they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import faiss
+import numpy as np
+
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.main_index import REFINED, MainIndex
+
+FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact
+LINKS = 32  # of a node in the graph's upper layers, twice as many in the lowest
+EF_CONSTRUCTION = 100
+GRAPH_BYTES = 272  # LINKS * 2 * 4 and the sparse upper layers
+LIST_BYTES = 16  # a row id in its list, and where it stands
+POINTS_A_LIST = 64  # k-means looks at so many vectors a list
+BATCH = 2_000  # rows between two looks at whether to stop
+# an index is judged by the effort that finds this share of the ten nearest
+WANTED_RECALL = 0.99
+JUDGES = 200
+_LISTS = (4, 8, 16, 32, 64, 128, 256, 512)
+LADDERS = {"hnsw": (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "ivf": _LISTS, "ivf_pq": _LISTS}
+
+Rows = Iterator[np.ndarray]
+Stop = Callable[[], bool]
+
+
+class Stopped(Exception):
+    """Building was given up because somebody asked for it."""
+
+
+# ------------------------------------------------------------------------------ which kind
+
+
+def choose_kind(spec: CollectionSpec, rows: int, budget: int) -> str:
+    """The kind of index for so many rows.
+
+    Args:
+        spec: names a kind, or says "auto".
+        rows: how many there are.
+        budget: bytes that the index may take; building one takes twice its size for a while.
+    """
+    if rows < FLAT_BELOW or spec.index == "flat":
+        return "flat"
+    if spec.index != "auto":
+        return spec.index
+    vector = spec.dim * (2 if spec.precision == "f16" else 4)
+    for kind, overhead in (("hnsw", GRAPH_BYTES), ("ivf", LIST_BYTES)):
+        if 2 * rows * (vector + overhead) <= budget:
+            return kind
+    return "ivf_pq"
+
+
+def default_budget() -> int:
+    """Half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+# ------------------------------------------------------------------------------ building
+
+
+def build_main(
+    spec: CollectionSpec, kind: str, rows: int, batches: Callable[[], Rows], stop: Stop = lambda: False
+) -> MainIndex:
+    """An index over vectors that come in batches.
+
+    Args:
+        spec: of the collection.
+        kind: of the index.
+        rows: how many vectors there are, at least 1.
+        batches: called for an iterator over them, (n, D) float32 each; more than once where something is learned.
+        stop: looked at between batches.
+
+    Raises:
+        Stopped: it said so.
+    """
+    index = _empty(spec, kind, rows)
+    if not index.is_trained:
+        index.train(_sample(batches, rows, POINTS_A_LIST * getattr(index, "nlist", 1)))
+    if kind in ("ivf", "ivf_pq"):
+        index.make_direct_map(True)
+    _reserve(index, kind, rows)
+    for batch in batches():
+        for start in range(0, len(batch), BATCH):
+            if stop():
+                raise Stopped
+            index.add(np.ascontiguousarray(batch[start : start + BATCH]))
+    return MainIndex(kind, index, spec.metric)
+
+
+def extended(main: MainIndex, spec: CollectionSpec, vectors: np.ndarray, stop: Stop = lambda: False) -> MainIndex:
+    """A copy of an index with (n, D) float32 more rows; the old one stays as it is.
+
+    Raises:
+        Stopped: `stop` said so.
+    """
+    total = len(main) + len(vectors)
+    copy = faiss.clone_index(main.index) if main.kind in ("ivf", "ivf_pq") else _copied(main, spec, total)
+    for start in range(0, len(vectors), BATCH):
+        if stop():
+            raise Stopped
+        copy.add(np.ascontiguousarray(vectors[start : start + BATCH]))
+    return replace(main, index=copy)
+
+
+def judged(main: MainIndex, spec: CollectionSpec, exact: Callable[[np.ndarray, int], np.ndarray]) -> MainIndex:
+    """The index with the effort that finds WANTED_RECALL of the ten nearest of made-up queries.
+
+    The queries lie about as far from the stored vectors as these from one another: a stored vector
+    itself would be too easy, since the graph leads to it.
+
+    Args:
+        exact: called with queries (n, D) and k for the (n, k) rows that are truly nearest.
+    """
+    if main.kind == "flat":
+        return main
+    rng = np.random.default_rng(0)
+    rows = rng.choice(len(main), min(JUDGES, len(main)), replace=False)
+    stored = main.vectors(rows)
+    neighbours = main.vectors(exact(stored, 2)[:, 1])
+    distance = np.linalg.norm(stored - neighbours, axis=1, keepdims=True)
+    queries = stored + rng.normal(size=stored.shape).astype(np.float32) * distance / np.sqrt(spec.dim)
+    if spec.metric == "cosine":
+        queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    queries = np.ascontiguousarray(queries, np.float32)
+    k = min(10, len(main))
+    truth = exact(queries, k)
+    effort = 0
+    for effort in LADDERS[main.kind]:
+        _, found = main.search(queries, k if main.lossless else REFINED * k, effort=effort)
+        hits = (truth[:, :, None] == found[:, None, :]).any(axis=2).mean()
+        if hits >= WANTED_RECALL:
+            break
+    return replace(main, effort=effort, judged=len(main))
+
+
+def _empty(spec: CollectionSpec, kind: str, rows: int) -> Any:
+    metric = faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    stored = "Flat" if spec.precision == "f32" else "SQfp16"
+    lists = max(1, min(int(4 * np.sqrt(rows)), rows // POINTS_A_LIST or 1))
+    if kind == "ivf_pq":
+        pieces = next(n for n in range(max(1, spec.dim // 8), 0, -1) if spec.dim % n == 0)
+        stored = f"PQ{pieces}"
+    factory = {"flat": stored, "hnsw": f"HNSW{LINKS},{stored}"}.get(kind, f"IVF{lists},{stored}")
+    index: Any = faiss.index_factory(spec.dim, factory, metric)
+    if kind == "hnsw":
+        index.hnsw.efConstruction = EF_CONSTRUCTION
+    if kind == "ivf":
+        index.by_residual = False  # f16 as the catalog has it, not what is left of it beside a centroid
+    if hasattr(index, "cp"):
+        index.cp.min_points_per_centroid = 1  # a small collection may have few; faiss would print a warning
+        index.cp.max_points_per_centroid = POINTS_A_LIST
+    if hasattr(index, "pq"):
+        index.pq.cp.min_points_per_centroid = 1
+    return index
+
+
+def _sample(batches: Callable[[], Rows], rows: int, wanted: int) -> np.ndarray:
+    """About so many of the vectors, evenly spread."""
+    step = max(1, rows // max(wanted, 256))
+    taken, place = [], 0
+    for batch in batches():
+        taken.append(batch[(-place) % step :: step])
+        place += len(batch)
+    return np.ascontiguousarray(np.concatenate(taken))
+
+
+def _reserve(index: Any, kind: str, rows: int) -> None:
+    """Room for all rows at once: faiss's arrays double as they grow, and the old half lives while it is copied."""
+    if kind in ("ivf", "ivf_pq"):
+        return
+    store: Any = faiss.downcast_index(index.storage) if kind == "hnsw" else index
+    before = store.codes.size()
+    store.codes.resize(rows * store.code_size)
+    store.codes.resize(before)  # the room stays
+
+
+def _copied(main: MainIndex, spec: CollectionSpec, rows: int) -> Any:
+    """A flat or graph index copied into one with room for `rows`; faiss's own clone has none to spare."""
+    copy = _empty(spec, main.kind, rows)
+    new: Any = faiss.downcast_index(copy.storage) if main.kind == "hnsw" else copy
+    old: Any = faiss.downcast_index(main.index.storage) if main.kind == "hnsw" else main.index
+    new.codes.resize(rows * new.code_size)
+    _view(new.codes)[: old.codes.size()] = _view(old.codes)
+    new.codes.resize(old.codes.size())
+    if not new.is_trained:
+        new.train(np.zeros((1, spec.dim), np.float32))  # f16 learns nothing
+    new.ntotal = copy.ntotal = old.ntotal
+    copy.is_trained = True
+    if main.kind == "hnsw":
+        graph, source = copy.hnsw, main.index.hnsw
+        links = source.neighbors.size()
+        graph.neighbors.resize(int(links / max(1, len(main)) * rows * 1.01))
+        _view(graph.neighbors)[:links] = _view(source.neighbors)
+        graph.neighbors.resize(links)
+        for name in ("levels", "offsets"):
+            faiss.copy_array_to_vector(faiss.vector_to_array(getattr(source, name)), getattr(graph, name))
+        graph.entry_point, graph.max_level = source.entry_point, source.max_level
+    return copy
+
+
+def _view(vector: Any) -> np.ndarray:
+    """The memory of one of faiss's arrays."""
+    return faiss.rev_swig_ptr(vector.data(), vector.size())

@@ -1,0 +1,149 @@
+"""The root catalog of a store: names of collections, and aliases for them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
+from nnclr_hub.store.catalog import connect, create_root, format_of, translated
+
+
+class Names:
+    """What each name means; every change is durable when it returns.
+
+    Args:
+        path: of the SQLite file, made if it is not there.
+        read_only: for a store that another process writes.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        self._root = connect(path, read_only=read_only, create=not read_only)
+        self._closed = False
+        try:
+            with translated(path):
+                if not read_only:
+                    create_root(self._root)
+                # a store of the first format that nobody has written since has no aliases
+                self._has_aliases = format_of(self._root) > 1
+        except BaseException:
+            self._root.close()
+            raise
+
+    def collections(self) -> list[str]:
+        """Names of the collections, in order."""
+        with self._reading() as root:
+            return [name for (name,) in root.execute("SELECT name FROM collections ORDER BY name")]
+
+    def keys(self) -> set[str]:
+        """Stems of the files of all collections."""
+        with self._reading() as root:
+            return {key for (key,) in root.execute("SELECT uuid FROM collections")}
+
+    def aliases(self) -> dict[str, str]:
+        """Names by alias."""
+        with self._reading() as root:
+            return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias")) if self._has_aliases else {}
+
+    def resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
+        """The collection's own name and the stem of its file.
+
+        Raises:
+            CollectionNotFound: names those that exist.
+            InvalidRequest: it is an alias, where none may stand.
+        """
+        with self._reading() as root:
+            known = self.aliases()
+            if name in known and not aliases:
+                raise InvalidRequest(f"{name!r} is an alias: name the collection that it means, {known[name]!r}.")
+            own = known.get(name, name)
+            row = root.execute("SELECT name, uuid FROM collections WHERE name = ?", [own]).fetchone()
+            if row is None:
+                there = ", ".join([*self.collections(), *known])
+                hint = f"there are {there}." if there else "the store is empty; index pictures first."
+                raise CollectionNotFound(f"There is no collection {name!r} in {self._path.parent}: {hint}")
+            return row
+
+    def refuse_taken(self, name: str) -> None:
+        """Raises CollectionExists if a collection or an alias has the name."""
+        if name in self.collections():
+            raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
+        if name in self.aliases():
+            raise CollectionExists(f"There is an alias {name!r} already: take another name, or forget the alias first.")
+
+    def add(self, name: str, key: str) -> None:
+        """A new collection."""
+        self._change("INSERT INTO collections VALUES (?, ?)", [name, key])
+
+    def remove(self, name: str) -> None:
+        """Forgets a collection and the aliases that mean it."""
+        self._change("DELETE FROM collections WHERE name = ?", [name])
+
+    def rename(self, name: str, to: str) -> None:
+        """Gives a collection another name; its aliases go with it."""
+        self._change("UPDATE collections SET name = ? WHERE name = ?", [to, name])
+
+    def alias(self, alias: str, name: str) -> None:
+        """Makes an alias mean a collection.
+
+        Raises:
+            CollectionExists: a collection itself is called so.
+        """
+        if alias in self.collections():
+            raise CollectionExists(f"There is a collection {alias!r}, so it cannot be an alias: take another name.")
+        self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
+
+    def unalias(self, alias: str) -> None:
+        """Forgets an alias.
+
+        Raises:
+            CollectionNotFound: there is none.
+        """
+        known = self.aliases()
+        if alias not in known:
+            hint = f"there are {', '.join(known)}." if known else "there are no aliases."
+            raise CollectionNotFound(f"There is no alias {alias!r}: {hint}")
+        self._change("DELETE FROM aliases WHERE alias = ?", [alias])
+
+    def promote(self, name: str, alias: str) -> str | None:
+        """See `VectorStore.promote`; one transaction."""
+        taken = {*self.collections(), *self.aliases()}
+        kept = None
+        if name == alias:
+            raise InvalidRequest(f"{name!r} is the collection's own name already: promote another one to it.")
+        with self._reading() as root:
+            root.execute("BEGIN IMMEDIATE")
+            try:
+                if alias in self.collections():
+                    names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
+                    kept = next(free for free in names if free not in taken)
+                    root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
+                root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
+                root.execute("COMMIT")
+            except BaseException:
+                root.execute("ROLLBACK")
+                raise
+        return kept
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        with self._lock:
+            self._closed = True
+            self._root.close()
+
+    def _change(self, statement: str, parameters: list[str]) -> None:
+        with self._reading() as root:
+            root.execute(statement, parameters)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._closed:
+                raise StoreReadOnly(f"The store {self._path.parent} is closed: open it again.")
+            with translated(self._path):
+                yield self._root
