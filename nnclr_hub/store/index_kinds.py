@@ -160,6 +160,7 @@ def _empty(spec: CollectionSpec, kind: str, rows: int) -> Any:
         index.cp.max_points_per_centroid = POINTS_A_LIST
     if hasattr(index, "pq"):
         index.pq.cp.min_points_per_centroid = 1
+        index.do_polysemous_training = False  # minutes of annealing for a search that is not done here
     return index
 
 

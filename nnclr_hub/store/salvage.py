@@ -40,8 +40,9 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
     """
     new = path.with_name(f"{path.stem}.salvage")
     new.unlink(missing_ok=True)
-    old = connect(path)
+    old: sqlite3.Connection | None = None
     try:
+        old = connect(path)
         spec = read_spec(old)
         last = old.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
         total = last[0] if last else 0
@@ -58,12 +59,13 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
                 progress(min(start + CHUNK - 1, total), total)
         finally:
             target.close()  # folds its log into the file
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, StoreCorrupt) as error:
         raise StoreCorrupt(
             f"{path} is damaged beyond reading ({error}): import the collection from an export, or index it anew."
         ) from error
     finally:
-        old.close()
+        if old is not None:
+            old.close()
     _exchange(path, new, lost)
     return saved
 

@@ -1,0 +1,233 @@
+"""What goes wrong is said, costs nothing that was acknowledged, and is mended where it can be."""
+
+import json
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.store import catalog, maintenance, open_store, snapshots
+from nnclr_hub.store.base import CollectionSpec, Item
+
+DIM = 16
+
+
+def vectors(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, DIM)).astype(np.float32)
+
+
+def filled(folder, n: int = 300):
+    store = open_store(str(folder))
+    collection = store.create("c", CollectionSpec(DIM))
+    collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"jpeg") for i, v in enumerate(vectors(n))])
+    return store, collection
+
+
+def wait_until(condition, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_an_index_that_cannot_follow_degrades_the_collection_and_is_loaded_anew(tmp_path, monkeypatch):
+    """The write is acknowledged, for it is durable; the state says so; the next start of maintenance mends it."""
+    store, collection = filled(tmp_path)
+    with store:
+        held = collection._care._folding
+        with held:  # maintenance has to wait, so that the state in between can be seen
+            monkeypatch.setattr(collection._index, "apply", lambda *_: (_ for _ in ()).throw(MemoryError()))
+            seq = collection.upsert([Item("new", vectors(1, 5)[0])])
+            info = collection.info()
+            assert info.state.startswith("degraded: ")
+            assert info.durable_seq == seq > info.indexed_seq
+            assert [item.id for item in collection.get(["new"])] == ["new"]
+            monkeypatch.undo()
+        wait_until(lambda: collection.info().state == "ready")
+        assert collection.search(vectors(1, 5)[0], 1)[0].id == "new"
+        assert collection.info().indexed_seq == seq
+
+
+def test_too_little_room_refuses_writes_and_snapshots_and_keeps_reading(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(catalog.shutil, "disk_usage", lambda _: usage._replace(free=catalog.LOW_WATER - 1))
+        with pytest.raises(DiskFull, match="free some space"):
+            collection.upsert([Item("new", vectors(1)[0])])
+        with pytest.raises(DiskFull, match="free some space"):
+            collection.snapshot()
+        assert collection.count() == 300
+        assert collection.info().state == "ready"
+        monkeypatch.undo()
+        collection.upsert([Item("new", vectors(1)[0])])
+        assert collection.count() == 301
+
+
+def test_a_snapshot_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        collection.snapshot()
+        collection.upsert([Item("new", vectors(1, 9)[0])])
+        monkeypatch.setattr(snapshots.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(StoreError, match="the one before it stays"):
+            collection.snapshot()
+        monkeypatch.undo()
+        assert [file.name for file in tmp_path.glob("collections/*/*")] == ["index-1.faiss"]
+    with open_store(str(tmp_path)) as again:
+        assert again.get("c").search(vectors(1, 9)[0], 1)[0].id == "new"
+
+
+def test_maintenance_that_fails_shows_in_the_state_and_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(maintenance, "PAUSE_SECONDS", 0.05)
+    store, collection = filled(tmp_path)
+    with store:
+        monkeypatch.setattr("nnclr_hub.store.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        collection.upsert([Item("a", vectors(1)[0])])
+        wait_until(lambda: collection.info().state.startswith("degraded: "))
+        monkeypatch.undo()
+        collection.upsert([Item("b", vectors(1)[0])])
+        wait_until(lambda: collection.info().state == "ready")
+
+
+def test_a_failed_disk_makes_the_collection_read_only(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        monkeypatch.setattr(collection._writer, "_transact", lambda _: (_ for _ in ()).throw(error))
+        with pytest.raises(StoreReadOnly, match="disk failed"):
+            collection.upsert([Item("new", vectors(1)[0])])
+        monkeypatch.undo()
+        with pytest.raises(StoreReadOnly, match="open the store again"):  # nobody knows what is on the disk
+            collection.upsert([Item("new", vectors(1)[0])])
+        assert collection.info().state.startswith("read-only: ")
+        assert len(collection.search(vectors(1)[0], 5)) == 5
+
+
+def damage_vector(tmp_path, id: str) -> None:
+    """A bit of a stored vector turns, which SQLite does not notice."""
+    file = next(tmp_path.glob("collections/*.sqlite"))
+    with sqlite3.connect(file) as connection:
+        rid, blob = connection.execute(
+            "SELECT rid, vector FROM items JOIN vectors USING (rid) WHERE id = ?", [id]
+        ).fetchone()
+        changed = bytes([blob[0] ^ 1]) + blob[1:]
+        connection.execute("UPDATE vectors SET vector = ? WHERE rid = ?", [changed, rid])
+    connection.close()
+
+
+def test_repair_takes_out_what_is_damaged_and_keeps_its_metadata(tmp_path):
+    store, collection = filled(tmp_path)
+    store.close()
+    damage_vector(tmp_path, "i007")
+    with open_store(str(tmp_path)) as store:
+        collection = store.get("c")
+        report = collection.verify()
+        assert report.damaged == ("i007",)
+        assert not report.ok
+        repaired = collection.repair()
+        assert (repaired.items, repaired.removed) == (299, ("i007",))
+        assert json.loads(Path(repaired.kept_in).read_text()) == {"id": "i007", "metadata": {"n": 7}}
+        assert collection.verify().ok
+        assert collection.repair().kept_in is None
+
+
+def test_verify_names_items_that_the_index_lacks(tmp_path):
+    store, collection = filled(tmp_path)
+    with store:
+        original = collection._index.apply
+        collection._index.apply = lambda seq, died, came, rows: original(seq, died, came[:0], rows[:0])
+        collection.upsert([Item("unheard", vectors(1, 3)[0])])
+        assert collection.verify().missing == ("unheard",)
+        collection._index.apply = original
+        collection.repair()
+        assert collection.verify().ok
+
+
+def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path):
+    store, _ = filled(tmp_path, 2000)
+    store.close()
+    file = next(tmp_path.glob("collections/*.sqlite"))
+    data = bytearray(file.read_bytes())
+    where = data.rfind(b"jpeg") // catalog.PAGE_SIZE  # a page of thumbnails, and some of vectors or items
+    for page in (where, len(data) // catalog.PAGE_SIZE // 2):
+        data[page * catalog.PAGE_SIZE : page * catalog.PAGE_SIZE + 64] = b"\xff" * 64
+    file.write_bytes(data)
+    with open_store(str(tmp_path)) as store:
+        try:
+            readable = store.get("c").verify().ok
+        except StoreError:
+            readable = False
+        assert not readable
+    with open_store(str(tmp_path)) as store:
+        saved = store.salvage("c")
+        collection = store.get("c")
+        assert 0 < saved == collection.count() < 2000
+        truth = vectors(2000)
+        for item in collection.scroll(limit=2000).items:
+            n = item.metadata["n"]
+            assert item.id == f"i{n:03}"
+            np.testing.assert_allclose(item.vector, truth[n] / np.linalg.norm(truth[n]), atol=1e-6)
+        assert collection.verify().ok
+    assert any(path.name.endswith("-damaged0.sqlite") for path in (tmp_path / "lost+found").iterdir())
+
+
+def test_a_file_that_is_gone_is_not_made_anew(tmp_path):
+    store, _ = filled(tmp_path)
+    store.close()
+    next(tmp_path.glob("collections/*.sqlite")).unlink()
+    with open_store(str(tmp_path)) as store:
+        with pytest.raises(StoreError, match="cannot be opened"):
+            store.get("c")
+        store.drop("c")
+        with pytest.raises(CollectionNotFound):
+            store.get("c")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    store, _ = filled(tmp_path)
+    store.close()
+    next(tmp_path.glob("collections/*.sqlite")).write_bytes(b"no database at all, but quite a few bytes" * 1000)
+    with open_store(str(tmp_path)) as store:
+        with pytest.raises(StoreCorrupt, match="damaged"):
+            store.get("c")
+        with pytest.raises(StoreCorrupt, match="beyond reading"):
+            store.salvage("c")
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (Item("a", np.ones(DIM), {"x": "y" * 65_536}), "at most 65536"),
+        (Item("a", np.ones(DIM), {}, b"x" * 32_769), "at most 32768"),
+        (Item("a", np.ones(DIM), {}, "text"), "JPEG bytes"),
+        (Item("a", np.ones(DIM), {"x": {1, 2}}), "not JSON"),
+        (Item("a", np.ones(DIM), {"x": float("nan")}), "not JSON"),
+        (Item("a", np.ones(DIM), ["x"]), "object of keys"),
+        (Item("a", np.full(DIM, np.inf)), "NaN or infinity"),
+        (Item("a", np.zeros(DIM)), "is zero"),
+        (Item("a", np.ones(DIM + 1)), "shape"),
+        (Item("a", ["x"] * DIM), "no list of numbers"),
+        (Item("../a", np.ones(DIM)), "not possible"),
+        (Item("", np.ones(DIM)), "not possible"),
+    ],
+)
+def test_a_bad_item_refuses_its_request_by_name_and_nothing_is_written(tmp_path, item, sentence):
+    store, collection = filled(tmp_path, 3)
+    with store:
+        with pytest.raises(InvalidRequest, match=sentence):
+            collection.upsert([Item("good", np.ones(DIM)), item, Item("good2", np.ones(DIM))])
+        assert collection.count() == 3
+
+
+def test_what_an_earlier_item_of_the_same_id_gets_wrong_is_refused_too(tmp_path):
+    store, collection = filled(tmp_path, 3)
+    with store:
+        with pytest.raises(InvalidRequest, match="is zero"):
+            collection.upsert([Item("a", np.zeros(DIM)), Item("a", np.ones(DIM))])
+        assert collection.count() == 3

@@ -1,0 +1,93 @@
+"""Names and aliases of collections."""
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+ONE = np.array([1.0, 0.0], np.float32)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(str(tmp_path / "store")) as opened:
+        for name in ("a", "b"):
+            opened.create(name, CollectionSpec(2)).upsert([Item(name, ONE)])
+        yield opened
+
+
+def ids(store, name):
+    return [item.id for item in store.get(name).scroll().items]
+
+
+def test_an_alias_means_a_collection_and_can_mean_another(store):
+    store.alias("photos", "a")
+    assert ids(store, "photos") == ["a"]
+    store.alias("photos", "b")
+    assert ids(store, "photos") == ["b"]
+    assert store.aliases() == {"photos": "b"}
+    store.unalias("photos")
+    with pytest.raises(CollectionNotFound, match="'photos'"):
+        store.get("photos")
+    with pytest.raises(CollectionNotFound, match="no alias 'photos'"):
+        store.unalias("photos")
+
+
+def test_an_alias_of_an_alias_means_the_collection(store):
+    store.alias("photos", "a")
+    store.alias("pictures", "photos")
+    store.alias("photos", "b")
+    assert ids(store, "pictures") == ["a"]
+
+
+def test_names_and_aliases_do_not_collide(store):
+    with pytest.raises(CollectionExists, match="'a'"):
+        store.alias("a", "b")
+    store.alias("photos", "a")
+    with pytest.raises(CollectionExists, match="alias 'photos'"):
+        store.create("photos", CollectionSpec(2))
+    with pytest.raises(CollectionExists, match="'b'"):
+        store.rename("a", "b")
+    with pytest.raises(InvalidRequest, match="an alias"):
+        store.drop("photos")
+    with pytest.raises(InvalidRequest, match="characters"):
+        store.alias("../x", "a")
+
+
+def test_promotion_swaps_in_one_step_and_keeps_what_was_there(store, tmp_path):
+    assert store.promote("b", "a") == "a.old"
+    assert ids(store, "a") == ["b"]
+    assert ids(store, "a.old") == ["a"]
+    assert store.get("a.old").name == "a.old"
+    store.create("c", CollectionSpec(2))
+    assert store.promote("c", "a") is None
+    assert ids(store, "a") == []
+    with pytest.raises(InvalidRequest, match="own name"):
+        store.promote("b", "b")
+    store.close()
+    with open_store(str(tmp_path / "store"), read_only=True) as again:
+        assert again.aliases() == {"a": "c"}
+        assert [info.name for info in again.list()] == ["a.old", "b", "c"]
+
+
+def test_renaming_and_dropping_take_the_aliases_along(store):
+    store.alias("photos", "a")
+    held = store.get("a")
+    store.rename("a", "z")
+    assert held.name == "z"
+    assert ids(store, "photos") == ["a"]
+    store.drop("z")
+    assert store.aliases() == {}
+    with pytest.raises(StoreReadOnly, match="closed"):
+        held.count()
+
+
+def test_a_reader_follows_the_names_of_a_writer(store, tmp_path):
+    with open_store(str(tmp_path / "store"), read_only=True) as reader:
+        assert ids(reader, "a") == ["a"]
+        store.promote("b", "a")
+        assert ids(reader, "a") == ["b"]
+        with pytest.raises(StoreReadOnly, match="opened for reading"):
+            reader.alias("x", "a")
