@@ -44,6 +44,8 @@ class CollectionRequest(Strict):
     dim: int | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     indexed: list[str] = ["label"]
+    index: Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"] = "auto"
+    precision: Literal["f32", "f16"] = "f32"
 
 
 class CollectionResponse(BaseModel):
@@ -53,10 +55,13 @@ class CollectionResponse(BaseModel):
     model: str
     fingerprint: str
     indexed: list[str]
+    index: str
+    precision: str
     count: int
     durable_seq: int
     indexed_seq: int
     state: str
+    index_in_use: str
 
 
 class ItemRequest(Strict):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nnclr_hub.cli import evaluation, models, pictures, pretraining, probes, service
+from nnclr_hub.cli import evaluation, models, pictures, pretraining, probes, service, stores
 from nnclr_hub.cli.verbs import new_app
 
 app = new_app()
-for group in (models, pictures, pretraining, evaluation, probes, service):
+for group in (models, pictures, pretraining, evaluation, probes, stores, service):
     group.register(app)

@@ -8,20 +8,22 @@ batch is durable when it is done, so an interrupted run goes on where it stopped
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.workbench.ahead import ahead, batches
+from nnclr_hub.workbench.pixels import pixel_hash
 from nnclr_hub.workbench.thumbnail import make_thumbnail
+from nnclr_hub.workbench.writing import Target, Writing
 
 BATCH = 64
 PAGE = 1000
@@ -33,7 +35,7 @@ class NewImage:
 
     id: the item's id.
     image: path, bytes or PIL image.
-    metadata: kept with it.
+    metadata: kept with it; `pixel_sha256` is added.
     """
 
     id: str
@@ -52,20 +54,27 @@ class IndexReport:
     broken: tuple[tuple[str, str], ...]
 
 
-def add_images(collection: Collection, embedder: Embedder, images: Sequence[NewImage]) -> list[ImageError | None]:
+@dataclass(frozen=True)
+class Decoded:
+    """A picture, RGB and upright, and the hash of its pixels."""
+
+    image: Image.Image
+    pixels: str
+
+
+def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError | None]:
     """Embeds pictures and upserts them; returns when those that could be read are durable.
 
     Returns:
         One entry a picture: None, or why it could not be read.
     """
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        decoded = list(pool.map(_decode, images))
-    return _store(collection, embedder, images, decoded)
+    decoded = [result for _, results in ahead([images], _decode) for result in results]
+    with writing() as targets:
+        return _store(targets, images, decoded)
 
 
 def index_folder(
-    collection: Collection,
-    embedder: Embedder,
+    writing: Writing,
     folder: Path,
     *,
     prune: bool = False,
@@ -74,6 +83,7 @@ def index_folder(
     """Makes the collection hold the folder's pictures.
 
     Args:
+        writing: what to write to, asked for each batch.
         folder: searched with all its subfolders; a picture's parent folder is its label.
         prune: delete items of this folder whose file is gone.
         progress: called with (done, total), counted in pictures to embed.
@@ -84,18 +94,21 @@ def index_folder(
     """
     root = Path(folder).resolve()
     found = {item_id(path, root): path for path in list_images(root)}
+    with writing() as targets:
+        collection = targets[0].collection
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
     wanted, broken = _wanted(root, found, known)
     unreachable = len(broken)
     done = 0
-    for batch, decoded in _decoded_ahead(wanted):
-        errors = _store(collection, embedder, batch, decoded)
+    for batch, decoded in ahead(batches(wanted, BATCH), _decode):
+        with writing() as targets:
+            errors = _store(targets, batch, decoded)
         broken += [(new, str(error)) for new, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)
         progress(done, len(wanted))
     gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
-    removed = sum(collection.delete(gone[i : i + PAGE]) for i in range(0, len(gone), PAGE))
+    removed = sum(_delete(writing, ids) for ids in batches(gone, PAGE))
     failed = {new.id for new, _ in broken}
     stored = [new.id for new in wanted if new.id not in failed]
     updated = sum(id in known for id in stored)
@@ -106,6 +119,13 @@ def index_folder(
         removed=removed,
         broken=tuple((str(new.image), reason) for new, reason in broken),
     )
+
+
+def _delete(writing: Writing, ids: Sequence[str]) -> int:
+    """Deletes items wherever they are written; returns how many the collection itself had."""
+    with writing() as targets:
+        deleted = [target.collection.delete(ids) for target in targets]
+    return deleted[0]
 
 
 def _wanted(
@@ -139,7 +159,7 @@ def _known(collection: Collection) -> dict[str, dict[str, Any]]:
     known: dict[str, dict[str, Any]] = {}
     cursor = None
     while True:
-        page = collection.scroll(cursor, PAGE, {"must": [{"key": "root", "exists": True}]})
+        page = collection.scroll(cursor, PAGE, {"must": [{"key": "root", "exists": True}]}, with_vector=False)
         known |= {item.id: dict(item.metadata) for item in page.items}
         cursor = page.cursor
         if cursor is None:
@@ -159,44 +179,29 @@ def _refuse_clash(
             )
 
 
-def _decode(new: NewImage) -> Image.Image | ImageError:
+def _decode(new: NewImage) -> Decoded | ImageError:
     try:
-        return decode_image(new.image)
+        image = decode_image(new.image)
     except ImageError as error:
         return error
-
-
-def _decoded_ahead(
-    images: Sequence[NewImage],
-) -> Iterator[tuple[Sequence[NewImage], list[Image.Image | ImageError]]]:
-    """Batches with their decoded pictures; the next one is decoded while the caller embeds this one."""
-    batches = [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        ahead = [pool.submit(_decode, new) for new in images[:BATCH]]
-        for number, batch in enumerate(batches, 1):
-            current = ahead
-            ahead = [pool.submit(_decode, new) for new in images[number * BATCH : (number + 1) * BATCH]]
-            yield batch, [future.result() for future in current]
+    return Decoded(image, pixel_hash(image))
 
 
 def _store(
-    collection: Collection,
-    embedder: Embedder,
-    images: Sequence[NewImage],
-    decoded: Sequence[Image.Image | ImageError],
+    targets: Sequence[Target], images: Sequence[NewImage], decoded: Sequence[Decoded | ImageError]
 ) -> list[ImageError | None]:
-    """Embeds what was decoded and upserts it with its thumbnail, in one durable write."""
-    readable = [(new, image) for new, image in zip(images, decoded, strict=True) if isinstance(image, Image.Image)]
-    vectors = iter(embedder.embed_each([image for _, image in readable]))
-    items: list[Item] = []
-    errors: list[ImageError | None] = []
-    for new, image in zip(images, decoded, strict=True):
-        result = image if isinstance(image, ImageError) else next(vectors)
-        if isinstance(result, ImageError):
-            errors.append(result)
-            continue
-        errors.append(None)
-        items.append(Item(new.id, result, dict(new.metadata), make_thumbnail(image)))  # type: ignore[arg-type]
-    if items:
-        collection.upsert(items)
+    """Embeds what was decoded and upserts it with its thumbnail, in one durable write a target."""
+    errors = [result if isinstance(result, ImageError) else None for result in decoded]
+    readable = [(i, result) for i, result in enumerate(decoded) if isinstance(result, Decoded)]
+    columns = [target.embedder.embed_each([one.image for _, one in readable]) for target in targets]
+    rows: list[list[Item]] = [[] for _ in targets]
+    for (i, one), *results in zip(readable, *columns, strict=True):
+        errors[i] = next((result for result in results if isinstance(result, ImageError)), None)
+        if errors[i] is None:
+            about, thumbnail = {**images[i].metadata, PIXEL_HASH: one.pixels}, make_thumbnail(one.image)
+            for row, vector in zip(rows, results, strict=True):
+                row.append(Item(images[i].id, vector, about, thumbnail))
+    for target, items in zip(targets, rows, strict=True):
+        if items:
+            target.collection.upsert(items)
     return errors

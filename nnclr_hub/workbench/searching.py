@@ -11,8 +11,9 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.preprocess import decode_image
-from nnclr_hub.errors import InvalidRequest, ItemNotFound
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Collection, Match
+from nnclr_hub.store.queries import search_like
 
 MAX_K = 1000
 
@@ -52,6 +53,17 @@ def embed_query(
     return embedder.embed([decoded if box is None else crop_to_box(decoded, box)])[0]
 
 
+def check_k(k: int) -> int:
+    """Returns the number of neighbours if it may be asked for: fewer than a store allows, for all that is shown.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not 1 <= k <= MAX_K:
+        raise InvalidRequest(f"k={k} is not possible: ask for 1 to {MAX_K} neighbours.")
+    return k
+
+
 def search_by_vector(
     collection: Collection,
     vector: np.ndarray,
@@ -67,10 +79,8 @@ def search_by_vector(
     Raises:
         InvalidRequest: k outside 1 ... 1000, or a vector that does not fit the collection.
     """
-    if not 1 <= k <= MAX_K:
-        raise InvalidRequest(f"k={k} is not possible: ask for 1 to {MAX_K} neighbours.")
     return collection.search(
-        vector, k, where=where, exact=exact, score_threshold=score_threshold, with_vector=with_vector
+        vector, check_k(k), where=where, exact=exact, score_threshold=score_threshold, with_vector=with_vector
     )
 
 
@@ -79,9 +89,6 @@ def search_by_id(collection: Collection, id: str, k: int = 10, **options: Any) -
 
     Raises:
         ItemNotFound: no item has that id.
+        InvalidRequest: k outside 1 ... 1000.
     """
-    found = collection.get([id])
-    if not found:
-        raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r}: list its items to see their ids.")
-    matches = search_by_vector(collection, found[0].vector, min(k + 1, MAX_K), **options)
-    return [match for match in matches if match.id != id][:k]
+    return search_like(collection, [id], k=check_k(k), **options)

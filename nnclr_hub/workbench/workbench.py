@@ -9,7 +9,10 @@ The command line, REST and the page all work through it, so they cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,13 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError
 from nnclr_hub.store.base import Collection, CollectionSpec, Match, VectorStore
-from nnclr_hub.workbench.indexing import ImageError, IndexReport, NewImage, add_images, index_folder
+from nnclr_hub.store.succession import drop_with_successor, successor_of
+from nnclr_hub.workbench.indexing import IndexReport, NewImage, add_images, index_folder
 from nnclr_hub.workbench.models import Models
 from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
+from nnclr_hub.workbench.writing import Gate, Target
 
 
 class Workbench:
@@ -35,6 +40,8 @@ class Workbench:
     def __init__(self, models: Models, store: VectorStore) -> None:
         self.models = models
         self.store = store
+        self.gate = Gate()
+        self.reembedding = threading.Lock()  # one at a time
 
     # ---- collections
 
@@ -73,7 +80,33 @@ class Workbench:
         collection.check(embedder)
         return embedder
 
+    def drop(self, name: str) -> tuple[str, ...]:
+        """Deletes a collection, with what was to take its place; returns the names of both.
+
+        Raises:
+            CollectionNotFound: names those that exist.
+            InvalidRequest: it is an alias.
+        """
+        with self.gate.alone():
+            return drop_with_successor(self.store, name)
+
     # ---- vectors in
+
+    @contextmanager
+    def writing(self, name: str, embedder: Embedder | None = None) -> Iterator[list[Target]]:
+        """What a write goes to: the collection and, while it is re-embedded, the one that takes its place.
+
+        Args:
+            embedder: for the collection, if it fits; None: by the collection's own model.
+        """
+        with self.gate.shared():
+            collection, *following = self._written_together(name)
+            if embedder is None or collection.spec.fingerprint not in ("", embedder.fingerprint):
+                embedder = self.embedder_of(collection)
+            yield [
+                Target(collection, embedder),
+                *(Target(one, self._embedder_of_successor(name, one)) for one in following),
+            ]
 
     def index_folder(
         self,
@@ -88,13 +121,19 @@ class Workbench:
         from nnclr_hub.encoder.image_folder import list_images
 
         list_images(folder)  # a wrong folder must not leave an empty collection behind
-        collection, embedder = self.ensure_collection(name, model)
-        return index_folder(collection, embedder, folder, prune=prune, progress=progress)
+        _, embedder = self.ensure_collection(name, model)
+        return index_folder(partial(self.writing, name, embedder), folder, prune=prune, progress=progress)
 
     def add_images(self, name: str, images: Sequence[NewImage]) -> list[ImageError | None]:
         """Embeds pictures into an existing collection; one entry a picture: None or its error."""
-        collection = self.collection(name)
-        return add_images(collection, self.embedder_of(collection), images)
+        self.collection(name)  # a wrong name is told before anything is decoded
+        return add_images(partial(self.writing, name), images)
+
+    def delete(self, name: str, ids: Sequence[str]) -> int:
+        """Deletes items; returns how many there were."""
+        with self.gate.shared():
+            deleted = [collection.delete(ids) for collection in self._written_together(name)]
+        return deleted[0]
 
     # ---- neighbours out
 
@@ -134,3 +173,19 @@ class Workbench:
         if image is not None:
             vector = embed_query(self.embedder_of(collection), image, box)
         return search_by_vector(collection, np.asarray(vector, np.float32), k, **options)
+
+    # ---- inside
+
+    def _written_together(self, name: str) -> list[Collection]:
+        """The collection and, while it is re-embedded, the one that takes its place."""
+        following = successor_of(self.store, name)
+        return [self.collection(name), *([following.collection] if following else [])]
+
+    def _embedder_of_successor(self, name: str, successor: Collection) -> Embedder:
+        try:
+            return self.embedder_of(successor)
+        except ModelError as error:
+            raise ModelError(
+                f"Collection {name!r} is being re-embedded with {successor.spec.model}, which cannot be had ({error}) "
+                f"Bring it back, or give up with `nnclr store reembed {name} --abandon`."
+            ) from error

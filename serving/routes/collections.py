@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 def _response(info: CollectionInfo) -> CollectionResponse:
     spec = asdict(info.spec)
     about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq", "state")}
-    return CollectionResponse(**spec, **about)
+    return CollectionResponse(**spec, **about, index_in_use=info.index)
 
 
 @router.get("")
@@ -43,12 +43,11 @@ async def create(
 
 def _create(bench: Workbench, engines: Engines, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
     if body.dim is not None and body.model is None:
-        spec = CollectionSpec(body.dim, body.metric, indexed=tuple(body.indexed))
+        spec = CollectionSpec(body.dim, body.metric)
     else:
         engine = served_engine(engines, body.model)
-        spec = CollectionSpec(
-            body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name, tuple(body.indexed)
-        )
+        spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
+    spec = replace(spec, indexed=tuple(body.indexed), index=body.index, precision=body.precision)
     try:
         existing = bench.collection(name)
     except CollectionNotFound:

@@ -31,10 +31,7 @@ def truly_nearest(vectors: dict[str, np.ndarray], queries: np.ndarray, metric: s
     queries = queries.astype(np.float64)
     if metric == "cosine":
         rows, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, queries))
-    if metric == "l2":
-        scores = -np.linalg.norm(queries[:, None] - rows[None], axis=2)
-    else:
-        scores = queries @ rows.T
+    scores = -np.linalg.norm(queries[:, None] - rows[None], axis=2) if metric == "l2" else queries @ rows.T
     return [{names[i] for i in row[:K]} for row in np.argsort(-scores, axis=1)]
 
 
@@ -120,7 +117,7 @@ def test_the_kind_goes_by_size_and_memory(monkeypatch):
 
 
 def test_effort_travels_with_every_search(tmp_path):
-    """faiss forgets an index's own efSearch beside a selector; here the judged one, or the caller's, always goes along."""
+    """faiss forgets an index's own efSearch beside a selector; the judged one, or the caller's, always goes along."""
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
         rng = np.random.default_rng(0)

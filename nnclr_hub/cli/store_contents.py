@@ -1,0 +1,181 @@
+"""nnclr store export, import, reembed, duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.stores import DEFAULT_URI, Name, Uri, opened
+from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.base import Collection
+
+SHOWN = 20  # groups of duplicates that are printed before they are only counted
+MEGABYTE = 10**6
+CHUNK = 500
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the verbs."""
+    group.command(name="export")(export)
+    group.command(name="import")(import_)
+    group.command()(reembed)
+    group.command()(duplicates)
+
+
+def export(
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    store: Uri = DEFAULT_URI,
+    thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Write these as well.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write a collection as Parquet and safetensors files, for a backup or other tools; works beside a running server.
+
+    Example: nnclr store export photos photos-export
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store.exchange import export_collection
+
+    with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
+        manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
+    if as_json:
+        print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})
+        return
+    out.print(f"{folder}: {manifest.items} items of {name}, {manifest.size / MEGABYTE:.1f} MB", markup=False)
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(help="Folder that `nnclr store export` wrote.")],
+    name: Annotated[
+        str | None, typer.Option("--collection", help="Its name here; as it was called if not given.")
+    ] = None,
+    store: Uri = DEFAULT_URI,
+    into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check an exported folder and fill a collection from it; again, to go on after an interruption.
+
+    Example: nnclr store import photos-export --collection photos
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store import open_store
+    from nnclr_hub.store.exchange import import_collection
+    from nnclr_hub.store.manifest import Manifest
+
+    name = name or Manifest.read(folder).name  # a folder that holds no export leaves no empty store behind
+    with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
+        report = import_collection(
+            there,
+            name,
+            folder,
+            into=into,
+            progress=lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE)),
+        )
+    if as_json:
+        print_json({"collection": name, **asdict(report)})
+        return
+    there_already = f", the other {report.items - report.written} were there" if report.written < report.items else ""
+    out.print(f"{name}: {report.written} of {report.items} items written{there_already}", markup=False)
+
+
+def reembed(
+    name: Name,
+    model: Annotated[str | None, typer.Option("--model", help="Encoder to move to, as in `nnclr models`.")] = None,
+    store: Uri = DEFAULT_URI,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
+    ] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up: drop what was built so far.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Move a collection to another encoder: build it anew from its pictures, then swap; again, to go on after a stop.
+
+    Example: nnclr store reembed photos --model runs/my/encoder
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench import Encoders, Workbench, reembedding
+
+    if abandon == (model is not None):
+        raise InvalidRequest("Name the encoder to move to with --model, or give up with --abandon.")
+    encoders = Encoders(model)
+    with opened(store) as there:
+        bench = Workbench(encoders, there)
+        if model is None:
+            out.print(f"{reembedding.abandon(bench, name)}: dropped; {name} is as it was", markup=False)
+            return
+        with bar(err, "embedding") as advance:
+            report = reembedding.reembed(bench, name, model, skip_missing=skip_missing, progress=advance)
+    if as_json:
+        print_json({"name": name, "model": model, **asdict(report)})
+        return
+    list_broken([(path, f"left out: {reason}") for path, reason in report.left_out])
+    if report.collection is None:
+        out.print(f"{name} holds vectors of {model} already: nothing to do", markup=False)
+        return
+    out.print(
+        f"{name}: {report.items} items by {model} ({report.embedded} embedded now, {len(report.left_out)} left out). "
+        f"The old ones are kept as {report.kept}; `nnclr store drop {report.kept}` deletes them.",
+        markup=False,
+    )
+
+
+def duplicates(
+    name: Name,
+    near: Annotated[
+        float | None, typer.Option("--near", help="Least score of a pair, for example 0.95; else: equal pixels.")
+    ] = None,
+    store: Uri = DEFAULT_URI,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --near: compare all with all; slow on large collections.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List pictures that are there twice: with the same pixels, or nearly the same; works beside a running server.
+
+    Example: nnclr store duplicates photos --near 0.97
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates, near_duplicates
+
+    if exact and near is None:
+        raise InvalidRequest("--exact goes with --near SCORE: equal pixels are compared exactly anyway.")
+    with opened(store, read_only=True) as there, bar(err, "comparing", unit="items") as advance:
+        collection = there.get(name)
+        if near is None:
+            groups = exact_duplicates(collection, progress=advance)
+        else:
+            groups = near_duplicates(collection, near, exact=exact, progress=advance)
+        unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
+        shown = groups if as_json else groups[:SHOWN]
+        named = [[{"id": id, "path": path} for id, path in _paths(collection, ids)] for ids in shown]
+    if as_json:
+        print_json({"collection": name, "groups": named, "without_hash": unknown})
+        return
+    for ids in named:
+        out.print("\n".join(str(one["path"]) for one in ids) + "\n", markup=False)
+    more = f", of which {SHOWN} are shown (--json has all)" if len(groups) > SHOWN else ""
+    out.print(f"{len(groups)} groups with {sum(map(len, groups))} items{more}", markup=False)
+    if unknown:
+        err.print(
+            f"{unknown} items have no record of their pixels and were not compared: --near 0.999 compares vectors.",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _paths(collection: Collection, ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Each id with the path that it was indexed from, or itself."""
+    found: dict[str, Any] = {}
+    for start in range(0, len(ids), CHUNK):
+        found |= {item.id: item.metadata for item in collection.get(ids[start : start + CHUNK])}
+    return [
+        (id, str(Path(about.get("root", ""), about["path"])) if "path" in about else id) for id, about in found.items()
+    ]

@@ -1,0 +1,215 @@
+"""nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias; the rest is in store_contents.py."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, err, out, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nnclr_hub.store.base import CollectionInfo, VectorStore, VerifyReport
+
+group = typer.Typer(no_args_is_help=True, help="Care for a vector store: look, check, mend, move, name.")
+Uri = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
+Name = Annotated[str, typer.Argument(help="Collection, or an alias of one.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Collections; all if none is named.")]
+DEFAULT_URI = str(DEFAULT_STORE)
+SHOWN = 5  # ids of a kind of damage that are listed before they are only counted
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb group."""
+    from nnclr_hub.cli import store_contents
+
+    store_contents.register(group)
+    app.add_typer(group, name="store")
+
+
+@contextmanager
+def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
+    """A store that is there: a mistyped name must not leave an empty one behind."""
+    from nnclr_hub.store import open_store
+
+    if not read_only and "://" not in uri:
+        open_store(uri, read_only=True).close()
+    with open_store(uri, read_only=read_only) as store:
+        yield store
+
+
+@group.command(name="list")
+def list_collections(store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+    """Show the collections and how they stand; works beside a running server.
+
+    Example: nnclr store list
+    """
+    with opened(store, read_only=True) as there:
+        rows = [_row(info, there.aliases()) for info in there.list()]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("name", "aliases", box=None, header_style="bold")
+    for heading in ("items", "dim"):
+        table.add_column(heading, justify="right")
+    for heading in ("metric", "model", "index", "state"):
+        table.add_column(heading)
+    table.add_column("durable/indexed", justify="right")
+    for row in rows:
+        cells = [row[key] for key in ("name", "aliases", "items", "dim", "metric", "model", "index", "state")]
+        cells.append(f"{row['durable_seq']}/{row['indexed_seq']}")
+        table.add_row(*(escape(", ".join(one) if isinstance(one, list) else str(one)) for one in cells))
+    out.print(table if rows else "The store is empty: `nnclr index` fills it.")
+
+
+def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "aliases": sorted(alias for alias, name in aliases.items() if name == info.name),
+        "items": info.count,
+        "dim": info.spec.dim,
+        "metric": info.spec.metric,
+        "precision": info.spec.precision,
+        "model": info.spec.model,
+        "fingerprint": info.spec.fingerprint,
+        "index": info.index,
+        "state": info.state,
+        "durable_seq": info.durable_seq,
+        "indexed_seq": info.indexed_seq,
+    }
+
+
+@group.command()
+def verify(names: Names = None, store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+    """Read every vector back and compare the index with an exhaustive search; works beside a running server.
+
+    Exit code 1 if anything is wrong. Example: nnclr store verify photos
+    """
+    from nnclr_hub.progress import bar
+
+    reports: dict[str, VerifyReport] = {}
+    with opened(store, read_only=True) as there:
+        for name in names or [info.name for info in there.list()]:
+            with bar(err, f"verifying {escape(name)}", unit="items") as advance:
+                reports[name] = there.get(name).verify(advance)
+    if as_json:
+        print_json([{"name": name, "ok": report.ok, **asdict(report)} for name, report in reports.items()])
+    else:
+        for name, report in reports.items():
+            _print_report(name, report)
+    if not all(report.ok for report in reports.values()):
+        raise typer.Exit(1)
+
+
+def _print_report(name: str, report: VerifyReport) -> None:
+    if report.ok:
+        out.print(f"{name}: all {report.items} items are well (recall {report.recall:.3f})", markup=False)
+        return
+    for sentence, ids in (
+        ("items have a damaged vector", report.damaged),
+        ("items are missing from the index", report.missing),
+        ("items of the sample are not found as an exhaustive search finds them", report.disagreements),
+    ):
+        if ids:
+            some = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
+            out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red", markup=False)
+    out.print(f"Mend it with `nnclr store repair {name}`.", markup=False)
+
+
+@group.command()
+def repair(name: Name, store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+    """Take out what is damaged, keeping its metadata in a file, and build the index anew.
+
+    Example: nnclr store repair photos
+    """
+    from nnclr_hub.progress import bar
+
+    with opened(store) as there, bar(err, "repairing", unit="items") as advance:
+        report = there.get(name).repair(advance)
+    if as_json:
+        print_json({"name": name, **asdict(report)})
+        return
+    out.print(f"{name}: {report.items} items, {len(report.removed)} removed", markup=False)
+    if report.removed:
+        kept = f"; their metadata are in {report.kept_in}" if report.kept_in else ""
+        out.print(f"Removed were {', '.join(report.removed[:SHOWN])}{kept}. Index them again.", markup=False)
+
+
+@group.command()
+def snapshot(names: Names = None, store: Uri = DEFAULT_URI) -> None:
+    """Write the index to disk now, so that the next start is quick.
+
+    Example: nnclr store snapshot
+    """
+    with opened(store) as there:
+        for name in names or [info.name for info in there.list()]:
+            there.get(name).snapshot()
+            out.print(f"{name}: written", markup=False)
+
+
+@group.command()
+def compact(names: Names = None, store: Uri = DEFAULT_URI) -> None:
+    """Build the index anew without what was deleted.
+
+    Example: nnclr store compact photos
+    """
+    with opened(store) as there:
+        for name in names or [info.name for info in there.list()]:
+            there.get(name).compact()
+            out.print(f"{name}: compacted, {there.get(name).count()} items", markup=False)
+
+
+@group.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
+    store: Uri = DEFAULT_URI,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a collection with everything in it.
+
+    Example: nnclr store drop photos.old --yes
+    """
+    from nnclr_hub.store.succession import drop_with_successor
+
+    with opened(store) as there:
+        info = there.get(name).info()
+        if not yes and info.name == name:  # an alias is refused below, without a question
+            typer.confirm(f"Delete {name} with its {info.count} items for good?", abort=True)
+        for dropped in drop_with_successor(there, name):
+            out.print(f"{dropped}: dropped", markup=False)
+
+
+@group.command()
+def alias(
+    new: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name.")],
+    name: Name,
+    store: Uri = DEFAULT_URI,
+) -> None:
+    """Give a collection a further name, which may have meant another before.
+
+    Example: nnclr store alias current photos
+    """
+    with opened(store) as there:
+        meant = there.get(name).name
+        there.alias(new, meant)
+    out.print(f"{new} means {meant}", markup=False)
+
+
+@group.command()
+def unalias(
+    old: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name to forget.")],
+    store: Uri = DEFAULT_URI,
+) -> None:
+    """Forget a further name; the collection stays.
+
+    Example: nnclr store unalias current
+    """
+    with opened(store) as there:
+        there.unalias(old)
+    out.print(f"{old}: forgotten", markup=False)

@@ -1,0 +1,275 @@
+"""A collection moves to another encoder: built anew beside the old one from the kept sources, then swapped in.
+
+    reembed(bench, "photos", "runs/my/encoder")
+
+While it is built, the alias photos~next means the new collection, and what the workbench writes goes to both. What is
+left to do is always the difference between the two, so a call that was interrupted is simply made again. Only the last
+look holds writers up. Several processes that write to one Milvus are not held up: stop the others for the swap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.preprocess import decode_image
+from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
+from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
+from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.store.succession import SUFFIX, successor_of
+from nnclr_hub.workbench.ahead import ahead, batches
+from nnclr_hub.workbench.differences import Change, differences
+from nnclr_hub.workbench.indexing import BATCH
+from nnclr_hub.workbench.pixels import pixel_hash
+
+if TYPE_CHECKING:
+    from nnclr_hub.workbench.workbench import Workbench
+
+NAMED = 5  # items that a refusal names before it only counts
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Reembedded:
+    """What a re-embedding came to.
+
+    collection: the new one, which the name means now; None if there was nothing to do.
+    items: how many it holds.
+    embedded: how many of them this call embedded.
+    left_out: items that are not in it, with the reason.
+    kept: name under which the old one is kept.
+    """
+
+    collection: str | None
+    items: int
+    embedded: int
+    left_out: tuple[tuple[str, str], ...] = ()
+    kept: str | None = None
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    metadata: Mapping[str, Any]
+    reason: str
+
+
+def reembed(
+    bench: Workbench,
+    name: str,
+    model: str,
+    *,
+    skip_missing: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Reembedded:
+    """Makes the name mean a collection of the same items, embedded by another model; goes on where a call stopped.
+
+    An item is embedded if its file is there and has the pixels that were recorded (for items without a record: the
+    size and modification time). Metadata and thumbnails are carried over. Aliases of the old collection move along.
+
+    Args:
+        name: of a collection, or an alias.
+        model: source of the encoder.
+        skip_missing: leave out items whose file is missing or changed, which else are refused at the end.
+        progress: called with (done, total), counted in items of the old collection.
+
+    Raises:
+        InvalidRequest: another model is in progress.
+        StoreError: items cannot be embedded; what was done is kept for the next call.
+    """
+    embedder = bench.models.get(model)
+    if not bench.reembedding.acquire(blocking=False):
+        raise InvalidRequest("A collection of this store is being re-embedded just now: wait until that is done.")
+    try:
+        return _reembed(bench, name, embedder, skip_missing, progress)
+    finally:
+        bench.reembedding.release()
+
+
+def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool, progress: Progress) -> Reembedded:
+    store, old = bench.store, bench.store.get(name)
+    if old.spec.fingerprint == embedder.fingerprint:
+        _clear_cut_short(store, name)
+        return Reembedded(None, old.count(), 0, kept=None)
+    new, alias = _successor(store, name, old, embedder)
+    embedded, left_out = _catch_up(old, new, embedder, {}, bench.gate.alone, progress)
+    with bench.gate.alone():
+        more, left_out = _catch_up(old, new, embedder, left_out, nullcontext, lambda done, total: None)
+        if left_out and not skip_missing:
+            raise _refusal(name, embedder.name, old.count(), left_out)
+        if left_out and len(left_out) == old.count():
+            raise StoreError(f"Not one item of {name!r} has its source, so nothing is left to swap in: index it anew.")
+        # items that others deleted meanwhile, and copies of what could not be brought up to date
+        extra = (change.id for change in differences(old, new) if change.metadata is None or change.id in left_out)
+        for ids in batches(list(extra), BATCH):
+            new.delete(ids)
+        items, wanted = new.count(), old.count() - len(left_out)
+        if items != wanted:
+            raise StoreError(
+                f"The new collection holds {items} items where {wanted} belong: another process writes to it; stop "
+                "that one, and call again."
+            )
+        also = [other for other, meant in store.aliases().items() if meant == old.name and other != name]
+        kept = store.promote(new.name, name) or old.name
+        for other in also:
+            store.alias(other, new.name)
+        store.unalias(alias)
+    reasons = tuple((_called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
+    return Reembedded(new.name, items, embedded + more, reasons, kept)
+
+
+def abandon(bench: Workbench, name: str) -> str:
+    """Drops what was built to take a collection's place; returns its name.
+
+    Raises:
+        InvalidRequest: nothing is being built.
+    """
+    following = successor_of(bench.store, name)
+    if following is None:
+        _clear_cut_short(bench.store, name)
+        raise InvalidRequest(f"Collection {name!r} is not being re-embedded: there is nothing to abandon.")
+    with bench.gate.alone():
+        half_made = following.collection.name
+        bench.store.drop(half_made)
+    return half_made
+
+
+# ---- the two collections
+
+
+def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> tuple[Collection, str]:
+    """The collection in progress, and its alias; both made if there is none."""
+    following = successor_of(store, name)
+    if following is None:
+        spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
+        new = _made(store, f"{name}.{embedder.fingerprint[:8]}", spec)
+        store.alias(name + SUFFIX, new.name)
+        return new, name + SUFFIX
+    spec = following.collection.spec
+    if spec.fingerprint != embedder.fingerprint:
+        raise InvalidRequest(
+            f"Collection {name!r} is being re-embedded with {spec.model} already: finish that with `nnclr store "
+            f"reembed {name} --model {spec.model}`, or give it up with `nnclr store reembed {name} --abandon`."
+        )
+    return following.collection, following.alias
+
+
+def _made(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
+    """A new collection, its name with a number behind it where an older one is kept under that name."""
+    candidate, number = name, 2
+    while True:
+        try:
+            there = store.get(candidate)
+        except CollectionNotFound:
+            return store.create(candidate, spec)
+        if there.name == candidate and there.spec == spec and there.count() == 0:
+            return there  # made by a call that ended before its first item
+        candidate, number = f"{name}.{number}", number + 1
+
+
+def _clear_cut_short(store: VectorStore, name: str) -> None:
+    """Takes away the alias of a swap that ended between its last two steps."""
+    aliases = store.aliases()
+    alias = name + SUFFIX
+    if alias in aliases and aliases[alias] == store.get(name).name:
+        store.unalias(alias)
+
+
+# ---- from one to the other
+
+
+def _catch_up(
+    old: Collection,
+    new: Collection,
+    embedder: Embedder,
+    known: Mapping[str, _LeftOut],
+    exclusively: Callable[[], AbstractContextManager[None]],
+    progress: Progress,
+) -> tuple[int, dict[str, _LeftOut]]:
+    """Embeds what the new collection lacks: how many, and which cannot be. What it has too many stays.
+
+    Args:
+        known: those that an earlier look found impossible; they are not read again.
+        exclusively: entered to store a batch.
+    """
+    total, embedded = old.count(), 0
+    left_out: dict[str, _LeftOut] = {}
+
+    def source(change: Change) -> Image.Image | str:
+        assert change.metadata is not None
+        if change.id in known and known[change.id].metadata == change.metadata:
+            return known[change.id].reason
+        return _source(change.metadata)
+
+    wanted = (change for change in differences(old, new) if change.metadata is not None)
+    for changes, sources in ahead(batches(wanted, BATCH), source):
+        there = [i for i, image in enumerate(sources) if isinstance(image, Image.Image)]
+        results: list[Any] = list(sources)
+        for i, vector in zip(there, embedder.embed_each([sources[i] for i in there]) if there else [], strict=True):
+            results[i] = str(vector) if isinstance(vector, ImageError) else vector
+        left_out |= {
+            change.id: _LeftOut(change.metadata or {}, result)
+            for change, result in zip(changes, results, strict=True)
+            if isinstance(result, str)
+        }
+        with exclusively():
+            embedded += _carry_over(old, new, changes, results)
+        progress(min(changes[-1].passed, total), total)
+    progress(total, total)
+    return embedded, left_out
+
+
+def _carry_over(old: Collection, new: Collection, changes: Sequence[Change], vectors: Sequence[Any]) -> int:
+    """Stores what was embedded, with the metadata and thumbnails of the old items; returns how many.
+
+    An item that was deleted or replaced since it was looked at is left to whoever did that.
+    """
+    kept = {item.id: item for item in old.get([change.id for change in changes])}
+    items = [
+        replace(kept[change.id], vector=vector)
+        for change, vector in zip(changes, vectors, strict=True)
+        if not isinstance(vector, str) and change.id in kept and kept[change.id].metadata == change.metadata
+    ]
+    if items:
+        new.upsert(items)
+    return len(items)
+
+
+def _source(metadata: Mapping[str, Any]) -> Image.Image | str:
+    """The picture that an item was made of, or why it is not to be had."""
+    root, relative = metadata.get("root"), metadata.get("path")
+    if not isinstance(root, str) or not isinstance(relative, str):
+        return "it keeps no source, since `nnclr index` did not write it"
+    path = Path(root, relative)
+    recorded = metadata.get(PIXEL_HASH)
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):
+        return "its file is missing"
+    if recorded is None and (stat.st_size, stat.st_mtime) != (metadata.get("size"), metadata.get("mtime")):
+        return "its file has changed"
+    try:
+        image = decode_image(path)
+    except ImageError as error:
+        return str(error)
+    return image if recorded in (None, pixel_hash(image)) else "its file has changed"
+
+
+def _called(id: str, metadata: Mapping[str, Any]) -> str:
+    return str(metadata.get("path", id))
+
+
+def _refusal(name: str, model: str, count: int, left_out: Mapping[str, _LeftOut]) -> StoreError:
+    some = [f"{_called(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
+    rest = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+    return StoreError(
+        f"{len(left_out)} of the {count} items of {name!r} cannot be embedded anew ({'; '.join(some)}{rest}): put the "
+        f"files back, or take up what changed with `nnclr index FOLDER --collection {name}` (--prune for what is "
+        f"gone), and call again; or leave these out with `nnclr store reembed {name} --model {model} --skip-missing`. "
+        "What is done is kept."
+    )

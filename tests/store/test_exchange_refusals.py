@@ -1,0 +1,154 @@
+"""What import refuses: damage, lies and weird manifests, each in one sentence, before anything is written."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from safetensors.numpy import save_file
+
+from nnclr_hub.errors import InvalidRequest, MissingDependency, StoreError, StoreTooNew
+from nnclr_hub.store import exchange, open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.exchange import export_collection, import_collection
+from nnclr_hub.store.manifest import ExportedFile
+
+DIM, COUNT = 16, 57
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """With three shards in tmp_path / "out"."""
+    monkeypatch.setattr(exchange, "SHARD_ITEMS", 20)
+    monkeypatch.setattr(exchange, "BATCH", 5)
+    with open_store(str(tmp_path / "store")) as opened:
+        collection = opened.create("photos", CollectionSpec(DIM))
+        rows = np.random.default_rng(3).normal(size=(COUNT, DIM)).astype(np.float32)
+        collection.upsert([Item(f"item-{n:03}", row, {"n": n}) for n, row in enumerate(rows)])
+        export_collection(collection, tmp_path / "out")
+        yield opened
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped table": (lambda out: flip(out / "items-00001.parquet"), "damaged"),
+    "flipped vectors": (lambda out: flip(out / "vectors-00002.safetensors"), "damaged"),
+    "cut off": (lambda out: (out / "items-00000.parquet").write_bytes(b"PAR1"), "has 4 bytes"),
+    "missing": (lambda out: (out / "vectors-00000.safetensors").unlink(), "cannot be read"),
+    "swapped": (lambda out: (out / "items-00000.parquet").replace(out / "items-00001.parquet"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_export_is_refused_before_anything_is_written(store, tmp_path, damage):
+    hurt, sentence = DAMAGES[damage]
+    hurt(tmp_path / "out")
+    with pytest.raises(StoreError, match=sentence):
+        import_collection(store, "copy", tmp_path / "out")
+    assert [info.name for info in store.list()] == ["photos"]
+
+
+def rewrite(out, number: int, kind: str, tensor=None, **columns):
+    """Another file in the place of an exported one, its size and hash put right: what damage would not do."""
+    path = out / (f"vectors-{number:05}.safetensors" if kind == "vectors" else f"items-{number:05}.parquet")
+    if tensor is not None:
+        save_file(tensor, path)
+    elif columns:
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    else:
+        path.write_bytes(b"neither table nor tensor")
+    manifest = json.loads((out / "collection.json").read_text())
+    manifest["shards"][number][kind] = vars(ExportedFile.of(path))
+    (out / "collection.json").write_text(json.dumps(manifest))
+
+
+LIES = {
+    "another dimension": ({"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM + 1), np.float32)}}, "not \\(20"),
+    "another precision": ({"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM), np.float16)}}, "F16"),
+    "another tensor": (
+        {"kind": "vectors", "tensor": {"x": np.zeros((20, DIM), np.float32)}},
+        "where 'vectors' belongs",
+    ),
+    "no tensor": ({"kind": "vectors"}, "no part of this export"),
+    "no table": ({"kind": "items"}, "no part of this export"),
+    "other columns": ({"kind": "items", "id": ["a"]}, "columns"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_files_that_do_not_hold_what_the_manifest_says_are_refused(store, tmp_path, lie):
+    how, sentence = LIES[lie]
+    rewrite(tmp_path / "out", 0, **how)
+    with pytest.raises(StoreError, match=sentence):
+        import_collection(store, "copy", tmp_path / "out")
+    assert [info.name for info in store.list()] == ["photos"]
+
+
+def test_shards_in_another_order_are_refused(store, tmp_path):
+    path = tmp_path / "out" / "collection.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"].reverse()
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match="do not ascend"):
+        import_collection(store, "copy", tmp_path / "out")
+
+
+WEIRD = [
+    ({"version": 2}, StoreTooNew, "later version"),
+    ({"version": "x"}, StoreError, "makes no sense"),
+    ({"format": "else"}, InvalidRequest, "no manifest"),
+    ({"items": 1}, StoreError, "sum of its shards"),
+    ({"spec": {"dim": -1, "indexed": []}}, StoreError, "makes no sense"),
+    ({"spec": {"dim": "many", "indexed": []}}, StoreError, "makes no sense"),
+    ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, StoreError, "makes no sense"),
+    ({"spec": None}, StoreError, "makes no sense"),
+    ({"shards": 7}, StoreError, "makes no sense"),
+    ({"shards": [{"count": True}]}, StoreError, "makes no sense"),
+    ({"name": 3}, StoreError, "makes no sense"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "sentence"), WEIRD)
+def test_a_weird_manifest_is_refused_in_one_sentence(store, tmp_path, change, error, sentence):
+    path = tmp_path / "out" / "collection.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(error, match=sentence):
+        import_collection(store, "copy", tmp_path / "out")
+
+
+def test_a_manifest_leads_to_no_file_outside_its_folder(store, tmp_path):
+    path = tmp_path / "out" / "collection.json"
+    shutil.move(tmp_path / "out" / "items-00000.parquet", tmp_path / "items-00000.parquet")
+    path.write_text(path.read_text().replace("items-00000.parquet", "../items-00000.parquet"))
+    with pytest.raises(StoreError, match="makes no sense"):
+        import_collection(store, "copy", tmp_path / "out")
+
+
+def test_what_is_no_export_is_refused(store, tmp_path, monkeypatch):
+    with pytest.raises(InvalidRequest, match="holds no exported collection"):
+        import_collection(store, "copy", tmp_path)
+    with pytest.raises(InvalidRequest, match="holds no exported collection"):
+        import_collection(store, "copy", tmp_path / "nowhere")
+    for text in ("", "{", "[" * 100_000, "[]"):
+        (tmp_path / "collection.json").write_text(text)
+        with pytest.raises((StoreError, InvalidRequest)):
+            import_collection(store, "copy", tmp_path)
+    monkeypatch.setattr("nnclr_hub.store.manifest.MAX_MANIFEST", 10)
+    (tmp_path / "collection.json").write_text(" " * 11)
+    with pytest.raises(StoreError, match="larger than 10 bytes"):
+        import_collection(store, "copy", tmp_path)
+    assert [info.name for info in store.list()] == ["photos"]
+
+
+def test_without_pyarrow_the_sentence_names_the_extra(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependency, match=r"nnclr_hub\[parquet\]"):
+        export_collection(store.get("photos"), tmp_path / "again")

@@ -1,0 +1,192 @@
+"""Searches made of searches, and duplicates, against loops over everything."""
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound
+from nnclr_hub.store import open_store, queries
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates, near_duplicates, same_value
+from nnclr_hub.store.queries import best_per_group, search_like
+
+DIM, COUNT, GROUPS = 8, 400, 60
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return unit(np.random.default_rng(0).normal(size=(COUNT, DIM)))
+
+
+@pytest.fixture(scope="module")
+def groups() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, GROUPS, COUNT)
+
+
+@pytest.fixture(scope="module")
+def collection(vectors, groups, tmp_path_factory):
+    with open_store(str(tmp_path_factory.mktemp("store"))) as store:
+        made = store.create("c", CollectionSpec(DIM))
+        items = [
+            Item(f"i{n:03}", vector, {"group": int(groups[n]), "even": n % 2 == 0} if n % 10 else {"even": True})
+            for n, vector in enumerate(vectors)
+        ]
+        made.upsert(items)
+        yield made
+
+
+def names(order) -> list[str]:
+    return [f"i{n:03}" for n in order]
+
+
+@pytest.mark.parametrize(("positive", "negative"), [([3], []), ([3, 40, 7], []), ([5], [6]), ([1, 2], [3, 4, 5])])
+def test_examples_pull_and_push_and_are_not_among_the_answers(collection, vectors, positive, negative):
+    p = vectors[positive].mean(axis=0)
+    query = p + (p - vectors[negative].mean(axis=0)) if negative else p
+    scores = vectors @ unit(query)
+    order = [n for n in np.argsort(-scores) if n not in positive + negative][:9]
+    found = search_like(collection, names(positive), names(negative), k=9)
+    assert [match.id for match in found] == names(order)
+    assert [match.score for match in found] == pytest.approx(scores[order], abs=1e-5)
+    by_vector = search_like(collection, 7 * vectors[positive], list(vectors[negative]), k=COUNT)
+    assert [match.score for match in by_vector] == pytest.approx(np.sort(scores)[::-1], abs=1e-5)  # length counts not
+
+
+def test_examples_keep_filter_threshold_and_vectors(collection, vectors):
+    where = {"must": [{"key": "even", "match": True}]}
+    found = search_like(collection, ["i001"], k=COUNT, where=where, score_threshold=0.3, with_vector=True)
+    scores = vectors @ vectors[1]
+    wanted = [n for n in np.argsort(-scores) if n % 2 == 0 and scores[n] >= 0.3]
+    assert [match.id for match in found] == names(wanted)
+    np.testing.assert_allclose([match.vector for match in found], vectors[wanted], atol=1e-6)
+
+
+def test_fewer_neighbours_than_k_only_where_fewer_exist(collection):
+    assert len(search_like(collection, names(range(30)), k=COUNT)) == COUNT - 30
+
+
+def test_wrong_examples_are_refused_in_one_sentence(collection, vectors):
+    with pytest.raises(ItemNotFound, match="'x', 'y'"):
+        search_like(collection, ["i001", "x"], ["y"])
+    with pytest.raises(InvalidRequest, match="at least one positive"):
+        search_like(collection, [], ["i001"])
+    with pytest.raises(InvalidRequest, match=r"write \['i001'\]"):
+        search_like(collection, "i001")
+    with pytest.raises(InvalidRequest, match="cancel each other out"):
+        search_like(collection, [vectors[0], -vectors[0]])
+    with pytest.raises(InvalidRequest, match="positive example 2"):
+        search_like(collection, ["i001", np.zeros(3)])
+    with pytest.raises(InvalidRequest, match=r"negative example 1.*NaN"):
+        search_like(collection, ["i001"], [np.full(DIM, np.nan)])
+    with pytest.raises(InvalidRequest, match="both together"):
+        search_like(collection, ["i001"], k=10_000)
+
+
+def brute_force_groups(vectors, groups, query, k) -> list[str]:
+    seen, best = set(), []
+    for n in np.argsort(-(vectors @ query)):
+        if n % 10 and groups[n] not in seen:
+            seen.add(groups[n])
+            best.append(n)
+    return names(best[:k])
+
+
+@pytest.mark.parametrize("largest", [10_000, 16])
+@pytest.mark.parametrize("k", [1, 7, GROUPS, 500])
+def test_the_best_of_each_group_is_that_of_a_loop_also_beyond_what_one_search_returns(
+    collection, vectors, groups, k, largest, monkeypatch
+):
+    monkeypatch.setattr(queries, "MAX_K", largest)
+    for seed in range(5):
+        query = unit(np.random.default_rng(seed).normal(size=DIM))
+        found = best_per_group(collection, query, "group", k)
+        assert [match.id for match in found] == brute_force_groups(vectors, groups, query, k)
+        assert all(match.vector is None for match in found)
+
+
+def test_groups_keep_filter_threshold_and_vectors(collection, vectors, groups):
+    where = {"must_not": [{"key": "even", "match": True}]}
+    query = vectors[11]
+    found = best_per_group(collection, query, "group", 100, where, score_threshold=0.2, with_vector=True)
+    assert found[0].id == "i011"
+    assert all(int(match.id[1:]) % 2 and match.score >= 0.2 for match in found)
+    np.testing.assert_allclose([match.vector @ query for match in found], [match.score for match in found], atol=1e-5)
+    with pytest.raises(InvalidFilter):
+        best_per_group(collection, query, "group", 3, {"must": "even"})
+    with pytest.raises(InvalidFilter):
+        best_per_group(collection, query, "group", 3, ["even"])
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Values of every JSON type."""
+    values = [1, 1.0, True, "1", None, [1, 2], [1, 2], {"a": 1}, 2**70, 2**70, "x", "x", "x"]
+    with open_store(str(tmp_path)) as store:
+        made = store.create("c", CollectionSpec(DIM))
+        rows = unit(np.random.default_rng(2).normal(size=(len(values), DIM)))
+        items = [Item(f"{n:02}", row, {"v": value}) for n, (row, value) in enumerate(zip(rows, values, strict=True))]
+        made.upsert([*items, Item("none", rows[0])])
+        yield made
+
+
+def test_values_are_equal_as_json_is(odd):
+    assert same_value(odd, "v") == [("10", "11", "12"), ("00", "01"), ("05", "06"), ("08", "09")]
+    assert same_value(odd, "nothing") == []
+    assert len(best_per_group(odd, np.ones(DIM), "v", 20)) == 7
+
+
+def test_groups_that_no_filter_can_name_are_refused_where_they_hide_others(odd, monkeypatch):
+    monkeypatch.setattr(queries, "MAX_K", 1)
+    with pytest.raises(InvalidRequest, match="no filter can name"):
+        best_per_group(odd, odd.get(["05"])[0].vector, "v", 2)
+
+
+def test_exact_duplicates_have_the_same_pixels(odd):
+    vector = np.ones(DIM)
+    odd.upsert([Item(id, vector, {PIXEL_HASH: hash}) for id, hash in (("a", "p"), ("b", "q"), ("c", "p"))])
+    seen = []
+    assert exact_duplicates(odd, progress=lambda done, total: seen.append((done, total))) == [("a", "c")]
+    assert seen[-1] == (3, 3)
+
+
+def components(vectors: np.ndarray, threshold: float) -> list[tuple[str, ...]]:
+    """By a loop that floods from each item."""
+    near, left, found = vectors @ vectors.T >= threshold, set(range(len(vectors))), []
+    while left:
+        group, edge = set(), {left.pop()}
+        while edge:
+            group |= edge
+            edge = {int(n) for one in edge for n in np.flatnonzero(near[one])} - group
+        left -= group
+        if len(group) > 1:
+            found.append(tuple(sorted(names(group))))
+    return sorted(found, key=lambda ids: (-len(ids), ids))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("exact", [True, False])
+def test_near_duplicates_are_the_connected_components(collection, vectors, threshold, exact):
+    """At 0.0 every item has more neighbours than the first look asks for."""
+    seen = []
+    found = near_duplicates(collection, threshold, exact=exact, progress=lambda done, total: seen.append((done, total)))
+    assert found == components(vectors, threshold)
+    assert seen[-1] == (COUNT, COUNT)
+
+
+def test_near_duplicates_keep_the_filter_and_refuse_what_is_no_score(collection, vectors):
+    where = {"must": [{"key": "even", "match": True}]}
+    found = near_duplicates(collection, 0.8, where=where)
+    assert {int(id[1:]) % 2 for group in found for id in group} == {0}
+    for wrong in (1.5, -2, float("nan")):
+        with pytest.raises(InvalidRequest, match="give a score"):
+            near_duplicates(collection, wrong)
+
+
+def test_an_empty_collection_has_no_duplicates_and_no_groups(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        made = store.create("c", CollectionSpec(DIM))
+        assert near_duplicates(made, 0.9) == same_value(made, "v") == []
+        assert best_per_group(made, np.ones(DIM), "v") == []
