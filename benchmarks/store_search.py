@@ -57,7 +57,7 @@ def search(report: Report, collection: Any, data: Clusters, queries: int, turns:
 def same_index(collection: Any) -> tuple[Any, Any, str]:
     """The faiss object that answers the collection's searches, and the parameters that it searches with."""
     parts = collection._index.parts
-    assert parts.delta.count == 0 and parts.deaths.count == 0, "the store would have more to do than bare faiss"
+    assert not parts.delta.count + parts.deaths.count, "the store would have more to do than bare faiss"
     main = parts.main
     parameters = main._parameters(K, None, main.effort)
     said = {name: getattr(parameters, name) for name in ("efSearch", "nprobe") if hasattr(parameters, name)}
