@@ -237,9 +237,11 @@ class _Search:
         )
         if wanted and rows[:, wanted - 1].min() < 0:
             scores, rows = main.search_all(self.queries, k, bitmap)
-        if not main.lossless:
-            return self._refined(scores, rows)
-        return scores, np.where(rows < 0, -1, self.parts.rids[rows])
+        rids = self.parts.rids[rows]
+        if wanted < k:
+            none = rows < 0
+            scores[none], rids[none] = -np.inf, -1
+        return (scores, rids) if main.lossless else self._refined(scores, rids)
 
     def _scan(self, main: MainIndex, rows: np.ndarray) -> Found:
         """By comparing with each of rows (m,)."""
@@ -255,9 +257,8 @@ class _Search:
             )
         return scores, rids
 
-    def _refined(self, scores: np.ndarray, rows: np.ndarray) -> Found:
+    def _refined(self, scores: np.ndarray, rids: np.ndarray) -> Found:
         """Candidates by compressed vectors, ranked by their true ones."""
-        rids = np.where(rows < 0, -1, self.parts.rids[rows])
         wanted = np.unique(rids[rids >= 0])
         vectors = self.fetch(wanted)
         assert self.parts.main is not None

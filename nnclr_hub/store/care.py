@@ -14,7 +14,7 @@ from nnclr_hub.store.catalog import last_seq, reading, translated
 from nnclr_hub.store.connections import Connections
 from nnclr_hub.store.fold import due, fold
 from nnclr_hub.store.maintenance import Maintenance
-from nnclr_hub.store.recovery import rebuild
+from nnclr_hub.store.recovery import Written, rebuild
 from nnclr_hub.store.rows import fetch_vectors
 from nnclr_hub.store.writer import Writer
 
@@ -32,16 +32,16 @@ class Care:
         path: of the collection's file; its snapshots lie in the folder of the same stem.
         budget: bytes that the index may take.
         connections: for reading the catalog.
-        snapshot_seq: the change that the newest snapshot is up to.
+        written: what is on disk of it.
     """
 
-    def __init__(self, index: AnnIndex, path: Path, budget: int, connections: Connections, snapshot_seq: int) -> None:
+    def __init__(self, index: AnnIndex, path: Path, budget: int, connections: Connections, written: Written) -> None:
         self._index = index
         self._path = path
         self._folder = path.with_suffix("")
         self._budget = budget
         self._connections = connections
-        self._snapshot_seq = snapshot_seq
+        self._written = written
         self._folding = threading.Lock()
         self._writing_down = threading.Lock()
         self._maintenance = Maintenance(f"care of {path.name}", self._reload, self._fold, self._snapshot)
@@ -78,7 +78,7 @@ class Care:
             state = self._index.state()
             generation = self.writer.exclusively(snapshots.next_generation)
             snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
-            self._snapshot_seq = state.seq
+            self._written = Written(state.seq, len(state.rids))
 
     def rebuild(self) -> None:
         """Loads the index anew from the catalog; it grows into its kind afterwards."""
@@ -91,7 +91,7 @@ class Care:
         """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
         self._maintenance.close()
         if self.writer is not None and self.writer.failure is None and self.writer.behind is None:
-            if self._index.seq - self._snapshot_seq >= SNAPSHOT_ON_CLOSE:
+            if self._unwritten() >= SNAPSHOT_ON_CLOSE:
                 self.snapshot()
             with translated(self._path):
                 self.writer.exclusively(_mark_clean)
@@ -112,11 +112,16 @@ class Care:
         return True
 
     def _snapshot(self) -> bool:
-        changes = self._index.seq - self._snapshot_seq
-        if self.writer is None or changes < max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids)):
+        due_at = max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids))
+        if self.writer is None or self._unwritten() < due_at:
             return False
         self.snapshot()
         return True
+
+    def _unwritten(self) -> int:
+        """How much work the next start would have to do again: changes to replay, or rows to fold."""
+        folded = abs(len(self._index.parts.rids) - self._written.rows)
+        return max(self._index.seq - self._written.seq, folded)
 
     def _fetch(self, rids: np.ndarray) -> np.ndarray:
         with self._connections.reader() as connection:

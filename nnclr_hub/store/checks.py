@@ -13,6 +13,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec, Item
 
 MAX_K = 10_000
+UNIT_WITHIN = 1e-6  # of 1, a squared length is that of a unit vector in float32
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
@@ -90,6 +91,8 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
     if spec.metric != "cosine":
         return rows
     _refuse_row(squares == 0, what, "is zero, which has no direction to compare by cosine")
+    # a unit vector that is read and stored again stays the same to the last bit
+    squares[np.abs(squares - 1) < UNIT_WITHIN] = 1
     return (rows / np.sqrt(squares)[:, None]).astype(np.float32)
 
 

@@ -63,14 +63,13 @@ class EmbeddedCollection:
                 self.spec = read_spec(self._connection)
                 self._index = AnnIndex(self.spec)
                 self._open_files(read_only)
-                recovery.recover(self._connection, self._index, path.with_suffix(""))
-                newest = snapshots.newest_seq(self._connection)
+                written = recovery.recover(self._connection, self._index, path.with_suffix(""))
         except BaseException:
             self._connection.close()
             raise
         self._connections = Connections(path, self._follow if read_only else lambda connection: None)
         self._searcher = Searcher(self._index)
-        self._care = Care(self._index, path, budget, self._connections, newest)
+        self._care = Care(self._index, path, budget, self._connections, written)
         self._writer = None if read_only else Writer(self._connection, self._index, path, self._care.wake)
         self._care.writer = self._writer
         self._care.wake()
@@ -215,9 +214,10 @@ class EmbeddedCollection:
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         with self._connections.reader() as connection:
             damaged = verification.damaged_items(connection, self.spec, progress)
-            sample = verification.take_sample(connection, self.spec)
+            sample = verification.take_sample(connection, self.spec, {id for id, _ in damaged})
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        disagreements, recall = sample.compare(self.search_batch(sample.vectors, verification.NEIGHBOURS))
+        question = Question.of(sample.vectors, verification.NEIGHBOURS, None, False, None, False)
+        disagreements, recall = sample.compare(self._answer(question, None) if sample.ids else [])
         return VerifyReport(total, tuple(id for id, _ in damaged), tuple(disagreements), tuple(self._missing()), recall)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:

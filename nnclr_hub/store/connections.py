@@ -11,6 +11,9 @@ from queue import Empty, SimpleQueue
 from nnclr_hub.errors import StoreReadOnly
 from nnclr_hub.store.catalog import connect, reading, translated
 
+# pages that a connection keeps: enough for the items of a million rows, whose matches lie anywhere
+CACHE_KIB = 64 << 10
+
 
 class Connections:
     """Read-only connections to one file.
@@ -40,6 +43,7 @@ class Connections:
             connection = self._idle.get_nowait()
         except Empty:
             connection = connect(self._path, read_only=True)
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         try:
             with translated(self._path), reading(connection):
                 self._begun(connection)

@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, translated
+from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, translated
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.collection import EmbeddedCollection
 from nnclr_hub.store.failpoints import reached
@@ -196,7 +196,7 @@ class EmbeddedStore:
 
     def _take_lock(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._lock = (self.folder / "LOCK").open("ab")
         except OSError as error:
             raise StoreError(

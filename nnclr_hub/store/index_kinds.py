@@ -17,6 +17,7 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.main_index import REFINED, MainIndex
 
 FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact
+CODES = 256  # words of each piece's code book, fewer rows than which teach none
 LINKS = 32  # of a node in the graph's upper layers, twice as many in the lowest
 EF_CONSTRUCTION = 100
 GRAPH_BYTES = 272  # LINKS * 2 * 4 and the sparse upper layers
@@ -48,7 +49,7 @@ def choose_kind(spec: CollectionSpec, rows: int, budget: int) -> str:
         rows: how many there are.
         budget: bytes that the index may take; building one takes twice its size for a while.
     """
-    if rows < FLAT_BELOW or spec.index == "flat":
+    if rows < FLAT_BELOW or spec.index == "flat" or (spec.index == "ivf_pq" and rows < CODES):
         return "flat"
     if spec.index != "auto":
         return spec.index

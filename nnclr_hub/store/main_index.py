@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import faiss
@@ -23,6 +24,14 @@ import numpy as np
 
 # faiss's type stubs lack half of its names
 FAISS: Any = faiss
+_KINDS = {
+    "flat": FAISS.SearchParameters,
+    "hnsw": FAISS.SearchParametersHNSW,
+    "ivf": FAISS.SearchParametersIVF,
+    "ivf_pq": FAISS.SearchParametersIVF,
+}
+# queries at once, from 20 on faiss takes the other way
+FEW = 16
 # how many candidates of compressed vectors are compared by their true ones, for each match asked for
 REFINED = 10
 
@@ -65,20 +74,18 @@ class MainIndex:
 
         Returns:
             scores (n, k) float32, higher is nearer, best first, and rows (n, k) int64; where there are
-            no more, -inf and -1.
+            no more, some score and -1.
         """
-        return self._found(self.index, queries, k, self._parameters(k, among, effort or self.effort))
+        looks = self._looks(k, effort or self.effort)
+        return self._found(self.index, queries, k, _parameters(self.kind, among, **looks))
 
     def search_all(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """`search` that looks at every row."""
-        selector = _selector(among)
         if self.kind == "hnsw":
-            storage = faiss.downcast_index(self.index.storage)
-            return self._found(storage, queries, k, _made(FAISS.SearchParameters, among, sel=selector))
+            return self._found(faiss.downcast_index(self.index.storage), queries, k, _parameters("flat", among))
         if self.kind == "flat":
             return self.search(queries, k, among)
-        lists = self.index.nlist
-        return self._found(self.index, queries, k, _made(FAISS.SearchParametersIVF, among, sel=selector, nprobe=lists))
+        return self._found(self.index, queries, k, _parameters("ivf", among, nprobe=self.index.nlist))
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """(m, D) float32 of rows (m,) int64, as the index holds them."""
@@ -86,36 +93,38 @@ class MainIndex:
             return np.zeros((0, self.index.d), np.float32)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
 
-    def _parameters(self, k: int, among: np.ndarray | None, effort: int) -> Any:
+    def _looks(self, k: int, effort: int) -> dict[str, int]:
+        """How far a search for k looks."""
         if self.kind == "flat":
-            return None if among is None else _made(FAISS.SearchParameters, among, sel=_selector(among))
+            return {}
         if self.kind == "hnsw":
-            return _made(FAISS.SearchParametersHNSW, among, sel=_selector(among), efSearch=max(effort, 2 * k))
-        return _made(
-            FAISS.SearchParametersIVF, among, sel=_selector(among), nprobe=min(max(effort, k // 50), self.index.nlist)
-        )
+            return {"efSearch": max(effort, 2 * k)}
+        return {"nprobe": min(max(effort, k // 50), self.index.nlist)}
 
     def _found(self, index: Any, queries: np.ndarray, k: int, parameters: Any) -> tuple[np.ndarray, np.ndarray]:
-        scores, rows = index.search(queries, k, params=parameters)
-        if self.metric == "l2":
-            scores = -np.sqrt(np.maximum(scores, 0))
-        if rows.size and rows.min() < 0:
-            scores[rows < 0] = -np.inf
-        return scores, rows
+        if self.metric != "l2":
+            return index.search(queries, k, params=parameters)
+        # faiss compares many queries with all rows by dot products, which loses small distances; a few it does not
+        step = FEW if index.metric_type == faiss.METRIC_L2 and isinstance(index, faiss.IndexFlat) else len(queries)
+        found = [index.search(queries[i : i + step], k, params=parameters) for i in range(0, len(queries), step)]
+        return -np.sqrt(np.maximum(np.concatenate([f[0] for f in found]), 0)), np.concatenate([f[1] for f in found])
 
 
 # ------------------------------------------------------------------------------ searching
 
 
-def _selector(among: np.ndarray | None) -> Any:
-    return None if among is None else FAISS.IDSelectorBitmap(among)
-
-
-def _made(kind: Any, among: np.ndarray | None, **settings: Any) -> Any:
-    """Search parameters that keep their selector's bitmap alive, which faiss reads by address."""
-    parameters = kind(**settings)
-    parameters.bitmap = among
+def _parameters(kind: str, among: np.ndarray | None, **looks: int) -> Any:
+    if among is None:
+        return _plain(kind, *looks.items())
+    parameters = _KINDS[kind](sel=FAISS.IDSelectorBitmap(among), **looks)
+    parameters.bitmap = among  # faiss reads it by address
     return parameters
+
+
+@lru_cache(maxsize=256)
+def _plain(kind: str, *looks: tuple[str, int]) -> Any:
+    """Parameters without a filter, made once: faiss only reads them."""
+    return _KINDS[kind](**dict(looks))
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Maintenance:
                 self.failure = None
             except Stopped:
                 return
-            except (NNCLRHubError, MemoryError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
+            except (NNCLRHubError, MemoryError, OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
                 # searches and writes go on without it; it is tried again when the next change wakes it
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__

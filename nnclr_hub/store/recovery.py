@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,16 @@ log = logging.getLogger(__name__)
 CHUNK = 10_000
 
 
-def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> None:
-    """Fills the index from the best snapshot, the log and the catalog."""
+@dataclass(frozen=True)
+class Written:
+    """How much of an index lies in a snapshot: the change it is up to, and rows of its main part."""
+
+    seq: int
+    rows: int
+
+
+def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Written:
+    """Fills the index from the best snapshot, the log and the catalog; returns what the snapshot had of it."""
     with reading(connection):
         state = load_snapshot(connection, index.spec, folder)
         if state is not None:
@@ -34,9 +43,10 @@ def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> No
             reached("recover.loaded")
             if replay(connection, index) and agrees(connection, index):
                 reached("recover.replayed")
-                return
+                return Written(state.seq, len(state.rids))
             log.warning("the index in %s does not agree with the catalog; building it anew", folder)
         rebuild(connection, index)
+    return Written(0, 0)
 
 
 def replay(connection: sqlite3.Connection, index: AnnIndex) -> bool:

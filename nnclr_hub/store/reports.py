@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEAST_RECALL = 0.9
+
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found; all is well when the lists are empty.
+    """What `verify` found; all is well when the lists are empty and the recall is not below 0.9.
 
     items: vectors read back.
     damaged: ids whose vector no longer has its checksum.
     missing: ids that the index lacks.
-    disagreements: ids of the sample for which the index and an exhaustive search differ.
-    recall: share of the sample's ten nearest that the index finds.
+    disagreements: ids of the sample for which the index gives other scores than an exhaustive search.
+    recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
     """
 
     items: int
@@ -24,7 +26,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        return not self.damaged and not self.disagreements and not self.missing
+        return not self.damaged and not self.disagreements and not self.missing and self.recall >= LEAST_RECALL
 
 
 @dataclass(frozen=True)

@@ -135,21 +135,24 @@ def to_vector(blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
-    """Vectors (n, D) float32 of rows (n,) int64, NaN for rows that are not there."""
+    """Vectors (n, D) float32 of rows (n,) int64, NaN for rows that are not there or not of the right size."""
     found = np.full((len(rids), spec.dim), np.nan, np.float32)
+    size = spec.dim * np.dtype(stored_type(spec)).itemsize
     order = np.argsort(rids, kind="stable")
     ascending = rids[order]
     for start in range(0, len(rids), MAX_IN):
         some = ascending[start : start + MAX_IN].tolist()
         rows = connection.execute(f"SELECT rid, vector FROM vectors WHERE rid IN ({_marks(some)}) ORDER BY rid", some)
         for rid, blob in rows:
-            found[order[np.searchsorted(ascending, rid)]] = np.frombuffer(blob, stored_type(spec))
+            if len(blob) == size:
+                found[order[np.searchsorted(ascending, rid)]] = np.frombuffer(blob, stored_type(spec))
     return found
 
 
 def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Everything in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
-    cursor = connection.execute("SELECT rid, vector FROM vectors ORDER BY rid")
+    """Everything of the right size in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
+    size = spec.dim * np.dtype(stored_type(spec)).itemsize
+    cursor = connection.execute("SELECT rid, vector FROM vectors WHERE length(vector) = ? ORDER BY rid", [size])
     while rows := cursor.fetchmany(BATCH):
         data = b"".join(blob for _, blob in rows)
         vectors = np.frombuffer(data, stored_type(spec)).reshape(len(rows), spec.dim).astype(np.float32)

@@ -86,10 +86,13 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
         connection.execute("DELETE FROM oplog WHERE seq <= (SELECT min(seq) FROM snapshots)")
         connection.execute("COMMIT")
         reached("snapshot.recorded")
-        for old in folder.glob("index-*.faiss"):  # h
-            if old.name not in recorded(connection):
-                old.unlink()
-        fsync_folder(folder)
+        try:
+            for old in folder.glob("index-*.faiss"):  # h
+                if old.name not in recorded(connection):
+                    old.unlink()
+            fsync_folder(folder)
+        except OSError as error:  # the snapshot counts all the same; the next start moves away what is left
+            log.warning("old index snapshots in %s could not be deleted (%s)", folder, error)
         reached("snapshot.cleaned")
 
     record(commit)
@@ -119,11 +122,6 @@ def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: 
 def next_generation(connection: sqlite3.Connection) -> int:
     """The number of the next snapshot."""
     return (connection.execute("SELECT max(generation) FROM snapshots").fetchone()[0] or 0) + 1
-
-
-def newest_seq(connection: sqlite3.Connection) -> int:
-    """The change that the newest snapshot is up to; 0 if there is none."""
-    return connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
 
 
 def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) -> None:

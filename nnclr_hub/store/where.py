@@ -16,7 +16,7 @@ A condition on a key that an item lacks does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnclr_hub.errors import InvalidFilter
@@ -92,9 +92,7 @@ def _condition(condition: Any) -> Clause:
     if kind == "in":
         if not isinstance(value, list | tuple) or len(value) > MAX_IN:
             raise InvalidFilter(f"in takes a list of at most {MAX_IN} values; got {value!r:.80}.")
-        clauses = [_equals(key, kind_of, one) for one in value]
-        sql = " OR ".join(clause for clause, _ in clauses) or "0"
-        return f"({sql})", [parameter for _, parameters in clauses for parameter in parameters]
+        return _one_of(key, kind_of, value)
     if kind == "prefix":
         if not isinstance(value, str):
             raise InvalidFilter(f"prefix takes a string; got {value!r:.80}.")
@@ -117,6 +115,21 @@ def _equals(key: str, kind_of: str, value: Any) -> Clause:
     if isinstance(value, bool):
         return f"({kind_of} IS '{str(value).lower()}')", []
     return f"({_same_type(kind_of, value, 'match')} AND {key_expression(key)} = ?)", [value]
+
+
+def _one_of(key: str, kind_of: str, values: Sequence[Any]) -> Clause:
+    """Values of one type together, so that SQL looks each item's up in a list instead of trying one after another."""
+    parts, parameters = [], []
+    together: dict[str, list[Any]] = {}
+    for value in values:
+        if value is None or isinstance(value, bool):
+            parts.append(_equals(key, kind_of, value)[0])
+        else:
+            together.setdefault(_same_type(kind_of, value, "in"), []).append(value)
+    for same_type, some in together.items():
+        parts.append(f"({same_type} AND {key_expression(key)} IN ({','.join('?' * len(some))}))")
+        parameters += some
+    return f"({' OR '.join(parts) or '0'})", parameters
 
 
 def _range(key: str, kind_of: str, value: Any) -> Clause:

@@ -1,0 +1,34 @@
+"""Items whose whole content follows from id and version, so that a single wrong byte shows."""
+
+import zlib
+
+import numpy as np
+
+from nnclr_hub.store.base import Item
+
+DIM = 16
+LABELS = ("cat", "dog", "hen")
+
+
+def item_of(id: str, version: int) -> Item:
+    """The one item that may be stored under this id as this version."""
+    rng = np.random.default_rng([zlib.crc32(id.encode()), version])
+    vector = rng.normal(size=DIM).astype(np.float32)
+    thumbnail = rng.bytes(int(rng.integers(1, 400))) if version % 3 else None
+    metadata = {"version": version, "label": LABELS[version % 3], "noise": rng.bytes(8).hex() * int(rng.integers(1, 9))}
+    return Item(id, vector / np.linalg.norm(vector), metadata, thumbnail)
+
+
+def version_of(item: Item) -> int:
+    """Which version this is, once every part of it, thumbnail included, was found to be that version's.
+
+    Raises:
+        AssertionError: it is a mixture, or was never written.
+    """
+    version = item.metadata.get("version")
+    assert isinstance(version, int), f"{item.id} has metadata that nobody wrote: {item.metadata}"
+    wanted = item_of(item.id, version)
+    np.testing.assert_allclose(item.vector, wanted.vector, atol=1e-6, err_msg=f"vector of {item.id} v{version}")
+    assert dict(item.metadata) == wanted.metadata, f"metadata of {item.id} v{version}"
+    assert item.thumbnail == wanted.thumbnail, f"thumbnail of {item.id} v{version}"
+    return version

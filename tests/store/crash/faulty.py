@@ -1,0 +1,84 @@
+"""Performs a script on a disk that fails at some moment, and says how the store took it.
+
+python -m store.crash.faulty FOLDER SEED LENGTH
+
+The lines of `store.crash.script`, and when an operation was refused one more: {"refused": class, "sentence", "kind":
+of the operation, "read": whether what was acknowledged could be read afterwards, "then": class of the refusal of
+another write, or null if it was taken}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from store.crash.content import item_of, version_of
+from store.crash.script import Operation, operations, perform, worlds
+from store.crash.small import shrink
+from store.crash.world import World
+
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import VectorStore
+
+
+def _readable(store: VectorStore, before: World, after: World) -> bool:
+    """Whether all that was acknowledged can be read; what the refused operation would have written may be there."""
+    for name in before.collections.keys() & after.collections.keys():
+        collection: Any = store.get(name)
+        held = {item.id: version_of(item) for item in collection.get(list(before.collections[name]))}
+        both = before.collections[name], after.collections[name]
+        if any(held.get(id) not in (both[0].get(id), both[1].get(id)) for id in both[0]):
+            return False
+        for id, version in list(held.items())[:5]:
+            if collection.search(item_of(id, version).vector, 1)[0].id != id:
+                return False
+    return True
+
+
+def _write(store: VectorStore, world: World) -> str | None:
+    """Another write to some collection: the class of its refusal."""
+    try:
+        for name in world.collections:
+            store.get(name).delete(["nobody"])
+    except StoreError as error:
+        return type(error).__name__
+    return None
+
+
+def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
+    """Performs the script up to the first refusal; what to say of that."""
+    foreseen = worlds(script)
+    store: VectorStore | None = None
+    number = 0
+    try:
+        store = open_store(folder)
+        for number, operation in enumerate(script):
+            if operation[0] == "reopen":
+                store.close()
+                store = None
+                store = open_store(folder)
+            else:
+                perform(store, operation)
+            _say({"done": number + 1})
+    except StoreError as error:
+        said = {"refused": type(error).__name__, "sentence": str(error), "kind": script[number][0]}
+        if store is None:
+            return {**said, "read": None, "then": None}
+        read = _readable(store, foreseen[number], foreseen[number + 1])
+        return {**said, "read": read, "then": _write(store, foreseen[number])}
+    return None
+
+
+def _say(words: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(words) + "\n").encode())
+
+
+if __name__ == "__main__":
+    shrink()
+    said = run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])))
+    if said is not None:
+        _say(said)
+    os._exit(0)  # as the disk is, nobody could close the store

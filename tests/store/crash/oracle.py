@@ -1,0 +1,17 @@
+"""Exhaustive search by numpy, which the store is held against."""
+
+import numpy as np
+
+
+def scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> np.ndarray:
+    """Of each row of vectors (n, D) as the collection keeps them: cosine, dot, or minus the distance; (n,) float32."""
+    if metric == "l2":
+        return -np.linalg.norm(vectors - query, axis=1)
+    if metric == "cosine":
+        query = query / np.linalg.norm(query)
+    return vectors @ query
+
+
+def best_scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> list[float]:
+    """The scores of all rows, best first."""
+    return sorted(scores(vectors, query, metric).tolist(), reverse=True)

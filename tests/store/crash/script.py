@@ -1,0 +1,155 @@
+"""A list of operations drawn from a seed: performed by a child that a test kills, foreseen by the test.
+
+NNCLR_FAILPOINT=step:n python -m store.crash.script FOLDER SEED LENGTH
+
+After each operation the child writes a line, `{"done": n, "seqs": {collection: durable_seq}}`, in one system
+call: what stands there was acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from store.crash.content import DIM, item_of
+from store.crash.small import shrink
+from store.crash.world import World
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, IndexKind, VectorStore
+
+# (kind, arguments); names and aliases are those in force when it is its turn
+Operation = tuple[str, tuple[Any, ...]]
+KINDS: tuple[IndexKind, ...] = ("hnsw", "flat", "ivf")
+_WEIGHTS = {
+    "upsert": 40,
+    "delete": 15,
+    "snapshot": 8,
+    "compact": 6,
+    "reopen": 5,
+    "create": 4,
+    "drop": 3,
+    "alias": 3,
+    "rename": 3,
+    "promote": 4,
+}
+_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot")
+
+
+def operations(seed: int, length: int) -> list[Operation]:
+    """The script of a seed."""
+    rng = random.Random(seed)
+    world = World()
+    script: list[Operation] = []
+    for number in range(length):
+        operation = _draw(rng, world, number)
+        foresee(world, operation)
+        script.append(operation)
+    return script
+
+
+def worlds(script: list[Operation]) -> list[World]:
+    """What there is before each operation, and at the end."""
+    seen = [World()]
+    for operation in script:
+        seen.append(seen[-1].copy())
+        foresee(seen[-1], operation)
+    return seen
+
+
+def foresee(world: World, operation: Operation) -> None:
+    """Does to the model what the operation does to the store."""
+    kind, arguments = operation
+    collections, aliases = world.collections, world.aliases
+    if kind == "create":
+        collections[arguments[0]] = {}
+    elif kind == "upsert":
+        collections[arguments[0]] |= arguments[1]
+    elif kind == "delete":
+        for id in arguments[1]:
+            collections[arguments[0]].pop(id, None)
+    elif kind == "drop":
+        del collections[arguments[0]]
+        world.aliases = {alias: name for alias, name in aliases.items() if name != arguments[0]}
+    elif kind == "alias":
+        aliases[arguments[0]] = arguments[1]
+    elif kind == "rename":
+        _rename(world, *arguments)
+    elif kind == "promote":
+        name, alias = arguments
+        if alias in collections:
+            numbers = ("", *map(str, range(2, 1000)))
+            _rename(world, alias, next(old for n in numbers if (old := f"{alias}.old{n}") not in collections))
+        world.aliases[alias] = name
+
+
+def perform(store: VectorStore, operation: Operation) -> None:
+    """Does the operation; "reopen" is for the caller."""
+    kind, arguments = operation
+    calls: dict[str, Callable[..., Any]] = {
+        "create": lambda name: store.create(name, CollectionSpec(DIM, index=KINDS[len(name) % 3])),
+        "upsert": lambda name, versions: store.get(name).upsert([item_of(*one) for one in versions.items()]),
+        "delete": lambda name, ids: store.get(name).delete(ids),
+        "snapshot": lambda name: store.get(name).snapshot(),
+        "compact": lambda name: store.get(name).compact(),
+        "drop": store.drop,
+        "alias": store.alias,
+        "rename": store.rename,
+        "promote": store.promote,
+    }
+    calls[kind](*arguments)
+
+
+def run(folder: str, script: list[Operation], answer: int) -> None:
+    """Performs the script on a store and acknowledges each operation to a file descriptor."""
+    store = open_store(folder)
+    for number, operation in enumerate(script, 1):
+        if operation[0] == "reopen":
+            store.close()
+            store = open_store(folder)
+        else:
+            perform(store, operation)
+        seqs = {info.name: info.durable_seq for info in store.list()}
+        os.write(answer, (json.dumps({"done": number, "seqs": seqs}) + "\n").encode())
+    store.close()
+
+
+def _draw(rng: random.Random, world: World, number: int) -> Operation:
+    names = sorted(world.collections)
+    if not names:
+        return "create", ("c0",)
+    # every script has some of the rare ones
+    rare = _RARE[number // 5 % len(_RARE)] if number % 5 == 4 else None
+    kind = rare or rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    name = rng.choice(names)
+    if kind == "upsert":
+        ids = [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 1, 3, 12)))]
+        return kind, (name, dict.fromkeys(ids, number))
+    if kind == "delete":
+        return kind, (name, [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 2, 6)))])
+    if kind == "drop" and len(names) < 2:
+        return "snapshot", (name,)
+    if kind == "create" or (kind == "rename" and len(names) > 4):
+        return ("create", (f"c{number}",)) if len(names) < 5 else ("compact", (name,))
+    if kind == "alias":
+        return kind, (rng.choice(("now", "best")), name)
+    if kind == "rename":
+        return kind, (name, f"r{number}")
+    if kind == "promote":
+        others = [other for other in names if other != name]
+        return kind, (name, rng.choice(["now", *others]))
+    return kind, () if kind == "reopen" else (name,)
+
+
+def _rename(world: World, name: str, to: str) -> None:
+    world.collections[to] = world.collections.pop(name)
+    world.aliases = {alias: to if meant == name else meant for alias, meant in world.aliases.items()}
+
+
+if __name__ == "__main__":
+    shrink()
+    run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), sys.stdout.fileno())

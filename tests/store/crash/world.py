@@ -1,0 +1,84 @@
+"""What a store holds, as plain dicts: foreseen from operations, and read back with every invariant checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from store.crash.content import LABELS, version_of
+from store.crash.oracle import best_scores
+
+from nnclr_hub.store.base import VectorStore
+
+Versions = dict[str, int]
+SAMPLE = 12
+
+
+@dataclass
+class World:
+    """Collections by name, each a dict of versions by item id, and names of collections by alias."""
+
+    collections: dict[str, Versions] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> World:
+        return World({name: dict(versions) for name, versions in self.collections.items()}, dict(self.aliases))
+
+
+def read_world(store: VectorStore) -> World:
+    """Everything in the store.
+
+    Raises:
+        AssertionError: something in it contradicts itself or was never written by anybody.
+    """
+    collections = {}
+    for info in store.list():
+        assert info.state == "ready", info
+        assert info.indexed_seq == info.durable_seq, info
+        collections[info.name] = read_collection(store.get(info.name))
+    return World(collections, store.aliases())
+
+
+def read_collection(collection: Any) -> Versions:
+    """Versions by id, after holding listing, count, filters, content, search and `verify` against each other.
+
+    Raises:
+        AssertionError: what disagrees.
+    """
+    ids: list[str] = []
+    cursor = None
+    while cursor is not None or not ids:
+        page = collection.scroll(cursor=cursor, limit=37)
+        ids += [item.id for item in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert ids == sorted(set(ids)), "the listing has an id twice, or out of order"
+    items = collection.get(ids)
+    assert [item.id for item in items] == ids, "listed and not to be had"
+    versions = {item.id: version_of(item) for item in items}
+    assert collection.count() == len(ids), "count and listing differ"
+    for i, label in enumerate(LABELS):
+        where = {"must": [{"key": "label", "match": label}]}
+        assert collection.count(where) == sum(version % 3 == i for version in versions.values()), "filter and listing"
+    _check_search(collection, items)
+    report = collection.verify()
+    assert report.ok, report
+    assert report.items == len(ids)
+    return versions
+
+
+def _check_search(collection: Any, items: list[Any]) -> None:
+    """A sample finds itself, and has the neighbours that an exhaustive search has."""
+    if not items:
+        return
+    everything = np.stack([item.vector for item in items])
+    for item in items[:: max(1, len(items) // SAMPLE)]:
+        assert collection.thumbnail(item.id) == item.thumbnail
+        for exact in (False, True):
+            found = collection.search(item.vector, 5, exact=exact)
+            assert found[0].id == item.id, f"{item.id} does not find itself"
+            assert len({match.id for match in found}) == min(5, len(items)), "fewer than there are, or one twice"
+        wanted = best_scores(everything, item.vector, "cosine")[:5]
+        np.testing.assert_allclose([match.score for match in found], wanted, atol=1e-5)

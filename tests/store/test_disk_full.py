@@ -1,0 +1,169 @@
+"""A disk that is full, or fails: a sentence, reads go on, nothing acknowledged is lost."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store.crash import strace
+from store.crash.children import environment
+from store.crash.form import LONG
+from store.crash.script import operations, worlds
+from store.crash.small import sizes
+from store.crash.world import read_collection, read_world
+
+from nnclr_hub.store import open_store
+
+LENGTH = 30
+SEED = 2
+
+# a limit on the size of files is a disk that is full for those that grow; it can be lifted again
+LIMITED = """
+import json, os, resource, sys
+from pathlib import Path
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from store.crash.content import DIM, item_of, version_of
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+def refused(work):
+    try:
+        work()
+    except StoreError as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+def files():
+    return sorted(path.name for path in folder.glob("collections/*/*"))
+
+folder = Path(sys.argv[1])
+store = open_store(sys.argv[1])
+collection = store.create("c", CollectionSpec(DIM))
+collection.upsert([item_of(f"i{n}", 1) for n in range(1500)])
+collection.snapshot()
+before = files()
+limit(20_000)
+answer = {"snapshot": refused(collection.snapshot), "kept": files() == before}
+answer["found"] = collection.search(item_of("i7", 1).vector, 1)[0].id
+limit(resource.RLIM_INFINITY)
+answer["snapshot afterwards"] = refused(collection.snapshot)
+largest = max(path.stat().st_size for path in folder.rglob("*.sqlite-wal"))
+limit(max(largest, 200_000))
+done = []
+for n in range(5000):
+    reason = refused(lambda: collection.upsert([item_of(f"j{n}", 2)]))
+    if reason:
+        break
+    done.append(f"j{n}")
+answer |= {"write": reason, "done": done, "then": refused(lambda: collection.upsert([item_of("k", 3)]))}
+answer["whole"] = all(version_of(item) in (1, 2) for item in collection.get([f"i{n}" for n in range(1500)] + done))
+answer["newest"] = [collection.search(item_of(id, 2).vector, 1)[0].id == id for id in done[-3:]]
+limit(resource.RLIM_INFINITY)
+answer["write afterwards"] = refused(lambda: collection.upsert([item_of("l", 4)]))
+os.write(1, json.dumps(answer).encode())
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_sizes():
+    """As the children have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in sizes():
+            patch.setattr(*size)
+        yield
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory) -> tuple[Path, dict]:
+    """The folder of a child whose files might not grow for a while, and what it has to say."""
+    folder = tmp_path_factory.mktemp("limited") / "store"
+    command = [sys.executable, "-c", LIMITED, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def is_sentence(text: str) -> bool:
+    return len(text) > 20 and text.rstrip().endswith(".")
+
+
+def test_a_snapshot_without_room_is_refused_and_the_older_ones_stay(limited):
+    _, said = limited
+    name, sentence = said["snapshot"]
+    assert name in ("DiskFull", "StoreError")
+    assert is_sentence(sentence)
+    assert said["kept"], "what is left of the snapshot takes room, or an older one is gone"
+    assert said["found"] == "i7"
+    assert said["snapshot afterwards"] is None, "with room again a snapshot is possible again"
+
+
+def test_a_write_without_room_is_refused_and_reads_go_on(limited):
+    _, said = limited
+    name, sentence = said["write"]
+    assert name in ("DiskFull", "StoreReadOnly")
+    assert is_sentence(sentence)
+    assert said["whole"]
+    assert all(said["newest"])
+    for again in (said["then"], said["write afterwards"]):
+        assert again is None or again[0] in ("DiskFull", "StoreReadOnly")
+
+
+def test_what_was_acknowledged_before_the_disk_was_full_is_there(limited):
+    folder, said = limited
+    wanted = {f"i{n}": 1 for n in range(1500)} | dict.fromkeys(said["done"], 2)
+    wanted |= {id: version for id, key, version in (("k", "then", 3), ("l", "write afterwards", 4)) if not said[key]}
+    with open_store(str(folder)) as store:
+        collection = store.get("c")
+        assert read_collection(collection) == wanted
+        collection.delete(["i0"])
+        assert collection.count() == len(wanted) - 1
+
+
+FAULTS = {
+    "ENOSPC at every write from the nth": ("pwrite64", "error=ENOSPC:when={n}+"),
+    "EIO at the nth write": ("pwrite64", "error=EIO:when={n}"),
+    "EIO at the nth sync": ("fsync,fdatasync", "error=EIO:when={n}"),
+}
+SHARES = [n / 40 for n in range(1, 41)] if LONG else [0.4, 0.9]
+
+
+@pytest.fixture(scope="module")
+def how_often(tmp_path_factory) -> dict[str, int]:
+    """How many such calls the script makes when none fails."""
+    folder = tmp_path_factory.mktemp("counted")
+    command = [sys.executable, "-m", "store.crash.faulty", str(folder / "store"), str(SEED), str(LENGTH)]
+    done = strace.traced_run(command, folder / "trace", env=environment())
+    assert done.returncode == 0, done.stderr
+    names = [call.name for call in strace.calls(folder / "trace")]
+    return {calls: sum(name in calls.split(",") for name in names) for calls, _ in FAULTS.values()}
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failing_disk_loses_nothing_that_was_acknowledged(fault, share, how_often, tmp_path):
+    """strace makes the calls fail; the store says so, and what was acknowledged is there when it is opened again."""
+    calls, how = FAULTS[fault]
+    inject = f"inject={calls}:{how.format(n=int(share * how_often[calls]))}"
+    traced = [*strace.command(tmp_path / "trace"), "-e", inject]
+    command = [sys.executable, "-m", "store.crash.faulty", str(tmp_path / "store"), str(SEED), str(LENGTH)]
+    done = subprocess.run([*traced, *command], capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    acknowledged = max((line["done"] for line in lines if "done" in line), default=0)
+    foreseen = worlds(operations(SEED, LENGTH))
+    if "refused" in lines[-1]:
+        said = lines[-1]
+        assert said["refused"] in ("DiskFull", "StoreReadOnly", "StoreError"), said
+        assert is_sentence(said["sentence"]), said
+        assert said["read"] is not False, said
+        if "sync" in fault and said["kind"] in ("upsert", "delete"):
+            assert said["then"] == "StoreReadOnly", "after a failed fsync nobody knows what is on the disk"
+    else:
+        assert acknowledged == LENGTH, "it neither went on nor said why not"
+    with open_store(str(tmp_path / "store")) as store:
+        assert read_world(store) in foreseen[acknowledged : acknowledged + 2]

@@ -1,0 +1,152 @@
+"""Damaged snapshot files cost time and nothing else: whatever is done to them, the store opens whole.
+
+Each fault is done to a fresh copy of one prepared store, which is then opened and held against what was written.
+"""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from store.crash.content import DIM, item_of
+from store.crash.form import LONG
+from store.crash.small import sizes
+from store.crash.world import read_collection
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+
+# of a file's length, where it is damaged
+SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.005, 0.03, 0.5, 0.97]
+INDEXES = ("flat", "hnsw", "ivf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_sizes():
+    """So that a hundred items are enough for every kind of index; snapshots come only when asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in sizes(but="care"):
+            patch.setattr(*size)
+        yield
+
+
+@pytest.fixture(scope="module", params=INDEXES)
+def prepared(request, tmp_path_factory) -> tuple[Path, dict[str, int]]:
+    """A store with two generations of snapshots and changes since, killed rather than closed; and what it holds."""
+    folder = tmp_path_factory.mktemp("prepared") / "store"
+    killed = folder.with_name("killed")
+    held = {}
+    with open_store(str(folder)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index=request.param))
+
+        def put(numbers: range, version: int) -> None:
+            held.update({f"i{n}": version for n in numbers})
+            collection.upsert([item_of(f"i{n}", version) for n in numbers])
+
+        put(range(120), 1)
+        collection.compact()
+        collection.snapshot()
+        put(range(40, 70), 2)
+        collection.delete(["i1", "i50"])
+        collection.snapshot()
+        put(range(100, 140), 3)
+        collection.delete(["i2", "i130"])
+        for id in ("i1", "i50", "i2", "i130"):
+            del held[id]
+        other = store.create("other", CollectionSpec(DIM, index=request.param))
+        other.upsert([item_of(f"i{n}", 9) for n in range(120)])
+        other.compact()
+        other.snapshot()
+        shutil.copytree(folder, killed)
+    return killed, held
+
+
+@pytest.fixture
+def store_with_faults(prepared, tmp_path):
+    """damage(a function of the snapshot files, newest first, and of the other collection's file) opens and checks."""
+    source, held = prepared
+    copies = iter(range(10**6))
+
+    def check(damage) -> None:
+        folder = tmp_path / f"copy{next(copies)}"
+        shutil.copytree(source, folder)
+        ours, other = snapshot_files(folder)
+        assert len(ours) == 2
+        damage(ours, other)
+        for _ in range(2):  # and what the first start leaves is whole as well
+            with open_store(str(folder)) as store:
+                collection = store.get("c")
+                assert read_collection(collection) == held
+                collection.compact()  # an index that had to be built anew is exhaustive for a moment
+                assert collection.info().index == collection.spec.index
+                collection.snapshot()
+        shutil.rmtree(folder)
+
+    return check
+
+
+def snapshot_files(folder: Path) -> tuple[list[Path], Path]:
+    """Those of the collection with two generations, newest first, and one of the other."""
+    by_folder: dict[Path, list[Path]] = {}
+    for path in folder.glob("collections/*/index-*"):
+        by_folder.setdefault(path.parent, []).append(path)
+    groups = [sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True) for paths in by_folder.values()]
+    (ours,) = [group for group in groups if len(group) == 2]
+    (others,) = [group for group in groups if len(group) == 1]
+    return ours, others[0]
+
+
+def truncated(path: Path, share: float) -> None:
+    os.truncate(path, int(path.stat().st_size * share))
+
+
+def zeroed(path: Path, share: float) -> None:
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * share)
+    data[start : start + 64] = bytes(len(data[start : start + 64]))
+    path.write_bytes(data)
+
+
+def flipped(path: Path, share: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 1 << random.Random(share).randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("fault", [truncated, zeroed, flipped])
+def test_a_damaged_newest_snapshot_loses_nothing(store_with_faults, fault):
+    for share in SHARES:
+        store_with_faults(lambda ours, _, share=share: fault(ours[0], share))
+
+
+@pytest.mark.parametrize("fault", [truncated, zeroed, flipped])
+def test_two_damaged_snapshots_lose_nothing(store_with_faults, fault):
+    for share in SHARES[:: 1 if LONG else 2]:
+        store_with_faults(lambda ours, _, share=share: [fault(path, share) for path in ours])
+
+
+def swap(one: Path, other: Path) -> None:
+    held = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(held)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda ours, _: ours[0].unlink(), id="the newest is gone"),
+        pytest.param(lambda ours, _: ours[1].unlink(), id="the older is gone"),
+        pytest.param(lambda ours, _: [path.unlink() for path in ours], id="both are gone"),
+        pytest.param(lambda ours, _: shutil.rmtree(ours[0].parent), id="their folder is gone"),
+        pytest.param(lambda ours, _: swap(*ours), id="the generations are swapped"),
+        pytest.param(lambda ours, other: shutil.copy(other, ours[0]), id="another collection's in its place"),
+        pytest.param(lambda ours, other: swap(ours[0], other), id="swapped with another collection's"),
+        pytest.param(lambda ours, _: [path.write_bytes(b"") for path in ours], id="both are empty"),
+        pytest.param(lambda ours, _: (ours[0].unlink(), ours[0].mkdir()), id="a folder in its place"),
+        pytest.param(lambda ours, _: ours[0].with_name("index-99.faiss").write_bytes(b"?"), id="one too many"),
+        pytest.param(lambda ours, _: ours[0].with_name("index-3.faiss.part").write_bytes(b"?"), id="half a third"),
+    ],
+)
+def test_snapshots_that_are_not_where_they_belong_lose_nothing(store_with_faults, damage):
+    store_with_faults(damage)

@@ -1,0 +1,135 @@
+"""Searches while items are replaced, deleted and compacted: always an item's old or new self, never neither."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from store.crash.form import LONG
+from store.crash.small import sizes
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+SECONDS = 30.0 if LONG else 1.5
+DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
+VECTORS = np.random.default_rng(0).normal(size=(KEPT, DIM)).astype(np.float32)
+LABELS = ("cat", "dog")
+
+
+@dataclass
+class Known:
+    """What the writer has done, for the readers to hold their results against.
+
+    begun, done: the highest version of each kept item whose upsert was begun, and that was acknowledged.
+    deleted: ids whose deletion was acknowledged; they are never used again.
+    """
+
+    begun: list[int] = field(default_factory=lambda: [0] * KEPT)
+    done: list[int] = field(default_factory=lambda: [0] * KEPT)
+    deleted: set[str] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+    failures: list[BaseException] = field(default_factory=list)
+    searches: int = 0
+    compactions: int = 0
+
+
+def kept(n: int, version: int) -> Item:
+    """A kept item: its vector stays, its version and label change."""
+    return Item(f"kept{n}", VECTORS[n], {"version": version, "label": LABELS[version % 2], "kept": True})
+
+
+def near(n: int) -> np.ndarray:
+    """Close to a kept item's vector, so that it stands among the results if it exists."""
+    return VECTORS[n] + np.float32(1e-3)
+
+
+def write(collection, known: Known) -> None:
+    """Replaces kept items and lets others come and go beside them."""
+    rng = np.random.default_rng(1)
+    passing: list[str] = []
+    for turn in range(10**9):
+        if known.stop.is_set():
+            return
+        numbers = rng.choice(KEPT, 5, replace=False).tolist()
+        for n in numbers:
+            known.begun[n] += 1
+        collection.upsert([kept(n, known.begun[n]) for n in numbers])
+        for n in numbers:
+            known.done[n] = known.begun[n]
+        passing.append(f"gone{turn}")
+        collection.upsert([Item(passing[-1], near(turn % KEPT), {"version": 0, "label": "cat"})])
+        if len(passing) > PASSING:
+            gone = [passing.pop(0) for _ in range(PASSING // 2)]
+            collection.delete(gone)
+            known.deleted.update(gone)
+
+
+def read(collection, known: Known, seed: int) -> None:
+    """Searches for kept items, alone, in a batch and with filters."""
+    rng = np.random.default_rng(seed)
+    while not known.stop.is_set():
+        numbers = rng.choice(KEPT, 4, replace=False).tolist()
+        before = [known.done[n] for n in numbers]
+        deleted = set(known.deleted)
+        where = None if rng.random() < 0.5 else {"must": [{"key": "kept", "match": True}]}
+        if rng.random() < 0.5:
+            results = [collection.search(VECTORS[n], K, where) for n in numbers]
+        else:
+            results = collection.search_batch(VECTORS[numbers], K, where)
+        after = [known.begun[n] for n in numbers]
+        for n, low, high, found in zip(numbers, before, after, results, strict=True):
+            ids = [match.id for match in found]
+            assert len(set(ids)) == len(ids) == K, f"{K} exist; found {ids}"
+            assert not deleted & set(ids), "deleted, and found"
+            (self_,) = [match for match in found if match.id == f"kept{n}"] or [None]
+            assert self_ is not None, f"kept{n} was found neither as it was nor as it is"
+            assert low <= self_.metadata["version"] <= high, "an older item than was acknowledged"
+        known.searches += len(numbers)
+
+
+def care(collection, known: Known) -> None:
+    """Compacts, over and over."""
+    while not known.stop.is_set():
+        collection.compact()
+        known.compactions += 1
+        if known.compactions % 5 == 0:
+            collection.snapshot()
+
+
+def _noted(work, known: Known, *arguments) -> None:
+    try:
+        work(*arguments)
+    except BaseException as error:  # noqa: BLE001 - raised again by the test
+        known.failures.append(error)
+        known.stop.set()
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw", "ivf", "auto"])
+def test_readers_see_every_item_at_every_moment(tmp_path, index, monkeypatch):
+    for size in sizes():
+        monkeypatch.setattr(*size)
+    known = Known()
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index=index))
+        collection.upsert([kept(n, 0) for n in range(KEPT)])
+        collection.compact()
+        jobs = [(write, known, collection, known), (care, known, collection, known)]
+        jobs += [(read, known, collection, known, seed) for seed in range(READERS)]
+        threads = [threading.Thread(target=_noted, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        known.stop.wait(SECONDS)
+        time.sleep(0)
+        known.stop.set()
+        for thread in threads:
+            thread.join()
+        if known.failures:
+            raise known.failures[0]
+        assert collection.verify().ok
+        assert {item.id: item.metadata["version"] for item in collection.get([f"kept{n}" for n in range(KEPT)])} == {
+            f"kept{n}": version for n, version in enumerate(known.done)
+        }
+    assert known.searches > 50
+    assert known.compactions > 3
