@@ -59,9 +59,12 @@ def same_index(collection: Any) -> tuple[Any, Any, str]:
     parts = collection._index.parts
     assert not parts.delta.count + parts.deaths.count, "the store would have more to do than bare faiss"
     main = parts.main
-    parameters = main._parameters(K, None, main.effort)
-    said = {name: getattr(parameters, name) for name in ("efSearch", "nprobe") if hasattr(parameters, name)}
-    return main.index, parameters, f"{type(faiss.downcast_index(main.index)).__name__} {said}"
+    chosen = f"{type(faiss.downcast_index(main.index)).__name__}"
+    if main.kind == "hnsw":
+        return main.index, faiss.SearchParametersHNSW(efSearch=main.effort), f"{chosen}, efSearch {main.effort}"
+    if main.kind in ("ivf", "ivf_pq"):
+        return main.index, faiss.SearchParametersIVF(nprobe=main.effort), f"{chosen}, nprobe {main.effort}"
+    return main.index, None, chosen
 
 
 def _compare(
