@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PORT ?= 8000
+CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
+	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test check gpu bench clean
+.PHONY: demo test check gpu crash bench clean
 
 demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -20,8 +22,11 @@ check: $(VENV)/.dev  ## style and types
 gpu: $(VENV)/.dev  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
+crash: $(VENV)/.dev  ## the long form of the crash suite, 40 minutes: kill -9, failpoints, power loss, damaged files, full disks
+	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)
+
 bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
-	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/store.py --items 100000
 	$(BIN)/python benchmarks/linear_probe.py
 	$(BIN)/python benchmarks/queue_overhead.py
 

@@ -76,4 +76,4 @@ if TYPE_CHECKING:
     from nnclr_hub.publish.export import export_model
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
-    from nnclr_hub.store.embedded import EmbeddedStore
+    from nnclr_hub.store.embedded.store import EmbeddedStore

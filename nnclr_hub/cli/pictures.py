@@ -91,9 +91,9 @@ def index(
     # neither a wrong folder nor a wrong model may leave an empty store behind
     list_images(photos)
     encoders = Encoders(model)
-    if model is not None or not store.exists():
+    if model is not None or not Path(store).exists():
         encoders.get()
-    with open_store(str(store)) as opened, bar(err, "indexing") as advance:
+    with open_store(store) as opened, bar(err, "indexing") as advance:
         bench = Workbench(encoders, opened)
         report = bench.index_folder(collection, photos, model=model, prune=prune, progress=advance)
         total = bench.collection(collection).count()
@@ -131,7 +131,7 @@ def search(
         ) from error
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
-    with open_store(str(store), read_only=True) as opened:
+    with open_store(store, read_only=True) as opened:
         bench = Workbench(Encoders(model), opened)
         bench.embedder_of(bench.collection(collection), model)
         for image in images:

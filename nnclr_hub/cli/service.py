@@ -68,10 +68,10 @@ def demo(
         Workbench(Encoders(model), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    _serve(where, model, {"port": port}, page=True)
+    _serve(str(where), model, {"port": port}, page=True)
 
 
-def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
+def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import resolve
@@ -82,7 +82,7 @@ def _serve(store: Path, model: str | None, flags: dict[str, Any], *, page: bool)
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
     resolve(model or default_model())  # a wrong or damaged model must end the program, not leave it never ready
-    with open_store(str(store)) as opened:
+    with open_store(store) as opened:
         engines = load_program("serving", "models").Engines(model, settings)
         bench = Workbench(engines, opened)
         app = api.create_app(settings, engines, bench)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.pictures import list_broken
-from nnclr_hub.cli.stores import DEFAULT_URI, Name, Uri, opened
-from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.cli.stores import Name, opened
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def register(group: typer.Typer) -> None:
 def export(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
     thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Write these as well.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +42,7 @@ def export(
     Example: nnclr store export photos photos-export
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.exchange import export_collection
+    from nnclr_hub.store.exchange.transfer import export_collection
 
     with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
         manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
@@ -57,7 +57,7 @@ def import_(
     name: Annotated[
         str | None, typer.Option("--collection", help="Its name here; as it was called if not given.")
     ] = None,
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
     into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -67,8 +67,8 @@ def import_(
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.store.exchange import import_collection
-    from nnclr_hub.store.manifest import Manifest
+    from nnclr_hub.store.exchange.manifest import Manifest
+    from nnclr_hub.store.exchange.transfer import import_collection
 
     name = name or Manifest.read(folder).name  # a folder that holds no export leaves no empty store behind
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
@@ -89,7 +89,7 @@ def import_(
 def reembed(
     name: Name,
     model: Annotated[str | None, typer.Option("--model", help="Encoder to move to, as in `nnclr models`.")] = None,
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
     ] = False,
@@ -132,7 +132,7 @@ def duplicates(
     near: Annotated[
         float | None, typer.Option("--near", help="Least score of a pair, for example 0.95; else: equal pixels.")
     ] = None,
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
     exact: Annotated[
         bool, typer.Option("--exact", help="With --near: compare all with all; slow on large collections.")
     ] = False,

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, err, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
+from nnclr_hub.errors import StoreCorrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from nnclr_hub.store.base import CollectionInfo, VectorStore, VerifyReport
 
 group = typer.Typer(no_args_is_help=True, help="Care for a vector store: look, check, mend, move, name.")
-Uri = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
 Name = Annotated[str, typer.Argument(help="Collection, or an alias of one.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Collections; all if none is named.")]
-DEFAULT_URI = str(DEFAULT_STORE)
 SHOWN = 5  # ids of a kind of damage that are listed before they are only counted
 
 
@@ -45,7 +44,7 @@ def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
 
 
 @group.command(name="list")
-def list_collections(store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Show the collections and how they stand; works beside a running server.
 
     Example: nnclr store list
@@ -55,16 +54,17 @@ def list_collections(store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "aliases", box=None, header_style="bold")
-    for heading in ("items", "dim"):
-        table.add_column(heading, justify="right")
-    for heading in ("metric", "model", "index", "state"):
-        table.add_column(heading)
-    table.add_column("durable/indexed", justify="right")
+    table = Table(box=None, header_style="bold")
+    for heading in ("name", "items", "dim", "metric", "index", "state", "aliases", "model"):
+        right = heading in ("items", "dim")
+        table.add_column(
+            heading, justify="right" if right else "left", no_wrap=heading in ("name", "index"), overflow="fold"
+        )
     for row in rows:
-        cells = [row[key] for key in ("name", "aliases", "items", "dim", "metric", "model", "index", "state")]
-        cells.append(f"{row['durable_seq']}/{row['indexed_seq']}")
-        table.add_row(*(escape(", ".join(one) if isinstance(one, list) else str(one)) for one in cells))
+        late = row["durable_seq"] - row["indexed_seq"]
+        state = row["state"] + (f", index {late} changes behind" if late else "")
+        cells = [row["name"], row["items"], row["dim"], row["metric"], row["index"], state, ", ".join(row["aliases"])]
+        table.add_row(*(escape(str(one)) for one in [*cells, row["model"]]))
     out.print(table if rows else "The store is empty: `nnclr index` fills it.")
 
 
@@ -86,7 +86,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
 
 
 @group.command()
-def verify(names: Names = None, store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Read every vector back and compare the index with an exhaustive search; works beside a running server.
 
     Exit code 1 if anything is wrong. Example: nnclr store verify photos
@@ -123,15 +123,25 @@ def _print_report(name: str, report: VerifyReport) -> None:
 
 
 @group.command()
-def repair(name: Name, store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
+def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Take out what is damaged, keeping its metadata in a file, and build the index anew.
+
+    Of a file that is damaged as a whole, what can still be read is saved into a new one.
 
     Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
+    from nnclr_hub.store.embedded.store import EmbeddedStore
 
     with opened(store) as there, bar(err, "repairing", unit="items") as advance:
-        report = there.get(name).repair(advance)
+        try:
+            report = there.get(name).repair(advance)
+        except StoreCorrupt:
+            # Milvus looks after its own files
+            if not isinstance(there, EmbeddedStore):
+                raise
+            there.salvage(name, advance)
+            report = there.get(name).repair(advance)
     if as_json:
         print_json({"name": name, **asdict(report)})
         return
@@ -142,7 +152,7 @@ def repair(name: Name, store: Uri = DEFAULT_URI, as_json: Json = False) -> None:
 
 
 @group.command()
-def snapshot(names: Names = None, store: Uri = DEFAULT_URI) -> None:
+def snapshot(names: Names = None, store: Store = DEFAULT_STORE) -> None:
     """Write the index to disk now, so that the next start is quick.
 
     Example: nnclr store snapshot
@@ -154,7 +164,7 @@ def snapshot(names: Names = None, store: Uri = DEFAULT_URI) -> None:
 
 
 @group.command()
-def compact(names: Names = None, store: Uri = DEFAULT_URI) -> None:
+def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
     """Build the index anew without what was deleted.
 
     Example: nnclr store compact photos
@@ -168,7 +178,7 @@ def compact(names: Names = None, store: Uri = DEFAULT_URI) -> None:
 @group.command()
 def drop(
     name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a collection with everything in it.
@@ -189,7 +199,7 @@ def drop(
 def alias(
     new: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name.")],
     name: Name,
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
 ) -> None:
     """Give a collection a further name, which may have meant another before.
 
@@ -204,7 +214,7 @@ def alias(
 @group.command()
 def unalias(
     old: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name to forget.")],
-    store: Uri = DEFAULT_URI,
+    store: Store = DEFAULT_STORE,
 ) -> None:
     """Forget a further name; the collection stays.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,11 +21,11 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Store = Annotated[Path, typer.Option("--store", help="Folder of the vector store.")]
+Store = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
 Model = Annotated[
     str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")
 ]
-DEFAULT_STORE = Path("nnclr-store")
+DEFAULT_STORE = "nnclr-store"
 
 
 class OneSentence(TyperGroup):

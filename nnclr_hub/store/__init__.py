@@ -30,9 +30,9 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None) 
     """
     uri = str(uri)
     if uri.startswith("milvus://") or uri.endswith(".milvus.db"):
-        from nnclr_hub.store.milvus import MilvusStore
+        from nnclr_hub.store.milvus.store import MilvusStore
 
         return MilvusStore(uri, read_only=read_only)
-    from nnclr_hub.store.embedded import EmbeddedStore
+    from nnclr_hub.store.embedded.store import EmbeddedStore
 
     return EmbeddedStore(uri, read_only=read_only, memory=memory)

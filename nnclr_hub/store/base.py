@@ -118,7 +118,7 @@ class CollectionInfo:
 
     durable_seq: number of the last change on disk.
     indexed_seq: number of the last change that searches see.
-    state: "ready"; "degraded" or "read-only", with the reason.
+    state: "ready"; "degraded", "read-only" or "damaged", with the reason.
     index: the kind of index that answers searches now.
     """
 

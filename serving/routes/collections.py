@@ -68,7 +68,7 @@ def describe(name: str, bench: AppWorkbench) -> CollectionResponse:
 @router.delete("/{name}", status_code=204)
 def drop(name: str, bench: AppWorkbench) -> None:
     """Deletes a collection with everything in it."""
-    bench.store.drop(name)
+    bench.drop(name)
 
 
 @router.post("/{name}/snapshot", status_code=204)

@@ -105,9 +105,8 @@ def get_item(name: str, id: str, bench: AppWorkbench) -> ItemResponse:
 @router.delete("/{id}", status_code=204)
 def delete_item(name: str, id: str, bench: AppWorkbench) -> None:
     """Deletes an item; when this returns, it is gone for good."""
-    collection = bench.collection(name)
-    if not collection.delete([id]):
-        raise _not_found(collection, id)
+    if not bench.delete(name, [id]):
+        raise _not_found(bench.collection(name), id)
 
 
 @router.get("/{id}/thumbnail")

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store import catalog, maintenance, open_store, snapshots
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann import fold
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import catalog, maintenance, recovery, snapshots
 
 DIM = 16
 
@@ -86,7 +90,7 @@ def test_maintenance_that_fails_shows_in_the_state_and_is_tried_again(tmp_path, 
     monkeypatch.setattr(maintenance, "PAUSE_SECONDS", 0.05)
     store, collection = filled(tmp_path)
     with store:
-        monkeypatch.setattr("nnclr_hub.store.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        monkeypatch.setattr("nnclr_hub.store.embedded.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
         collection.upsert([Item("a", vectors(1)[0])])
         wait_until(lambda: collection.info().state.startswith("degraded: "))
         monkeypatch.undo()
@@ -158,16 +162,19 @@ def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path):
     for page in (where, len(data) // catalog.PAGE_SIZE // 2):
         data[page * catalog.PAGE_SIZE : page * catalog.PAGE_SIZE + 64] = b"\xff" * 64
     file.write_bytes(data)
+    (tmp_path / "collections").joinpath("x").mkdir()  # nothing that a store is bothered by
     with open_store(str(tmp_path)) as store:
-        try:
-            readable = store.get("c").verify().ok
-        except StoreError:
-            readable = False
-        assert not readable
+        store.create("whole", CollectionSpec(DIM))
+        with pytest.raises(StoreCorrupt, match="nnclr store repair"):
+            store.get("c").verify()
+    runner = CliRunner()
+    listed = runner.invoke(app, ["store", "list", "--store", str(tmp_path), "--json"])
+    assert [row["name"] for row in json.loads(listed.output)] == ["c", "whole"]
+    repaired = runner.invoke(app, ["store", "repair", "c", "--store", str(tmp_path), "--json"])
+    assert repaired.exit_code == 0, repaired.output
     with open_store(str(tmp_path)) as store:
-        saved = store.salvage("c")
         collection = store.get("c")
-        assert 0 < saved == collection.count() < 2000
+        assert 0 < collection.count() < 2000
         truth = vectors(2000)
         for item in collection.scroll(limit=2000).items:
             n = item.metadata["n"]
@@ -231,3 +238,32 @@ def test_what_an_earlier_item_of_the_same_id_gets_wrong_is_refused_too(tmp_path)
         with pytest.raises(InvalidRequest, match="is zero"):
             collection.upsert([Item("a", np.zeros(DIM)), Item("a", np.ones(DIM))])
         assert collection.count() == 3
+
+
+def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path, monkeypatch):
+    """Rows of the delta are compared one by one, which every search would pay for."""
+    monkeypatch.setattr(maintenance, "IDLE_SECONDS", 0.1)
+    store, collection = filled(tmp_path, 600)
+    with store:
+        wait_until(lambda: len(collection._index.parts.rids) == 600)
+        assert collection._index.parts.delta.count == 0
+
+
+def test_a_fold_that_was_overtaken_by_loading_anew_changes_nothing(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        real = fold.build_main
+
+        def overtaken(*arguments):
+            main = real(*arguments)
+            monkeypatch.setattr(fold, "build_main", real)
+            with collection._connections.reader() as connection:
+                recovery.rebuild(connection, collection._index)
+            return main
+
+        monkeypatch.setattr(fold, "build_main", overtaken)
+        collection.compact()
+        assert fold.build_main is real
+        collection.upsert([Item("new", vectors(1, 4)[0])])
+        collection.delete(["i000"])
+        assert collection.verify().ok

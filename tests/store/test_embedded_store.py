@@ -21,10 +21,11 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     StoreTooNew,
 )
-from nnclr_hub.store import open_store, recovery
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann.fold import SMALLEST_DELTA
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.catalog import connect
-from nnclr_hub.store.fold import SMALLEST_DELTA
+from nnclr_hub.store.embedded import recovery
+from nnclr_hub.store.embedded.catalog import connect
 
 DIM = 8
 
@@ -52,7 +53,7 @@ def brute_force(truth: dict[str, np.ndarray], query: np.ndarray, k: int, metric:
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_random_operations_agree_with_a_dict_and_brute_force(tmp_path, metric, monkeypatch):
     """Upserts, replacements, deletions, snapshots and reopenings; the delta is small, so it is folded often."""
-    monkeypatch.setattr("nnclr_hub.store.fold.SMALLEST_DELTA", 32)
+    monkeypatch.setattr("nnclr_hub.store.ann.fold.SMALLEST_DELTA", 32)
     rng = np.random.default_rng(1)
     truth: dict[str, np.ndarray] = {}
     store = open_store(str(tmp_path))

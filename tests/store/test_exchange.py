@@ -13,9 +13,10 @@ from nnclr_hub.errors import (
     InvalidRequest,
     StoreError,
 )
-from nnclr_hub.store import exchange, open_store
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.exchange import export_collection, import_collection
+from nnclr_hub.store.exchange import transfer as exchange
+from nnclr_hub.store.exchange.transfer import export_collection, import_collection
 
 DIM, COUNT = 16, 57
 

@@ -10,10 +10,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from nnclr_hub.errors import InvalidRequest, MissingDependency, StoreError, StoreTooNew
-from nnclr_hub.store import exchange, open_store
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.exchange import export_collection, import_collection
-from nnclr_hub.store.manifest import ExportedFile
+from nnclr_hub.store.exchange import transfer as exchange
+from nnclr_hub.store.exchange.manifest import ExportedFile
+from nnclr_hub.store.exchange.transfer import export_collection, import_collection
 
 DIM, COUNT = 16, 57
 
@@ -140,7 +141,7 @@ def test_what_is_no_export_is_refused(store, tmp_path, monkeypatch):
         (tmp_path / "collection.json").write_text(text)
         with pytest.raises((StoreError, InvalidRequest)):
             import_collection(store, "copy", tmp_path)
-    monkeypatch.setattr("nnclr_hub.store.manifest.MAX_MANIFEST", 10)
+    monkeypatch.setattr("nnclr_hub.store.exchange.manifest.MAX_MANIFEST", 10)
     (tmp_path / "collection.json").write_text(" " * 11)
     with pytest.raises(StoreError, match="larger than 10 bytes"):
         import_collection(store, "copy", tmp_path)

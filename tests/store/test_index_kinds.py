@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from nnclr_hub.store import fold, index_kinds, open_store
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann import fold
+from nnclr_hub.store.ann import kinds as index_kinds
+from nnclr_hub.store.ann.kinds import GRAPH_BYTES, LIST_BYTES, choose_kind
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.index_kinds import GRAPH_BYTES, LIST_BYTES, choose_kind
 
 ROWS, DIM, K = 6000, 24, 10
 

@@ -25,7 +25,7 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, IndexKind, Item
 
-EXAMPLES = 60 if LONG else 8
+EXAMPLES = 300 if LONG else 12
 DIM = 6
 LABELS = ("cat", "dog", "catfish")
 ids = st.integers(0, 80).map("i{}".format)

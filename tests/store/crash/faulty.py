@@ -59,7 +59,9 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
             if operation[0] == "reopen":
                 store.close()
                 store = None
-                store = open_store(folder)
+                fresh = open_store(folder)
+                fresh.list()  # opens every collection; SQLite needs a little room for that
+                store = fresh
             else:
                 perform(store, operation)
             _say({"done": number + 1})

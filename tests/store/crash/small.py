@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 SIZES = {
-    "delta.CHUNK": 8,
-    "fold.SMALLEST_DELTA": 12,
-    "fold.LARGEST_DELTA": 24,
-    "fold.FLAT_BELOW": 20,
-    "fold.BATCH": 16,
-    "index_kinds.FLAT_BELOW": 20,
-    "index_kinds.POINTS_A_LIST": 8,
-    "index_kinds.BATCH": 16,
-    "recovery.CHUNK": 8,
-    "care.SNAPSHOT_AFTER": 40,
-    "care.SNAPSHOT_ON_CLOSE": 20,
-    "searching.TRIED_LEAST": 4,
-    "searching.TRIED_MOST": 32,
+    "ann.delta.CHUNK": 8,
+    "ann.fold.SMALLEST_DELTA": 12,
+    "ann.fold.LARGEST_DELTA": 24,
+    "ann.fold.FLAT_BELOW": 20,
+    "ann.fold.BATCH": 16,
+    "ann.kinds.FLAT_BELOW": 20,
+    "ann.kinds.POINTS_A_LIST": 8,
+    "ann.kinds.BATCH": 16,
+    "embedded.recovery.CHUNK": 8,
+    "embedded.care.SNAPSHOT_AFTER": 40,
+    "embedded.care.SNAPSHOT_ON_CLOSE": 20,
+    "embedded.searching.TRIED_LEAST": 4,
+    "embedded.searching.TRIED_MOST": 32,
 }
 
 
 def sizes(but: str = "") -> Iterator[tuple[Any, str, int]]:
     """Module, name and value, as `setattr` and pytest's `monkeypatch.setattr` take them, but for one module."""
     for path, value in SIZES.items():
-        module, name = path.split(".")
+        module, name = path.rsplit(".", 1)
         if module != but:
             yield importlib.import_module(f"nnclr_hub.store.{module}"), name, value
 

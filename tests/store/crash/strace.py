@@ -38,6 +38,7 @@ class Call:
     arguments: numbers as int, strings as bytes, the rest as strace prints it.
     result: what it returned.
     begun, ended: lines of the trace; what ended at a line had happened when the next one began.
+    thread: that made the call; strace counts calls for each thread when it makes them fail.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Call:
     result: int
     begun: int
     ended: int
+    thread: str
 
 
 def command(trace: Path) -> list[str]:
@@ -76,7 +78,7 @@ def calls(trace: Path) -> list[Call]:
             continue  # a signal, an exit
         name, arguments, result, _ = whole.groups()
         if result != "?" and (value := int(result, 0)) >= 0:
-            found.append(Call(name, _arguments(arguments), value, start, number))
+            found.append(Call(name, _arguments(arguments), value, start, number, thread))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from nnclr_hub.errors import StoreReadOnly
-from nnclr_hub.store.catalog import connect, reading, translated
+from nnclr_hub.store.embedded.catalog import connect, reading, translated
 
 # pages that a connection keeps: enough for the items of a million rows, whose matches lie anywhere
 CACHE_KIB = 64 << 10

@@ -13,8 +13,8 @@ from typing import Any
 import faiss
 import numpy as np
 
+from nnclr_hub.store.ann.main_index import REFINED, MainIndex
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.main_index import REFINED, MainIndex
 
 FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact
 CODES = 256  # words of each piece's code book, fewer rows than which teach none

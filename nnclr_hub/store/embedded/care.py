@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.store import snapshots
-from nnclr_hub.store.ann import AnnIndex
-from nnclr_hub.store.catalog import last_seq, reading, translated
-from nnclr_hub.store.connections import Connections
-from nnclr_hub.store.fold import due, fold
-from nnclr_hub.store.maintenance import Maintenance
-from nnclr_hub.store.recovery import Written, rebuild
-from nnclr_hub.store.rows import fetch_vectors
-from nnclr_hub.store.writer import Writer
+from nnclr_hub.store.ann.fold import due, fold
+from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.embedded import snapshots
+from nnclr_hub.store.embedded.catalog import last_seq, reading, translated
+from nnclr_hub.store.embedded.connections import Connections
+from nnclr_hub.store.embedded.maintenance import Maintenance
+from nnclr_hub.store.embedded.recovery import Written, rebuild
+from nnclr_hub.store.embedded.rows import fetch_vectors
+from nnclr_hub.store.embedded.writer import Writer
 
 # changes since the last snapshot from which a new one is worth its while: on closing, and between
 SNAPSHOT_ON_CLOSE = 1000
@@ -87,10 +87,10 @@ class Care:
             self.writer.reload(self._rebuilt)
         self.wake()
 
-    def close(self) -> None:
+    def close(self, *, keep: bool) -> None:
         """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
         self._maintenance.close()
-        if self.writer is not None and self.writer.failure is None and self.writer.behind is None:
+        if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
             if self._unwritten() >= SNAPSHOT_ON_CLOSE:
                 self.snapshot()
             with translated(self._path):
@@ -98,20 +98,20 @@ class Care:
 
     # ---- when due
 
-    def _reload(self) -> bool:
+    def _reload(self, idle: bool) -> bool:
         if self.writer is None or self.writer.behind is None:
             return False
         self.rebuild()
         return True
 
-    def _fold(self) -> bool:
-        if not due(self._index, self._budget):
+    def _fold(self, idle: bool) -> bool:
+        if not due(self._index, self._budget, idle):
             return False
         with self._folding:
             fold(self._index, self._budget, self._fetch, stop=self._maintenance.stopping)
         return True
 
-    def _snapshot(self) -> bool:
+    def _snapshot(self, idle: bool) -> bool:
         due_at = max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids))
         if self.writer is None or self._unwritten() < due_at:
             return False

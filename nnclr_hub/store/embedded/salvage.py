@@ -13,8 +13,8 @@ import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, read_spec
-from nnclr_hub.store.rows import stored_type
+from nnclr_hub.store.embedded.catalog import connect, create_collection, fsync_folder, read_spec
+from nnclr_hub.store.embedded.rows import stored_type
 
 log = logging.getLogger(__name__)
 CHUNK = 64

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 
 from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.store.index_kinds import Stopped
+from nnclr_hub.store.ann.kinds import Stopped
 
 log = logging.getLogger(__name__)
 # after a failure, so that a full disk is not asked again at once
 PAUSE_SECONDS = 30.0
+# without a change, after which there is time for what is not urgent
+IDLE_SECONDS = 3.0
 
 
 class Maintenance:
@@ -20,10 +22,11 @@ class Maintenance:
 
     Args:
         name: of the thread.
-        duties: each does its work if that is due, and says whether it did; called again until none is.
+        duties: each does its work if that is due, and says whether it did; called again until none is. The argument
+            says whether nobody has woken it for a while.
     """
 
-    def __init__(self, name: str, *duties: Callable[[], bool]) -> None:
+    def __init__(self, name: str, *duties: Callable[[bool], bool]) -> None:
         self._duties = duties
         self._wake = threading.Event()
         self._closing = False
@@ -46,13 +49,14 @@ class Maintenance:
         self._thread.join()
 
     def _run(self) -> None:
+        idle = True
         while True:
-            self._wake.wait()
+            idle = not self._wake.wait(None if idle else IDLE_SECONDS)
             self._wake.clear()
             if self._closing:
                 return
             try:
-                while not self._closing and sum(duty() for duty in self._duties):
+                while not self._closing and sum(duty(idle) for duty in self._duties):
                     pass
                 self.failure = None
             except Stopped:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, StoreReadOnly
-from nnclr_hub.store import recovery, snapshots, verification
-from nnclr_hub.store.ann import AnnIndex, ViewTooOld
+from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import (
     CollectionInfo,
     Embeds,
@@ -23,8 +22,10 @@ from nnclr_hub.store.base import (
     VerifyReport,
     Where,
 )
-from nnclr_hub.store.care import Care, take_clean_mark
-from nnclr_hub.store.catalog import (
+from nnclr_hub.store.checks import check_items, check_k, check_limit, check_name, check_vectors
+from nnclr_hub.store.embedded import recovery, snapshots, verification
+from nnclr_hub.store.embedded.care import Care, take_clean_mark
+from nnclr_hub.store.embedded.catalog import (
     connect,
     give_back_room,
     last_seq,
@@ -33,12 +34,11 @@ from nnclr_hub.store.catalog import (
     read_spec,
     translated,
 )
-from nnclr_hub.store.checks import check_items, check_k, check_limit, check_name, check_vectors
-from nnclr_hub.store.connections import Connections
-from nnclr_hub.store.rows import MAX_IN, Changes, delete_items, to_item, write_items
-from nnclr_hub.store.searching import Question, Searcher
+from nnclr_hub.store.embedded.connections import Connections
+from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, to_item, write_items
+from nnclr_hub.store.embedded.searching import Question, Searcher
+from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.where import to_sql
-from nnclr_hub.store.writer import Writer
 
 
 class EmbeddedCollection:
@@ -213,6 +213,7 @@ class EmbeddedCollection:
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         with self._connections.reader() as connection:
+            quick_check(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
             sample = verification.take_sample(connection, self.spec, {id for id, _ in damaged})
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
@@ -230,13 +231,17 @@ class EmbeddedCollection:
         self._care.snapshot()
         return RepairReport(self.count(), tuple(id for id, _ in damaged), kept_in)
 
-    def close(self) -> None:
-        """Writes a snapshot if it is worth one, and lets go of the files."""
+    def close(self, *, keep: bool = True) -> None:
+        """Writes a snapshot if it is worth one, and lets go of the files.
+
+        Args:
+            keep: False: the files are going to be deleted, so nothing is written any more.
+        """
         if self._connections.closed:
             return
         self._connections.close()  # the writer's goes last, so that SQLite can fold its log away
         try:
-            self._care.close()
+            self._care.close(keep=keep)
         finally:
             if self._writer is not None:
                 self._writer.close()

@@ -21,10 +21,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
-from nnclr_hub.store.ann import AnnIndex
-from nnclr_hub.store.catalog import check_room, last_seq, translated
+from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.embedded.catalog import check_room, last_seq, translated
+from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.rows import Changes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

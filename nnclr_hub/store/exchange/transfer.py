@@ -28,8 +28,8 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.manifest import Manifest, sync_folder
-from nnclr_hub.store.shards import check_shard, read_shard, require_parquet, write_shard
+from nnclr_hub.store.exchange.manifest import Manifest, sync_folder
+from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
 
 SHARD_ITEMS = 50_000
 SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are gathered in memory

@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,12 +27,12 @@ from typing import Any, BinaryIO
 import faiss
 import numpy as np
 
-from nnclr_hub.errors import StoreError
-from nnclr_hub.store.ann import State
+from nnclr_hub.errors import DiskFull, StoreError
+from nnclr_hub.store.ann.index import State
+from nnclr_hub.store.ann.main_index import FAISS, MainIndex
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.catalog import check_room, fsync_folder
+from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.main_index import FAISS, MainIndex
 
 log = logging.getLogger(__name__)
 KEPT = 2
@@ -73,6 +74,8 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
         fsync_folder(folder)  # f
     except (OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
         half.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise DiskFull(f"The disk is too full for the index ({file}): free some space; nothing is lost.") from error
         raise StoreError(f"The index could not be written to {file} ({error}): the one before it stays.") from error
     reached("snapshot.folder_synced")
     rows = len(state.rids) - len(state.dead) + len(state.delta_rids)
@@ -125,11 +128,21 @@ def next_generation(connection: sqlite3.Connection) -> int:
 
 
 def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) -> None:
-    """Moves index files that no row records out of the way; nothing is deleted that nobody asked for."""
+    """Moves index files that no row records out of the way; what a snapshot had forgotten anyway is deleted."""
+    known = recorded(connection)
+    oldest = min(map(_generation, known), default=0)
     for file in folder.glob("index-*"):
-        if file.name not in recorded(connection):
+        if file.is_file() and _generation(file.name) < oldest:
+            file.unlink()
+        elif file.name not in known:
             lost.mkdir(exist_ok=True)
             shutil.move(file, lost / f"{folder.name}-{file.name}")
+
+
+def _generation(name: str) -> int:
+    """The number in the name of an index file; for a name that has none, one above all."""
+    digits = name.removeprefix("index-").removesuffix(".faiss")
+    return int(digits) if digits.isdecimal() else sys.maxsize
 
 
 def recorded(connection: sqlite3.Connection) -> set[str]:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex
-from nnclr_hub.store.catalog import last_seq, reading
+from nnclr_hub.store.ann.fold import load
+from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.embedded.catalog import last_seq, reading
+from nnclr_hub.store.embedded.rows import all_vectors, fetch_vectors
+from nnclr_hub.store.embedded.snapshots import load_snapshot
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.fold import load
-from nnclr_hub.store.rows import all_vectors, fetch_vectors
-from nnclr_hub.store.snapshots import load_snapshot
 
 log = logging.getLogger(__name__)
 # rows read back at a time while the log is replayed

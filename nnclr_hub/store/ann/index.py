@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.store.ann.deaths import Deaths, bitmap_of
+from nnclr_hub.store.ann.delta import ALIVE, Delta, best, positions, scores_of
+from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.deaths import Deaths, bitmap_of
-from nnclr_hub.store.delta import ALIVE, Delta, best, positions, scores_of
-from nnclr_hub.store.main_index import REFINED, MainIndex, threads
 
 # below this share of the main part a filter is cheaper as a scan of its rows than as a walk past the others
 SCAN_SHARE = 0.05

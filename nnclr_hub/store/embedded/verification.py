@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.store.ann.fold import nearest
+from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Match, Progress
-from nnclr_hub.store.fold import nearest
-from nnclr_hub.store.rows import all_vectors, id_of, stored_type, to_vector
+from nnclr_hub.store.embedded.rows import all_vectors, id_of, stored_type, to_vector
 
 SAMPLE = 50
 NEIGHBOURS = 10

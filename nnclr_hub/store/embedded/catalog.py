@@ -10,6 +10,7 @@ and, if the disk honours fsync, the loss of power.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -28,8 +29,11 @@ BUSY_SECONDS = 5.0
 
 # a commit is refused when the disk has less than this left: SQLite's own log needs room to be folded away
 LOW_WATER = 64 << 20
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # a file is shrunk when it is asked for and so much of it is free
 FREE_SHARE = 0.25
+
+WAY_ON = "save what can be read with `nnclr store repair COLLECTION`, or import an export"
 
 _ALIASES = """
 CREATE TABLE aliases (
@@ -165,7 +169,7 @@ def quick_check(connection: sqlite3.Connection, path: Path) -> None:
     with translated(path):
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise StoreCorrupt(f"{path} is damaged ({found}): restore it from a backup; nothing was changed.")
+        raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed): {WAY_ON}.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
@@ -225,7 +229,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours.
+    """SQLite's errors as ours, and the system's.
 
     Raises:
         DiskFull, StoreReadOnly, StoreCorrupt, StoreError.
@@ -234,7 +238,8 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
-        if code == sqlite3.SQLITE_FULL:
+        # without any room SQLite cannot even open a file, and calls that a failing disk
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_room(path)):
             raise DiskFull(
                 f"The disk that holds {path} is full; nothing was written: free some space, then repeat."
             ) from error
@@ -243,7 +248,18 @@ def translated(path: Path) -> Iterator[None]:
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreCorrupt(f"{path} is damaged ({error}): restore it from a backup.") from error
+            raise StoreCorrupt(f"{path} is damaged ({error}): {WAY_ON}.") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
+        raise StoreError(f"{path} cannot be written ({error}): check the disk and the permissions.") from error
+
+
+def _no_room(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path.parent).free < PAGE_SIZE
+    except OSError:  # of a disk that is gone nothing is known
+        return False

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex
+from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import Match, Where
-from nnclr_hub.store.rows import fetch_vectors, to_matches
+from nnclr_hub.store.embedded.rows import fetch_vectors, to_matches
 from nnclr_hub.store.where import EVERYTHING, Clause, to_sql
 
 # neighbours that a filter is tried on, for each that is wanted, and at least

@@ -14,7 +14,7 @@ import numpy as np
 from nnclr_hub.errors import MissingDependency, StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.manifest import ExportedFile, Shard
+from nnclr_hub.store.exchange.manifest import ExportedFile, Shard
 
 TENSOR = "vectors"
 

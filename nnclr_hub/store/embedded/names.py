@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
-from nnclr_hub.store.catalog import connect, create_root, format_of, translated
+from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, translated
 
 
 class Names:

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 
-from nnclr_hub.store.ann import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.ann.deaths import Deaths
+from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
+from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
+from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.deaths import Deaths
-from nnclr_hub.store.delta import ALIVE, Delta, positions
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index_kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
-from nnclr_hub.store.main_index import MainIndex
 
-SMALLEST_DELTA = 4096  # rows that are not worth folding
+IDLE_DELTA = 512  # rows that are worth folding when there is nothing else to do
+SMALLEST_DELTA = 4096  # rows that are not worth folding beside writes
 LARGEST_DELTA = 16_384  # rows that a search should not have to look at one by one
 DEAD_SHARE = 0.25  # of a main part, from which it is built anew
 REBUILD_GROWTH = 4  # lists learned from this many times fewer vectors are learned anew
@@ -37,11 +38,11 @@ class _Before:
     seq: int
 
 
-def due(index: AnnIndex, budget: int) -> bool:
-    """Whether folding is worth its while."""
+def due(index: AnnIndex, budget: int, idle: bool) -> bool:
+    """Whether folding is worth its while; when nothing is written, a small delta is."""
     parts = index.parts
     rows = len(parts.rids)
-    if parts.delta.count >= min(max(SMALLEST_DELTA, rows // 4), LARGEST_DELTA):
+    if parts.delta.count >= (IDLE_DELTA if idle else min(max(SMALLEST_DELTA, rows // 4), LARGEST_DELTA)):
         return True
     if parts.deaths.count > max(SMALLEST_DELTA, DEAD_SHARE * rows):
         return True
@@ -134,6 +135,8 @@ def _swap(index: AnnIndex, before: _Before, new: Parts) -> None:
     """Puts the new parts in place of the old, with what came and died meanwhile."""
     with index.mutation:
         old = index.parts
+        if old is not before.parts:  # loaded anew meanwhile, so what was folded is no longer the index
+            return
         rids, vectors, died = old.delta.rows(0, old.delta.count)
         late = slice(before.count, None)
         new.delta.append(rids[late], vectors[late])

@@ -6,22 +6,31 @@ STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N
 from __future__ import annotations
 
 import fcntl
+import logging
 import shutil
 import threading
 import uuid
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import InvalidRequest, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.store.ann.kinds import default_budget
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
-from nnclr_hub.store.catalog import connect, create_collection, fsync_folder, make_folder, translated
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.catalog import (
+    connect,
+    create_collection,
+    fsync_folder,
+    make_folder,
+    read_spec,
+    translated,
+)
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.names import Names
+from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index_kinds import default_budget
-from nnclr_hub.store.names import Names
-from nnclr_hub.store.salvage import salvage
 
+log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
 LOST = "lost+found"
 
@@ -55,7 +64,8 @@ class EmbeddedStore:
         try:
             self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
-                self._clear_leftovers()
+                with translated(self.folder):
+                    self._clear_leftovers()
         except BaseException:
             self._release_lock()
             raise
@@ -69,15 +79,15 @@ class EmbeddedStore:
             self._names.refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
-            path.parent.mkdir(exist_ok=True)
-            fsync_folder(self.folder)
-            connection = connect(path, create=True)
-            try:
-                with translated(path):
+            with translated(path):
+                path.parent.mkdir(exist_ok=True)
+                fsync_folder(self.folder)
+                connection = connect(path, create=True)
+                try:
                     create_collection(connection, spec)
-            finally:
-                connection.close()
-            fsync_folder(path.parent)
+                finally:
+                    connection.close()
+                fsync_folder(path.parent)
             reached("create.made")
             # a crash before this row leaves a file that no row names, which the next start moves away
             self._names.add(name, key)
@@ -92,11 +102,11 @@ class EmbeddedStore:
         self._refuse_if_read_only()
         with self._changing:
             name, key = self._names.resolve(name, aliases=False)
-            opened = self._open.pop(key, None)
-            if opened is not None:
-                opened.close()
             self._names.remove(name)
             reached("drop.recorded")
+            opened = self._open.pop(key, None)
+            if opened is not None:
+                opened.close(keep=False)
             self._remove_files(key)
             reached("drop.removed")
 
@@ -109,7 +119,20 @@ class EmbeddedStore:
             self._opened(to, key).name = to
 
     def list(self) -> list[CollectionInfo]:
-        return [self.get(name).info() for name in self._names.collections()]
+        return [self._info(name) for name in self._names.collections()]
+
+    def _info(self, name: str) -> CollectionInfo:
+        """How a collection stands; one that is damaged hides no other."""
+        try:
+            return self.get(name).info()
+        except StoreCorrupt as error:
+            path = self._path(self._names.resolve(name)[1])
+            connection = connect(path, read_only=True)
+            try:
+                with translated(path):
+                    return CollectionInfo(name, read_spec(connection), 0, 0, 0, f"damaged: {error}", "none")
+            finally:
+                connection.close()
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
         """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
@@ -226,6 +249,9 @@ class EmbeddedStore:
 
     def _remove_files(self, key: str) -> None:
         path = self._path(key)
-        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        try:
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+        except OSError as error:  # the collection is gone all the same; the next start moves away what is left
+            log.warning("files of a dropped collection could not be deleted (%s)", error)
