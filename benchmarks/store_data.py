@@ -147,10 +147,11 @@ def exact(data: Clusters, queries: np.ndarray, k: int, filters: tuple[str, ...] 
 
 
 def recall(found: list[list[str]], truth: np.ndarray) -> float:
-    """Share of the true neighbours that were found, over all queries that have some."""
+    """Share of the true neighbours that were found, over all queries; 1 if there are none to find."""
     wanted = [{item_id(row) for row in rows if row >= 0} for rows in truth.tolist()]
     hits = sum(len(true.intersection(ids)) for true, ids in zip(wanted, found, strict=True))
-    return hits / max(1, sum(map(len, wanted)))
+    total = sum(map(len, wanted))
+    return hits / total if total else 1.0
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
