@@ -55,7 +55,7 @@ def main() -> None:
     sections = chosen.only.split(",")
     if unknown := set(sections) - set(SECTIONS):
         arguments.error(f"--only takes some of {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
-    report = Report()
+    report = Report(chosen.json)
     report.begin(items=chosen.items, dim=chosen.dim, turns=chosen.turns)
     data = Clusters(chosen.items, chosen.dim)
     if "ingest" in sections:
@@ -81,7 +81,6 @@ def main() -> None:
             memory(report, half)
         if "open" in sections:
             opening(report, folder)
-    report.save(chosen.json)
 
 
 def opening(report: Report, folder: Path) -> None:

@@ -61,7 +61,7 @@ def main() -> None:
     names = chosen.only.split(",")
     if unknown := set(names) - set(PEERS):
         arguments.error(f"--only takes some of {', '.join(PEERS)}; got {', '.join(sorted(unknown))}")
-    report = Report()
+    report = Report(chosen.json)
     report.begin(items=chosen.items, dim=chosen.dim, queries=chosen.queries)
     installed = versions(sorted({PEERS[name].package for name in names}))
     print(f"peers: {installed}")
@@ -72,10 +72,9 @@ def main() -> None:
                 report.say(name, None, f"{name}: left out, {PEERS[name].package} is not installed")
             else:
                 compare(report, name, Path(place))
+                if chosen.plot:
+                    plot(report.figures, chosen.plot, f"{chosen.items:,} x {chosen.dim}")
     print("\n" + table(report.figures))
-    report.save(chosen.json)
-    if chosen.plot:
-        plot(report.figures, chosen.plot, f"{chosen.items:,} x {chosen.dim}")
 
 
 def write_data(folder: Path, data: Clusters, queries: int) -> None:

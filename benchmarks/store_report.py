@@ -21,8 +21,12 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "neon", "
 
 @dataclass
 class Report:
-    """Prints each figure as it comes and keeps it for the JSON file."""
+    """Prints each figure as it comes, and writes all so far to the JSON file, if one is wanted.
 
+    file: the JSON file, or None.
+    """
+
+    file: Path | None = None
     figures: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, **settings: Any) -> None:
@@ -35,11 +39,9 @@ class Report:
     def say(self, name: str, value: Any, sentence: str) -> None:
         """One figure under a name of its own, and the sentence that people read."""
         self.figures[name] = value
-        print(f"[{time.strftime('%H:%M:%S')}] {sentence}", flush=True)
-
-    def save(self, path: Path | None) -> None:
-        if path is not None:
-            path.write_text(json.dumps(self.figures, indent=1, default=float) + "\n")
+        print(f"[{time.strftime('%H:%M:%S')}] {sentence} (load {os.getloadavg()[0]:.1f})", flush=True)
+        if self.file is not None:
+            self.file.write_text(json.dumps(self.figures, indent=1, default=float) + "\n")
 
 
 def machine() -> str:
