@@ -130,9 +130,7 @@ class USearch:
     def __init__(self, folder: Path, dim: int) -> None:
         from usearch.index import Index
 
-        self._index = Index(
-            ndim=dim, metric="ip", dtype="f32", connectivity=M, expansion_add=EF_CONSTRUCTION, expansion_search=64
-        )
+        self._index = Index(ndim=dim, metric="ip", dtype="f32", connectivity=M, expansion_add=EF_CONSTRUCTION)
 
     def add(self, ids: list[str], labels: list[str], vectors: np.ndarray) -> None:
         self._index.add(np.array(ids, np.uint64), vectors)
@@ -163,8 +161,8 @@ class LanceIvfPq:
         self._table = lancedb.connect(str(folder / "lance")).create_table("peers", schema=pa.schema(columns))
 
     def add(self, ids: list[str], labels: list[str], vectors: np.ndarray) -> None:
-        flat = self._pa.FixedSizeListArray.from_arrays(self._pa.array(vectors.ravel()), self._dim)
-        self._table.add(self._pa.table([ids, labels, flat], schema=self._table.schema))
+        rows = self._pa.FixedSizeListArray.from_arrays(self._pa.array(vectors.ravel()), self._dim)
+        self._table.add(self._pa.table([ids, labels, rows], schema=self._table.schema))
 
     def finish(self) -> None:
         self._table.optimize()
@@ -249,9 +247,8 @@ class MilvusLite:
         self._client.upsert("peers", [{"id": id, "label": label, "vector": vector} for id, label, vector in rows])
 
     def finish(self) -> None:
-        index = self._client.prepare_index_params()
-        parameters = {"M": M, "efConstruction": EF_CONSTRUCTION}
-        index.add_index("vector", index_type="HNSW", metric_type="COSINE", params=parameters)
+        index, graph = self._client.prepare_index_params(), {"M": M, "efConstruction": EF_CONSTRUCTION}
+        index.add_index("vector", index_type="HNSW", metric_type="COSINE", params=graph)
         self._client.flush("peers")
         self._client.create_index("peers", index)
         self._client.load_collection("peers")
