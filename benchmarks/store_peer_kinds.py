@@ -8,7 +8,7 @@ and keeps nothing. Graphs get the same build parameters where a library lets the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Peer(Protocol):
     """
 
     package: ClassVar[str]
-    kind: ClassVar[Literal["store", "bare index"]]
+    kind: ClassVar[str]  # "store" or "bare index"
     efforts: ClassVar[tuple[int | None, ...]]
     batches: ClassVar[bool]
     durable: ClassVar[str]
@@ -62,8 +62,8 @@ class Ours:
     def add(self, ids: list[str], labels: list[str], vectors: np.ndarray) -> None:
         from nnclr_hub.store.base import Item
 
-        rows = zip(ids, vectors, labels, strict=True)
-        self._collection.upsert([Item(id, vector, {"label": label}) for id, vector, label in rows])
+        metadata = [{"label": label} for label in labels]
+        self._collection.upsert([Item(*row) for row in zip(ids, vectors, metadata, strict=True)])
 
     def finish(self) -> None:
         self._collection.compact()
@@ -148,8 +148,7 @@ class USearch:
 class LanceIvfPq:
     """LanceDB with its default index; effort is nprobes, and ten times the hits are refined by their full vectors."""
 
-    package, kind, batches = "lancedb", "store", False
-    durable = "no fsync"
+    package, kind, batches, durable = "lancedb", "store", False, "no fsync"
     efforts = (1, 2, 4, 8, 16, 32, 64)
 
     def __init__(self, folder: Path, dim: int) -> None:
@@ -157,8 +156,8 @@ class LanceIvfPq:
         import pyarrow as pa
 
         self._pa, self._dim = pa, dim
-        columns = [("id", pa.string()), ("label", pa.string()), ("vector", pa.list_(pa.float32(), dim))]
-        self._table = lancedb.connect(str(folder / "lance")).create_table("peers", schema=pa.schema(columns))
+        schema = pa.schema({"id": pa.string(), "label": pa.string(), "vector": pa.list_(pa.float32(), dim)})
+        self._table = lancedb.connect(str(folder / "lance")).create_table("peers", schema=schema)
 
     def add(self, ids: list[str], labels: list[str], vectors: np.ndarray) -> None:
         rows = self._pa.FixedSizeListArray.from_arrays(self._pa.array(vectors.ravel()), self._dim)
@@ -284,8 +283,8 @@ class Chroma:
             self._collection.modify(configuration={"hnsw": {"ef_search": effort}})
             self._effort = effort
         found = self._collection.query(query_embeddings=queries, n_results=k, include=["metadatas"])
-        pairs = zip(found["ids"], found["metadatas"], strict=True)
-        return [[(id, one["label"]) for id, one in zip(ids, metadata, strict=True)] for ids, metadata in pairs]
+        labels = [[one["label"] for one in metadata] for metadata in found["metadatas"] or []]
+        return [list(zip(*pair, strict=True)) for pair in zip(found["ids"], labels, strict=True)]
 
 
 PEERS: dict[str, type[Peer]] = {

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -53,8 +54,8 @@ def opened(folder: str, kind: str) -> dict[str, float]:
     return {"there": there, "answers": answers}
 
 
-def memory(folder: str) -> dict[str, float]:
-    """Bytes beyond those before opening."""
+def memory(folder: str) -> dict[str, Any]:
+    """Bytes beyond those before opening, and the kind of the index."""
     warm = faiss.IndexFlatIP(8)  # so that faiss's and numpy's threads have their stacks already
     warm.add(np.eye(8, dtype=np.float32))
     warm.search(np.eye(8, dtype=np.float32), 1)
