@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
 from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, translated
-from nnclr_hub.store.succession import SUFFIX
+from nnclr_hub.store.succession import NEXT, WAS
 
 
 class Names:
@@ -126,7 +126,7 @@ class Names:
                     root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
                 # other names of what went by `alias` until now; that of its successor in the making is not one of them
                 root.execute(
-                    f"UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB '*{SUFFIX}'",
+                    f"UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB '*{NEXT}' AND alias NOT GLOB '*{WAS}'",
                     [name, kept or known.get(alias, name)],
                 )
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])

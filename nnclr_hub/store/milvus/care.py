@@ -10,7 +10,7 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Progress, RepairReport, VerifyReport
-from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Sample, write_down
+from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Damaged, Sample, write_down
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
@@ -117,20 +117,20 @@ def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
 def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     """Takes out items whose vector is damaged, and has Milvus build its index anew; searches fail meanwhile."""
     total = collection.count()
-    damaged: list[tuple[str, str]] = []
+    damaged: list[Damaged] = []
     rows = collection.scan(plan(None), None, ["id", "vector", "metadata", "crc"])
     for done, row in enumerate(rows, 1):
         if is_damaged(row, collection.spec):
-            damaged.append((row["id"], row["metadata"]))
+            damaged.append(Damaged(done, row["id"], row["metadata"]))
         progress(done, total)
     # beside a Milvus Lite file, or in the working folder
     place = Path(collection.connection.name).parent if collection.connection.is_file else Path()
     kept_in = write_down(place / LOST, collection.name, damaged)
     if damaged:
-        collection.delete([id for id, _ in damaged])
+        collection.delete([one.id for one in damaged])
     name, call = encode(collection.name), collection.connection.call
     call("release_collection", name, timeout=SLOW_TIMEOUT)
     for index in call("list_indexes", name):
         call("drop_index", name, index, timeout=SLOW_TIMEOUT)
     make_ready(collection.connection, collection.name, collection.spec, wait=True)
-    return RepairReport(collection.count(), tuple(id for id, _ in damaged), kept_in)
+    return RepairReport(collection.count(), tuple(one.id for one in damaged), kept_in)

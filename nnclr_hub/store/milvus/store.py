@@ -17,6 +17,7 @@ from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connectio
 from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.succession import NEXT, WAS
 
 
 class MilvusStore:
@@ -175,11 +176,16 @@ class MilvusStore:
             real = self.get(name).name
             if check_name(alias, "Alias") == real:
                 raise InvalidRequest(f"{real!r} is the collection's own name already: promote another one to it.")
-            kept = None
+            kept, known = None, self.aliases()
+            before = known.get(alias)
             if alias in self._collections():
-                kept = self._free(f"{alias}.old")
+                before = kept = self._free(f"{alias}.old")
                 self.rename(alias, kept)
+                known = self.aliases()
             self.alias(alias, real)
+            for other, meant in known.items():
+                if meant == before and other != alias and not other.endswith((NEXT, WAS)):
+                    self.alias(other, real)
             return kept
 
     # ---- life
