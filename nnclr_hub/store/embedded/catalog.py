@@ -164,10 +164,11 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
     Raises:
         StoreCorrupt: it is gone, or is none.
     """
-    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()
+    there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if there else None
     try:
-        return CollectionSpec(**json.loads(row[0]))
-    except (TypeError, ValueError) as error:  # no row, no JSON, or no fields of a specification
+        return CollectionSpec(**json.loads(row[0] if row else ""))
+    except (TypeError, ValueError) as error:  # no JSON, or no fields of a specification
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         raise StoreCorrupt(
             f"{path} has lost its specification: import the collection from an export, or index it anew."
