@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -124,15 +125,23 @@ def _print_report(name: str, report: VerifyReport) -> None:
 
 
 @group.command()
-def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+def repair(
+    name: Annotated[str | None, typer.Argument(help="Collection, or an alias of one; none: the catalog.")] = None,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
     """Take out what is damaged, keeping its metadata in a file, and build the index anew.
 
     Of a file that is damaged as a whole, what can still be read is saved into a new one. Exit code 1 if anything is
-    lost that way. Example: nnclr store repair photos
+    lost that way. Without a name, a catalog that is damaged or missing is made anew from the collections' files.
+    Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store.embedded.store import EmbeddedStore
 
+    if name is None:
+        _repair_catalog(store, as_json)
+        return
     salvaged: SalvageReport | None = None
     with opened(store) as there, bar(err, "repairing", unit="items") as advance:
         try:
@@ -149,6 +158,24 @@ def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> N
         _print_mended(name, report, salvaged)
     if salvaged and not salvaged.complete:
         raise typer.Exit(1)
+
+
+def _repair_catalog(store: str, as_json: bool) -> None:
+    from nnclr_hub.store.embedded.roots import rebuild_catalog
+
+    try:
+        with opened(store):
+            pass
+    except StoreCorrupt:
+        names = list(rebuild_catalog(Path(store)))
+    else:
+        names = None
+    if as_json:
+        print_json({"rebuilt": names is not None, "collections": names})
+    elif names is None:
+        out.print("The catalog is well: name a collection to mend one.")
+    else:
+        out.print(f"The catalog was made anew: {', '.join(names)}", markup=False)
 
 
 def _print_mended(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:

@@ -133,6 +133,16 @@ def test_a_file_that_is_gone_is_not_made_anew(tmp_path):
             store.get("c")
 
 
+def test_an_empty_file_is_damaged_beyond_reading(tmp_path):
+    store, _ = filled(tmp_path)
+    store.close()
+    next(tmp_path.glob("collections/*.sqlite")).write_bytes(b"")
+    with open_store(str(tmp_path)) as store:
+        for ask in (store.get, store.salvage):
+            with pytest.raises(StoreCorrupt, match="lost its specification"):
+                ask("c")
+
+
 def test_a_file_that_is_no_database_is_named(tmp_path):
     store, _ = filled(tmp_path)
     store.close()

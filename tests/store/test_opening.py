@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from contextlib import closing
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnclr_hub.errors import CollectionNotFound, StoreCorrupt, StoreLocked
+from nnclr_hub.errors import CollectionNotFound, StoreCorrupt, StoreLocked, StoreReadOnly
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import catalog
 from nnclr_hub.store.embedded import store as store_module
 
 ONE = np.array([1.0, 0.0], np.float32)
@@ -162,3 +164,55 @@ def test_a_forked_child_does_not_keep_the_lock(folder):
         os.close(sending)
         os.waitpid(child, 0)
         os.close(receiving)
+
+
+@pytest.fixture
+def nobody_writes(folder, monkeypatch):
+    """As for a user without the right to write, which who runs the tests may have all the same."""
+    monkeypatch.setattr(catalog.os, "access", lambda path, mode: mode != os.W_OK)
+    return folder
+
+
+def test_a_closed_store_is_read_where_nothing_can_be_written(nobody_writes):
+    before = sorted(nobody_writes.rglob("*"))
+    with open_store(str(nobody_writes), read_only=True) as store:
+        assert store.list()[0].state == "ready"
+        assert [match.id for match in store.get("a").search(ONE, 1)] == ["a"]
+        assert sorted(nobody_writes.rglob("*")) == before  # not even the index of a log
+
+
+def test_a_store_that_is_open_for_writing_is_followed_all_the_same(nobody_writes):
+    with open_store(str(nobody_writes)) as writer:
+        writer.get("a")
+        with open_store(str(nobody_writes), read_only=True) as store:
+            assert store.get("a").count() == 1
+            writer.get("a").upsert([Item("new", ONE)])
+            assert store.get("a").count() == 2
+
+
+def test_a_missing_right_is_not_called_a_failing_disk(folder):
+    error = sqlite3.OperationalError("attempt to write a readonly database")
+    error.sqlite_errorcode = sqlite3.SQLITE_READONLY_CANTINIT
+    with pytest.raises(StoreReadOnly, match="the right to write its folder"), catalog.translated(folder):
+        raise error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to be")
+def test_another_user_reads_a_closed_store():
+    """In earnest: a child without rights reads what belongs to who runs the tests."""
+    with tempfile.TemporaryDirectory() as above:
+        folder = Path(above) / "store"
+        with open_store(str(folder)) as store:
+            store.create("a", CollectionSpec(2)).upsert([Item("a", ONE)])
+        for one in (Path(above), folder, *folder.rglob("*")):
+            one.chmod(0o555 if one.is_dir() else 0o444)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setuid(65534)
+                with open_store(str(folder), read_only=True) as store:
+                    code = 0 if store.get("a").count() == 1 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -109,6 +109,20 @@ def test_metadata_that_are_no_object_are_damage(folder):
         assert store.get("c").repair().removed == ("i007",)
 
 
+def test_verify_reports_damage_that_its_own_search_would_meet(tmp_path):
+    """With so few items every search meets each."""
+    with open_store(str(tmp_path)) as store:
+        store.create("c", CollectionSpec(DIM)).upsert(
+            [Item(f"i{i:03}", v, {"n": i}) for i, v in enumerate(VECTORS[:9])]
+        )
+    turn_bit(tmp_path, b'{"n": 7}', 0x01)
+    with open_store(str(tmp_path)) as store:
+        report = store.get("c").verify()
+        assert (report.damaged, report.disagreements, report.missing) == (("i007",), (), ())
+        assert store.get("c").repair().removed == ("i007",)
+        assert store.get("c").verify().ok
+
+
 def test_a_vector_of_the_wrong_size_is_named_by_who_reads_it(folder):
     change(folder, DAMAGE["too few bytes"])
     with open_store(str(folder)) as store, pytest.raises(StoreCorrupt, match="vector of item 'i007' is damaged"):

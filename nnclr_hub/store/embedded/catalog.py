@@ -69,7 +69,8 @@ def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sql
 
     Args:
         path: of the file.
-        read_only: nothing is written through it.
+        read_only: nothing is written through it. In a folder where nothing can be written, a file that was closed
+            cleanly is read as one that nobody changes.
         create: make the file if it is not there.
 
     Raises:
@@ -78,6 +79,9 @@ def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sql
     """
     with translated(path):
         mode = "ro" if read_only else "rwc" if create else "rw"
+        # SQLite wants to make the index of a log beside the file even for reading
+        if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
+            mode = "ro&immutable=1"
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
             uri=True,
@@ -160,10 +164,11 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
     Raises:
         StoreCorrupt: it is gone, or is none.
     """
-    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()
+    there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if there else None
     try:
-        return CollectionSpec(**json.loads(row[0]))
-    except (TypeError, ValueError) as error:  # no row, no JSON, or no fields of a specification
+        return CollectionSpec(**json.loads(row[0] if row else ""))
+    except (TypeError, ValueError) as error:  # no JSON, or no fields of a specification
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         raise StoreCorrupt(
             f"{path} has lost its specification: import the collection from an export, or index it anew."
@@ -240,7 +245,12 @@ def translated(path: Path) -> Iterator[None]:
             raise DiskFull(
                 f"The disk that holds {path} is full; nothing was written: free some space, then repeat."
             ) from error
-        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+        if code == sqlite3.SQLITE_READONLY:
+            raise StoreReadOnly(
+                f"{path} may not be written ({error}): give this user the right to write its folder, which even "
+                "reading takes while a log lies beside the file."
+            ) from error
+        if code == sqlite3.SQLITE_IOERR:
             raise StoreReadOnly(
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error

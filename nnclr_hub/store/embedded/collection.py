@@ -237,13 +237,13 @@ class EmbeddedCollection:
             try:
                 with self._connections.reader() as connection:
                     ids, vectors = verification.choose(connection, self.spec, damaged)
-                    question = Question.of(vectors, verification.NEIGHBOURS, None, False, None, False)
+                    question = verification.question_of(vectors, damaged)
                     at = last_seq(connection)
                     if self._writer is None or self._writer.behind is None:
                         self._index.wait_for(at)
                     # at once, before a fold makes the view too old; the pass over everything takes its time
                     found = self._searcher.answer(connection, at, question) if ids else []
-                    return verification.exhaustive(connection, self.spec, ids, vectors).compare(found)
+                    return verification.exhaustive(connection, self.spec, ids, vectors, damaged).compare(found)
             except ViewTooOld:
                 continue
 

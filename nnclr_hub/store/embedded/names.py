@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
-from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, translated
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreCorrupt, StoreReadOnly
+from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, quick_check, translated
+from nnclr_hub.store.embedded.roots import WAY_ON, has_collections
 from nnclr_hub.store.succession import NEXT, WAS
 
 
@@ -19,16 +20,26 @@ class Names:
     Args:
         path: of the SQLite file, made if it is not there.
         read_only: for a store that another process writes.
+
+    Raises:
+        StoreCorrupt: it is damaged, or it is not there while collections are.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
-        self._root = connect(path, read_only=read_only, create=not read_only)
+        if not path.is_file() and has_collections(path.parent):
+            raise StoreCorrupt(f"{path} is missing, but there are collections beside it: {WAY_ON}.")
+        with self._damage_named():
+            self._root = connect(path, read_only=read_only, create=not read_only)
         self._closed = False
         try:
-            with translated(path):
+            with self._damage_named():
+                if format_of(self._root) == 0 and has_collections(path.parent):
+                    raise StoreCorrupt("it is empty, but there are collections beside it")
                 if not read_only:
+                    # a page that cannot be read must not look like collections that nobody has named
+                    quick_check(self._root, path)
                     create_root(self._root)
         except BaseException:
             self._root.close()
@@ -151,5 +162,15 @@ class Names:
         with self._lock:
             if self._closed:
                 raise StoreReadOnly(f"The store {self._path.parent} is closed: open it again.")
-            with translated(self._path):
+            with self._damage_named():
                 yield self._root
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """SQLite's errors as ours; of damage to this file another way leads on than of damage to a collection's."""
+        try:
+            with translated(self._path):
+                yield
+        except StoreCorrupt as error:
+            reason = error.__cause__ or error
+            raise StoreCorrupt(f"{self._path} is damaged ({reason}): {WAY_ON}.") from error

@@ -156,8 +156,11 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
                 if (name := _name(old)) is not None:
                     target.execute("INSERT INTO meta VALUES ('name', ?)", [name])
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
+        reason = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else error
+        if reason is error and isinstance(error, StoreCorrupt):
+            raise  # it says what to do
         raise StoreCorrupt(
-            f"{path} is damaged beyond reading ({error}): import the collection from an export, or index it anew."
+            f"{path} is damaged beyond reading ({reason}): import the collection from an export, or index it anew."
         ) from error
     kept = _exchange(path, new, lost)
     return SalvageReport(saved, tuple(source.ids.get(rid, f"row {rid}") for rid in gone), suspected, bare, str(kept))

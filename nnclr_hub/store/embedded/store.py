@@ -29,13 +29,12 @@ from nnclr_hub.store.embedded.catalog import (
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.lock import give_back, take_lock
 from nnclr_hub.store.embedded.names import Names
+from nnclr_hub.store.embedded.roots import CATALOG, LOST, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.reports import SalvageReport
 
 log = logging.getLogger(__name__)
-CATALOG = "catalog.sqlite"
-LOST = "lost+found"
 
 
 class EmbeddedStore:
@@ -61,7 +60,7 @@ class EmbeddedStore:
         self._changing = threading.RLock()
         self._lock: BinaryIO | None = None
         if read_only:
-            if not (self.folder / CATALOG).is_file():
+            if not (self.folder / CATALOG).is_file() and not has_collections(self.folder):
                 raise InvalidRequest(f"{self.folder} holds no store: index pictures first, or name another folder.")
         else:
             self._lock = take_lock(self.folder)
@@ -89,6 +88,7 @@ class EmbeddedStore:
                 connection = connect(path, create=True)
                 try:
                     create_collection(connection, spec)
+                    connection.execute("INSERT INTO meta VALUES ('name', ?)", [name])
                 finally:
                     connection.close()
                 fsync_folder(path.parent)
@@ -246,11 +246,12 @@ class EmbeddedStore:
         return collection
 
     def _renamed(self, key: str, name: str) -> None:
-        """Tells a collection its new name, if it is open."""
+        """Tells a collection its new name, if it is open, and its file."""
         with self._opening(key):
             opened = self._open.get(key)
             if opened is not None:
                 opened.name = name
+            write_name(self._path(key), name)
 
     def _path(self, key: str) -> Path:
         return self.folder / "collections" / f"{key}.sqlite"

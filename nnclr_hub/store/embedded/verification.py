@@ -8,7 +8,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Match, Progress
 from nnclr_hub.store.embedded.catalog import WAY_ON, fsync_folder, quick_check, translated
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
+from nnclr_hub.store.embedded.searching import Question
 
 SAMPLE = 50
 NEIGHBOURS = 10
@@ -136,16 +137,29 @@ def choose(connection: sqlite3.Connection, spec: CollectionSpec, without: set[in
     return [id for id, _ in pairs], vectors
 
 
-def exhaustive(connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray) -> Sample:
-    """The true neighbours of some vectors, in one pass over all of them."""
+def question_of(queries: np.ndarray, without: set[int]) -> Question:
+    """The search for the neighbours of some vectors, without rows that are damaged, which would fail it."""
+    question = Question.of(queries, NEIGHBOURS, None, False, None, False)
+    if not without:
+        return question
+    clause = f"rid NOT IN ({','.join(map(str, sorted(without)))})"
+    return replace(question, clause=(clause, []), key=clause)
+
+
+def exhaustive(
+    connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray, without: set[int]
+) -> Sample:
+    """The true neighbours of some vectors, in one pass over all of them that are not damaged."""
     if not ids:
         return Sample([], queries, [])
     order: list[np.ndarray] = []
+    damaged = np.array(sorted(without), np.int64)
 
     def passed() -> Iterator[np.ndarray]:
         for rids, vectors in all_vectors(connection, spec):
-            order.append(rids)
-            yield vectors
+            well = ~np.isin(rids, damaged)
+            order.append(rids[well])
+            yield vectors[well]
 
     scores, rows = nearest(spec, passed(), queries, NEIGHBOURS)
     known = np.concatenate(order)[rows].tolist()

@@ -60,7 +60,8 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
                 store.close()
                 store = None
                 fresh = open_store(folder)
-                fresh.list()  # opens every collection; SQLite needs a little room for that
+                for info in fresh.list():
+                    fresh.get(info.name)  # SQLite needs a little room to open it
                 store = fresh
             else:
                 perform(store, operation)
