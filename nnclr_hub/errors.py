@@ -23,7 +23,8 @@
     │   ├── StoreReadOnly           opened for reading, or made read-only by an I/O error
     │   ├── StoreTooNew             written by a later version
     │   ├── StoreCorrupt            the catalog itself is damaged
-    │   └── DiskFull                nothing was written
+    │   ├── DiskFull                nothing was written
+    │   └── StoreUnreachable        the server that holds the store is gone, or too slow
     ├── TrainingError               a pretraining run cannot go on
     │   ├── RunExists               the run folder is taken
     │   ├── CheckpointError         a checkpoint is damaged or of another recipe
@@ -203,6 +204,12 @@ class DiskFull(StoreError):
     code = "disk_full"
 
 
+class StoreUnreachable(StoreError):
+    """The server that holds the store does not answer, or not in time."""
+
+    code = "store_unreachable"
+
+
 # ------------------------------------------------------------------------------ training
 
 
@@ -258,12 +265,7 @@ class NotReady(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The queue is full.
-
-    Args:
-        message: the sentence for the user.
-        retry_after: seconds after which it is worth trying again.
-    """
+    """The queue is full; `retry_after` is the number of seconds after which it is worth trying again."""
 
     code = "overloaded"
 
@@ -288,9 +290,6 @@ class PortInUse(ServiceError):
     """Another program listens on the port."""
 
     code = "port_in_use"
-
-
-# ------------------------------------------------------------------------------ installation
 
 
 class MissingDependency(NNCLRHubError):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nnclr_hub.store.base import CollectionInfo, VectorStore, VerifyReport
+    from nnclr_hub.store.reports import RepairReport, SalvageReport
 
 group = typer.Typer(no_args_is_help=True, help="Care for a vector store: look, check, mend, move, name.")
 Name = Annotated[str, typer.Argument(help="Collection, or an alias of one.")]
@@ -126,13 +127,13 @@ def _print_report(name: str, report: VerifyReport) -> None:
 def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Take out what is damaged, keeping its metadata in a file, and build the index anew.
 
-    Of a file that is damaged as a whole, what can still be read is saved into a new one.
-
-    Example: nnclr store repair photos
+    Of a file that is damaged as a whole, what can still be read is saved into a new one. Exit code 1 if anything is
+    lost that way. Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store.embedded.store import EmbeddedStore
 
+    salvaged: SalvageReport | None = None
     with opened(store) as there, bar(err, "repairing", unit="items") as advance:
         try:
             report = there.get(name).repair(advance)
@@ -140,11 +141,28 @@ def repair(name: Name, store: Store = DEFAULT_STORE, as_json: Json = False) -> N
             # Milvus looks after its own files
             if not isinstance(there, EmbeddedStore):
                 raise
-            there.salvage(name, advance)
+            salvaged = there.salvage(name, advance)
             report = there.get(name).repair(advance)
     if as_json:
-        print_json({"name": name, **asdict(report)})
-        return
+        print_json({"name": name, **asdict(report), "salvaged": asdict(salvaged) if salvaged else None})
+    else:
+        _print_mended(name, report, salvaged)
+    if salvaged and not salvaged.complete:
+        raise typer.Exit(1)
+
+
+def _print_mended(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:
+    if salvaged:
+        out.print(
+            f"{name}: the file was damaged; {salvaged.saved} items saved, {len(salvaged.lost)} lost, "
+            f"{salvaged.suspected} more rows unreadable, {salvaged.thumbnails} thumbnails lost; "
+            f"the damaged file is {salvaged.original}",
+            markup=False,
+            soft_wrap=True,
+        )
+        if salvaged.lost:
+            some = ", ".join(salvaged.lost[:SHOWN]) + (", ..." if len(salvaged.lost) > SHOWN else "")
+            out.print(f"Lost were {some}. Index them again.", style="red", markup=False)
     out.print(f"{name}: {report.items} items, {len(report.removed)} removed", markup=False)
     if report.removed:
         kept = f"; their metadata are in {report.kept_in}" if report.kept_in else ""

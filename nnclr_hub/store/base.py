@@ -57,6 +57,8 @@ class CollectionSpec:
         for name, kinds in (("metric", Metric), ("index", IndexKind), ("precision", Precision)):
             if getattr(self, name) not in get_args(kinds):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(get_args(kinds))}.")
+        if isinstance(self.indexed, str):
+            raise InvalidRequest(f"indexed={self.indexed!r} is one key: give a list of keys, [{self.indexed!r}].")
         object.__setattr__(self, "indexed", tuple(self.indexed))
 
     @classmethod
@@ -277,6 +279,9 @@ class VectorStore(Protocol):
 
     def promote(self, name: str, alias: str) -> str | None:
         """Makes `alias` mean the collection `name`, in one step for whoever asks.
+
+        All other aliases of what went by `alias` until now mean `name` from then on as well, except those that end
+        in `~next`: they belong to a collection in the making.
 
         Returns:
             If a collection itself was called `alias`: the free name that it is kept under now, `alias.old`,

@@ -13,12 +13,16 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec, Item
 
 MAX_K = 10_000
+MAX_EFFORT = 100_000
+MAX_DEPTH = 100  # of metadata; SQLite's reading of JSON ends at a thousand
+LONGEST = 1e18  # of a vector: the square of a distance must fit into float32
 UNIT_WITHIN = 1e-6  # of 1, a squared length is that of a unit vector in float32
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+# what contains itself is found by the depth of recursion, which costs nothing
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
 # float16 ends here
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
@@ -45,6 +49,43 @@ def check_k(k: int) -> int:
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= MAX_K:
         raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {MAX_K} neighbours.")
     return int(k)
+
+
+def check_ids(ids: Sequence[str]) -> list[str]:
+    """Returns a list of item ids if they may be ones.
+
+    Raises:
+        InvalidRequest: one may not, or it is a single one, whose letters would be taken for ids.
+    """
+    if isinstance(ids, str):
+        raise InvalidRequest(f"{ids!r:.150} is one id: give a list of ids.")
+    return [check_name(id, "Item id") for id in ids]
+
+
+def check_effort(effort: int | None) -> int | None:
+    """Returns how far to look if it may be asked for.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if effort is None:
+        return None
+    if isinstance(effort, bool) or not isinstance(effort, int) or not 1 <= effort <= MAX_EFFORT:
+        raise InvalidRequest(f"effort={effort!r} is not possible: ask for 1 to {MAX_EFFORT}, or leave it out.")
+    return effort
+
+
+def check_threshold(threshold: float | None) -> float | None:
+    """Returns the lowest score to be given if it is one.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold != threshold:
+        raise InvalidRequest(f"score_threshold={threshold!r} is no number.")
+    return threshold
 
 
 def check_limit(limit: int) -> int:
@@ -77,7 +118,11 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
     Raises:
         InvalidRequest: as `check_vector`, of the first row that is not possible.
     """
-    if len(vectors) == 0:
+    try:
+        none = len(vectors) == 0
+    except TypeError as error:
+        raise InvalidRequest(f"Vectors come as an array (n, {spec.dim}); got {vectors!r:.80}.") from error
+    if none:
         return np.zeros((0, spec.dim), np.float32)
     rows = _stacked(vectors, spec, what)
     largest = _LARGEST_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
@@ -89,6 +134,7 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
     if largest < np.inf:
         _refuse_row((np.abs(rows) > largest).any(axis=1), what, f"holds a number beyond {largest:.0f}, the last of f16")
     if spec.metric != "cosine":
+        _refuse_row(squares > LONGEST**2, what, f"is longer than {LONGEST:.0e}, so that its scores would be infinite")
         return rows
     _refuse_row(squares == 0, what, "is zero, which has no direction to compare by cosine")
     # a unit vector that is read and stored again stays the same to the last bit
@@ -102,15 +148,16 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     Raises:
         InvalidRequest: an item is not possible; nothing of the request is written.
     """
-    last = {check_name(item.id, "Item id"): item for item in items}
-    chosen = list(last.values())
-    if len(chosen) < len(items):  # those that are replaced within the request must be possible all the same
-        check_items([item for item in items if last[item.id] is not item], spec)
-    vectors = check_vectors([item.vector for item in chosen], spec, lambda i: f"item {chosen[i].id!r}")
-    for item in chosen:
+    for item in items:
+        check_name(item.id, "Item id")
         if item.thumbnail is not None:
             check_thumbnail(item)
-    return chosen, [metadata_json(item) for item in chosen], vectors
+    texts = [metadata_json(item) for item in items]
+    vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {items[i].id!r}")
+    last = list({item.id: i for i, item in enumerate(items)}.values())
+    if len(last) == len(items):
+        return list(items), texts, vectors
+    return [items[i] for i in last], [texts[i] for i in last], vectors[last]
 
 
 def check_thumbnail(item: Item) -> None:
@@ -139,12 +186,17 @@ def metadata_json(item: Item) -> str:
         )
     try:
         text = _JSON.encode(item.metadata if isinstance(item.metadata, dict) else dict(item.metadata))
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
         # file names may hold half surrogates, which UTF-8 has none of
         return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
+    # looked at closely only where a quick look does not rule it out: this runs for every item
+    if "\\u0000" in text and _has_nul(item.metadata):
+        raise InvalidRequest(f"The metadata of item {item.id!r} hold a NUL character: drop it, no filter can name it.")
+    if size > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
+        raise InvalidRequest(f"The metadata of item {item.id!r} are nested deeper than {MAX_DEPTH}: flatten them.")
     if size > MAX_METADATA:
         raise InvalidRequest(
             f"The metadata of item {item.id!r} takes {size} bytes as JSON: keep at most {MAX_METADATA} with an item."
@@ -167,7 +219,7 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
             raise InvalidRequest(f"The vector of {what(i)} is no list of numbers.") from error
         if shape != (spec.dim,):
             raise InvalidRequest(f"The vector of {what(i)} has shape {shape}; the collection takes ({spec.dim},).")
-    raise AssertionError("every row has the right shape, and yet all together have not")
+    raise InvalidRequest(f"The vectors make no array of numbers of {spec.dim} columns.")
 
 
 def _refuse_row(bad: Any, what: Any, sentence: str) -> None:
@@ -183,3 +235,20 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_surrogates(one) for one in value]
     return value
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, Mapping):
+        return any(map(_has_nul, value)) or any(map(_has_nul, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_nul, value))
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects are nested, without recursion."""
+    deepest, level = 0, [value]
+    while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
+        deepest += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
+    return deepest

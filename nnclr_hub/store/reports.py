@@ -12,7 +12,7 @@ class VerifyReport:
     """What `verify` found; all is well when the lists are empty and the recall is not below 0.9.
 
     items: vectors read back.
-    damaged: ids whose vector no longer has its checksum.
+    damaged: ids whose vector no longer has its checksum, or whose metadata are no JSON object any more.
     missing: ids that the index lacks.
     disagreements: ids of the sample for which the index gives other scores than an exhaustive search.
     recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
@@ -34,9 +34,32 @@ class RepairReport:
     """What `repair` did.
 
     items: how many the collection holds now.
-    removed: ids that had to go, because their vector was damaged; their metadata lie in the file `kept_in`.
+    removed: ids that had to go, because their vector or their metadata were damaged; what is left of the metadata
+        lies in the file `kept_in`.
     """
 
     items: int
     removed: tuple[str, ...]
     kept_in: str | None = None
+
+
+@dataclass(frozen=True)
+class SalvageReport:
+    """What could be read of a damaged file.
+
+    saved: items in the new file.
+    lost: ids of items that are known to have been there, as far as their ids are known, else "row N".
+    suspected: rows of which nothing can be read, so that nobody can say whether they held an item.
+    thumbnails: items that were saved without a thumbnail that they may have had.
+    original: where the damaged file lies now.
+    """
+
+    saved: int
+    lost: tuple[str, ...]
+    suspected: int
+    thumbnails: int
+    original: str
+
+    @property
+    def complete(self) -> bool:
+        return not self.lost and not self.suspected

@@ -153,8 +153,10 @@ def _same_type(kind_of: str, value: Any, kind: str) -> str:
 
 
 def _refuse_surrogates(text: str) -> None:
-    """No item holds half surrogates: they are replaced when it is stored."""
+    """No item holds half surrogates or NUL: they are replaced or refused when it is stored."""
     try:
+        if "\0" in text:
+            raise InvalidFilter(f"No metadata hold a NUL character; got {text!r:.80}.")
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidFilter(f"A filter is text that UTF-8 can write; got {text!r:.80}.") from error

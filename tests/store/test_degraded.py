@@ -1,16 +1,12 @@
 """What goes wrong is said, costs nothing that was acknowledged, and is mended where it can be."""
 
-import json
 import shutil
 import sqlite3
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import open_store
 from nnclr_hub.store.ann import fold
@@ -113,34 +109,6 @@ def test_a_failed_disk_makes_the_collection_read_only(tmp_path, monkeypatch):
         assert len(collection.search(vectors(1)[0], 5)) == 5
 
 
-def damage_vector(tmp_path, id: str) -> None:
-    """A bit of a stored vector turns, which SQLite does not notice."""
-    file = next(tmp_path.glob("collections/*.sqlite"))
-    with sqlite3.connect(file) as connection:
-        rid, blob = connection.execute(
-            "SELECT rid, vector FROM items JOIN vectors USING (rid) WHERE id = ?", [id]
-        ).fetchone()
-        changed = bytes([blob[0] ^ 1]) + blob[1:]
-        connection.execute("UPDATE vectors SET vector = ? WHERE rid = ?", [changed, rid])
-    connection.close()
-
-
-def test_repair_takes_out_what_is_damaged_and_keeps_its_metadata(tmp_path):
-    store, collection = filled(tmp_path)
-    store.close()
-    damage_vector(tmp_path, "i007")
-    with open_store(str(tmp_path)) as store:
-        collection = store.get("c")
-        report = collection.verify()
-        assert report.damaged == ("i007",)
-        assert not report.ok
-        repaired = collection.repair()
-        assert (repaired.items, repaired.removed) == (299, ("i007",))
-        assert json.loads(Path(repaired.kept_in).read_text()) == {"id": "i007", "metadata": {"n": 7}}
-        assert collection.verify().ok
-        assert collection.repair().kept_in is None
-
-
 def test_verify_names_items_that_the_index_lacks(tmp_path):
     store, collection = filled(tmp_path)
     with store:
@@ -151,37 +119,6 @@ def test_verify_names_items_that_the_index_lacks(tmp_path):
         collection._index.apply = original
         collection.repair()
         assert collection.verify().ok
-
-
-def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path):
-    store, _ = filled(tmp_path, 2000)
-    store.close()
-    file = next(tmp_path.glob("collections/*.sqlite"))
-    data = bytearray(file.read_bytes())
-    where = data.rfind(b"jpeg") // catalog.PAGE_SIZE  # a page of thumbnails, and some of vectors or items
-    for page in (where, len(data) // catalog.PAGE_SIZE // 2):
-        data[page * catalog.PAGE_SIZE : page * catalog.PAGE_SIZE + 64] = b"\xff" * 64
-    file.write_bytes(data)
-    (tmp_path / "collections").joinpath("x").mkdir()  # nothing that a store is bothered by
-    with open_store(str(tmp_path)) as store:
-        store.create("whole", CollectionSpec(DIM))
-        with pytest.raises(StoreCorrupt, match="nnclr store repair"):
-            store.get("c").verify()
-    runner = CliRunner()
-    listed = runner.invoke(app, ["store", "list", "--store", str(tmp_path), "--json"])
-    assert [row["name"] for row in json.loads(listed.output)] == ["c", "whole"]
-    repaired = runner.invoke(app, ["store", "repair", "c", "--store", str(tmp_path), "--json"])
-    assert repaired.exit_code == 0, repaired.output
-    with open_store(str(tmp_path)) as store:
-        collection = store.get("c")
-        assert 0 < collection.count() < 2000
-        truth = vectors(2000)
-        for item in collection.scroll(limit=2000).items:
-            n = item.metadata["n"]
-            assert item.id == f"i{n:03}"
-            np.testing.assert_allclose(item.vector, truth[n] / np.linalg.norm(truth[n]), atol=1e-6)
-        assert collection.verify().ok
-    assert any(path.name.endswith("-damaged0.sqlite") for path in (tmp_path / "lost+found").iterdir())
 
 
 def test_a_file_that_is_gone_is_not_made_anew(tmp_path):

@@ -314,7 +314,7 @@ def test_a_second_writer_is_refused_and_a_reader_sees_what_is_committed(tmp_path
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         collection.upsert([Item("a", vectors(1)[0])])
-        with pytest.raises(StoreLocked, match="Another process"):
+        with pytest.raises(StoreLocked, match="in this process or another"):
             open_store(str(tmp_path))
         with open_store(str(tmp_path), read_only=True) as reader:
             seen = reader.get("c")

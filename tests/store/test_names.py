@@ -1,5 +1,8 @@
 """Names and aliases of collections."""
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -70,6 +73,47 @@ def test_promotion_swaps_in_one_step_and_keeps_what_was_there(store, tmp_path):
     with open_store(str(tmp_path / "store"), read_only=True) as again:
         assert again.aliases() == {"a": "c"}
         assert [info.name for info in again.list()] == ["a.old", "b", "c"]
+
+
+def test_promotion_takes_the_other_aliases_along_but_not_that_of_a_successor(store):
+    store.create("c", CollectionSpec(2))
+    for alias in ("photos", "pictures", "photos~next"):
+        store.alias(alias, "a")
+    store.alias("other", "c")
+    assert store.promote("b", "photos") is None
+    assert store.aliases() == {"photos": "b", "pictures": "b", "photos~next": "a", "other": "c"}
+    store.alias("best", "a")
+    assert store.promote("c", "a") == "a.old"
+    assert store.aliases() == {
+        "a": "c",
+        "best": "c",
+        "other": "c",
+        "photos": "b",
+        "pictures": "b",
+        "photos~next": "a.old",
+    }
+
+
+def test_a_name_changes_although_its_collection_cannot_be_opened(store, tmp_path):
+    store.close()
+    for file in (tmp_path / "store" / "collections").glob("*.sqlite"):
+        file.write_bytes(b"no database")
+    with open_store(str(tmp_path / "store")) as again:
+        again.rename("a", "z")
+        assert again.promote("z", "b") == "b.old"
+        assert [info.name for info in again.list()] == ["b.old", "z"]
+
+
+def test_a_reader_that_was_there_first_sees_the_aliases_that_came_with_the_new_format(store, tmp_path):
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "store" / "catalog.sqlite")) as root:
+        root.executescript("DROP TABLE aliases; PRAGMA user_version = 1;")
+    with open_store(str(tmp_path / "store"), read_only=True) as reader:
+        assert reader.aliases() == {}
+        with open_store(str(tmp_path / "store")) as writer:
+            writer.alias("photos", "a")
+            assert reader.aliases() == {"photos": "a"}
+            assert ids(reader, "photos") == ["a"]
 
 
 def test_renaming_and_dropping_take_the_aliases_along(store):

@@ -6,7 +6,7 @@ anew from what lives. Only taking the old state and putting the new one in its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import faiss
@@ -15,7 +15,7 @@ import numpy as np
 from nnclr_hub.store.ann.deaths import Deaths
 from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
 from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts, ranked
-from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, judged
+from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, flat_bytes, judged
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.failpoints import reached
@@ -38,7 +38,7 @@ class _Before:
     seq: int
 
 
-def due(index: AnnIndex, budget: int, idle: bool) -> bool:
+def due(index: AnnIndex, idle: bool) -> bool:
     """Whether folding is worth its while; when nothing is written, a small delta is."""
     parts = index.parts
     rows = len(parts.rids)
@@ -47,15 +47,14 @@ def due(index: AnnIndex, budget: int, idle: bool) -> bool:
     if parts.deaths.count > max(SMALLEST_DELTA, DEAD_SHARE * rows):
         return True
     live = rows - parts.deaths.count + parts.delta.count
-    return live >= FLAT_BELOW and index.kind == "flat" and choose_kind(index.spec, live, budget) != "flat"
+    return live >= FLAT_BELOW and index.kind == "flat" and choose_kind(index.spec, live, index.budget) != "flat"
 
 
-def fold(index: AnnIndex, budget: int, fetch: Fetch, *, anew: bool = False, stop: Stop = lambda: False) -> None:
+def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lambda: False) -> None:
     """Takes the delta into the main part; one fold at a time.
 
     Args:
         index: whose delta.
-        budget: bytes that the main part may take.
         fetch: reads vectors of the catalog.
         anew: forget every dead row.
         stop: looked at every few thousand rows.
@@ -70,7 +69,7 @@ def fold(index: AnnIndex, budget: int, fetch: Fetch, *, anew: bool = False, stop
     fresh = died > before.seq
     rids, vectors = rids[fresh], vectors[fresh]
     live = len(before.living) + len(rids)
-    kind = choose_kind(index.spec, live, budget)
+    kind = choose_kind(index.spec, live, index.budget)
     main = parts.main
     if live == 0:
         _swap(index, before, Parts(None, np.zeros(0, np.int64), Deaths(0), _delta(index), before.seq))
@@ -140,34 +139,34 @@ def _swap(index: AnnIndex, before: _Before, new: Parts) -> None:
         rids, vectors, died = old.delta.rows(0, old.delta.count)
         late = slice(before.count, None)
         new.delta.append(rids[late], vectors[late])
-        for seq, rows in reversed(old.deaths.since(before.seq)):
-            new.deaths.kill(positions(new.rids, np.sort(old.rids[rows])), seq)
         gone = (died > before.seq) & (died < ALIVE)
-        for seq in np.unique(died[gone]):
-            those = rids[gone & (died == seq)]
-            new.deaths.kill(positions(new.rids, those), int(seq))
-            new.delta.kill(those, int(seq))
+        late_deaths = [(seq, old.rids[rows]) for seq, rows in old.deaths.since(before.seq)]
+        late_deaths += [(int(seq), rids[gone & (died == seq)]) for seq in np.unique(died[gone])]
+        for seq, those in sorted(late_deaths, key=lambda death: death[0]):  # the log of deaths must be in order
+            those = np.sort(those)
+            new.deaths.kill(positions(new.rids, those), seq)
+            new.delta.kill(those, seq)
         index.parts = new
 
 
-def load(index: AnnIndex, batches: Iterator[tuple[np.ndarray, np.ndarray]], rows: int, seq: int) -> None:
-    """The index anew, flat, from the catalog: exact at once, and folded into a better kind later.
+def load(index: AnnIndex, batches: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]], rows: int, seq: int) -> None:
+    """The index anew from the catalog: flat, which is exact at once and grows into its kind later, if that fits.
 
     Args:
         index: to fill.
-        batches: rids (n,) and vectors (n, D), ascending.
+        batches: called for an iterator over rids (n,) and vectors (n, D), ascending; more than once where it learns.
         rows: how many there are in all.
         seq: the change they are up to.
     """
-    rids: list[np.ndarray] = [np.zeros(0, np.int64)]
-
-    def vectors() -> Iterator[np.ndarray]:
-        for some, those in batches:
-            rids.append(some)
-            yield those
-
-    main: MainIndex | None = build_main(index.spec, "flat", rows, vectors) if rows else None
+    rids = [np.zeros(0, np.int64), *(some for some, _ in batches())]
     known = np.concatenate(rids)
+    main: MainIndex | None = None
+    if len(known):
+        spec = index.spec
+        kind = "flat" if flat_bytes(spec, rows) <= index.budget else choose_kind(spec, rows, index.budget)
+        everything = lambda: (vectors for _, vectors in batches())  # noqa: E731
+        main = build_main(spec, kind, len(known), everything)
+        main = judged(main, spec, lambda queries, k: nearest(spec, everything(), queries, k)[1])
     with index.mutation:
         index.parts = Parts(main, known, Deaths(len(known)), _delta(index), seq)
         index.seq = seq

@@ -79,10 +79,12 @@ class AnnIndex:
 
     Args:
         spec: of the collection.
+        budget: bytes that the main part may take.
     """
 
-    def __init__(self, spec: CollectionSpec) -> None:
+    def __init__(self, spec: CollectionSpec, budget: int) -> None:
         self.spec = spec
+        self.budget = budget
         self.seq = 0  # the change that searches see
         self.mutation = threading.Lock()
         self._news = threading.Condition()
@@ -110,6 +112,11 @@ class AnnIndex:
         with self.mutation:
             self.parts = Parts(state.main, state.rids, deaths, delta, floor=state.seq)
             self.seq = state.seq
+
+    def forget(self) -> None:
+        """Refuses views that are older than the last change, of which the index does not know all."""
+        with self.mutation:
+            self.parts.floor = self.seq
 
     # ---- reading
 
@@ -209,21 +216,23 @@ class _Search:
                 return self._scan(main, rows)
             return self._walk(main, bitmap_of(rows, total), len(rows))
         dead = self.parts.deaths.count
-        if self.exact and not main.lossless:
-            return self._scan(main, self._living())
-        found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)
         # what has died since the view was taken is still alive in it
-        late = [rows for _, rows in self.parts.deaths.since(self.at)]
-        if not late:
+        if self.exact and not main.lossless:
+            living = self.parts.deaths.living(total)
+            return self._scan(main, np.union1d(living, self._late()))
+        found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)
+        rows = self._late()
+        if not len(rows):
             return found
-        rows = np.sort(np.concatenate(late))
         known = np.isin(found[1], self.parts.rids[rows])
         found[0][known], found[1][known] = -np.inf, -1
         more = self._scan(main, rows)
         return ranked(np.concatenate([found[0], more[0]], axis=1), np.concatenate([found[1], more[1]], axis=1), self.k)
 
-    def _living(self) -> np.ndarray:
-        return self.parts.deaths.living(len(self.parts.rids))
+    def _late(self) -> np.ndarray:
+        """Rows (n,) int64, ascending, that have died since the view was taken; read after the bitmap."""
+        late = [rows for _, rows in self.parts.deaths.since(self.at)]
+        return np.sort(np.concatenate(late)) if late else np.zeros(0, np.int64)
 
     def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int) -> Found:
         """By the index's own way; by looking at everything if that finds too few."""
@@ -238,7 +247,7 @@ class _Search:
         if wanted and rows[:, wanted - 1].min() < 0:
             scores, rows = main.search_all(self.queries, k, bitmap)
         rids = self.parts.rids[rows]
-        if wanted < k:
+        if rows.min() < 0:
             none = rows < 0
             scores[none], rids[none] = -np.inf, -1
         return (scores, rids) if main.lossless else self._refined(scores, rids)

@@ -5,9 +5,11 @@ Building never holds a second copy of the vectors: they come in batches from whe
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import faiss
@@ -16,6 +18,7 @@ import numpy as np
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex
 from nnclr_hub.store.base import CollectionSpec
 
+log = logging.getLogger(__name__)
 FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact
 CODES = 256  # words of each piece's code book, fewer rows than which teach none
 LINKS = 32  # of a node in the graph's upper layers, twice as many in the lowest
@@ -53,16 +56,25 @@ def choose_kind(spec: CollectionSpec, rows: int, budget: int) -> str:
         return "flat"
     if spec.index != "auto":
         return spec.index
-    vector = spec.dim * (2 if spec.precision == "f16" else 4)
     for kind, overhead in (("hnsw", GRAPH_BYTES), ("ivf", LIST_BYTES)):
-        if 2 * rows * (vector + overhead) <= budget:
+        if 2 * (flat_bytes(spec, rows) + rows * overhead) <= budget:
             return kind
     return "ivf_pq"
 
 
+def flat_bytes(spec: CollectionSpec, rows: int) -> int:
+    """What so many vectors take."""
+    return rows * spec.dim * (2 if spec.precision == "f16" else 4)
+
+
 def default_budget() -> int:
-    """Half of the machine's memory, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Half of the memory of the machine, or of the container if that has less, in bytes."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        container = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        container = machine
+    return min(machine, container) // 2
 
 
 # ------------------------------------------------------------------------------ building
@@ -134,12 +146,14 @@ def judged(main: MainIndex, spec: CollectionSpec, exact: Callable[[np.ndarray, i
     queries = np.ascontiguousarray(queries, np.float32)
     k = min(10, len(main))
     truth = exact(queries, k)
-    effort = 0
+    effort, hits = 0, 0.0
     for effort in LADDERS[main.kind]:
         _, found = main.search(queries, k if main.lossless else REFINED * k, effort=effort)
         hits = (truth[:, :, None] == found[:, None, :]).any(axis=2).mean()
         if hits >= WANTED_RECALL:
             break
+    else:
+        log.warning("the %s index finds %.3f of the ten nearest, however far it looks", main.kind, hits)
     return replace(main, effort=effort, judged=len(main))
 
 

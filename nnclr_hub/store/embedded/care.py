@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from pathlib import Path
 
+import faiss
 import numpy as np
 
+from nnclr_hub.errors import StoreError, StoreReadOnly
 from nnclr_hub.store.ann.fold import due, fold
 from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.ann.kinds import Stopped
+from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.embedded.catalog import last_seq, reading, translated
 from nnclr_hub.store.embedded.connections import Connections
@@ -18,6 +23,7 @@ from nnclr_hub.store.embedded.recovery import Written, rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
 
+log = logging.getLogger(__name__)
 # changes since the last snapshot from which a new one is worth its while: on closing, and between
 SNAPSHOT_ON_CLOSE = 1000
 SNAPSHOT_AFTER = 20_000
@@ -30,16 +36,14 @@ class Care:
     Args:
         index: which.
         path: of the collection's file; its snapshots lie in the folder of the same stem.
-        budget: bytes that the index may take.
         connections: for reading the catalog.
         written: what is on disk of it.
     """
 
-    def __init__(self, index: AnnIndex, path: Path, budget: int, connections: Connections, written: Written) -> None:
+    def __init__(self, index: AnnIndex, path: Path, connections: Connections, written: Written) -> None:
         self._index = index
         self._path = path
         self._folder = path.with_suffix("")
-        self._budget = budget
         self._connections = connections
         self._written = written
         self._folding = threading.Lock()
@@ -64,8 +68,11 @@ class Care:
 
     def compact(self) -> None:
         """Builds the index anew without what was deleted."""
-        with self._folding:
-            fold(self._index, self._budget, self._fetch, anew=True, stop=self._maintenance.stopping)
+        try:
+            with self._folding:
+                fold(self._index, self._fetch, anew=True, stop=self._maintenance.stopping)
+        except Stopped as error:
+            raise StoreReadOnly(f"{self._path} is closed: open the store again.") from error
 
     def snapshot(self) -> None:
         """Writes the index down as it is now.
@@ -74,6 +81,7 @@ class Care:
             DiskFull, StoreError: it could not be; the snapshots before it stay.
         """
         assert self.writer is not None
+        self.writer.refuse_failed()
         with self._writing_down, translated(self._path):
             state = self._index.state()
             generation = self.writer.exclusively(snapshots.next_generation)
@@ -91,8 +99,11 @@ class Care:
         """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
         self._maintenance.close()
         if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
-            if self._unwritten() >= SNAPSHOT_ON_CLOSE:
-                self.snapshot()
+            try:
+                if self._unwritten() >= SNAPSHOT_ON_CLOSE:
+                    self.snapshot()
+            except StoreError as error:  # the next start replays the log instead
+                log.warning("no snapshot of the index was left: %s", error)
             with translated(self._path):
                 self.writer.exclusively(_mark_clean)
 
@@ -105,10 +116,11 @@ class Care:
         return True
 
     def _fold(self, idle: bool) -> bool:
-        if not due(self._index, self._budget, idle):
+        if not due(self._index, idle):
             return False
-        with self._folding:
-            fold(self._index, self._budget, self._fetch, stop=self._maintenance.stopping)
+        # searches and writes are what the machine is for
+        with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
+            fold(self._index, self._fetch, stop=self._maintenance.stopping)
         return True
 
     def _snapshot(self, idle: bool) -> bool:

@@ -155,9 +155,19 @@ def format_of(connection: sqlite3.Connection) -> int:
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
-    """The specification a collection was made with."""
-    fields = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()[0])
-    return CollectionSpec(**fields)
+    """The specification a collection was made with.
+
+    Raises:
+        StoreCorrupt: it is gone, or is none.
+    """
+    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone()
+    try:
+        return CollectionSpec(**json.loads(row[0]))
+    except (TypeError, ValueError) as error:  # no row, no JSON, or no fields of a specification
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        raise StoreCorrupt(
+            f"{path} has lost its specification: import the collection from an export, or index it anew."
+        ) from error
 
 
 def quick_check(connection: sqlite3.Connection, path: Path) -> None:
@@ -186,17 +196,21 @@ def give_back_room(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def check_room(path: Path) -> None:
+def check_room(path: Path, need: int = 0) -> None:
     """Refuses to write when the disk is nearly full, while reads go on.
 
+    Args:
+        path: of the file.
+        need: bytes that are going to be written.
+
     Raises:
-        DiskFull: less than LOW_WATER bytes are free.
+        DiskFull: less than LOW_WATER bytes would be left free.
     """
     free = shutil.disk_usage(path.parent).free
-    if free < LOW_WATER:
+    if free - need < LOW_WATER:
         raise DiskFull(
-            f"The disk that holds {path} has {free >> 20} MiB left, fewer than the {LOW_WATER >> 20} MiB that are kept "
-            "free; nothing was written: free some space, then repeat."
+            f"The disk that holds {path} has {free >> 20} MiB left where {need + LOW_WATER >> 20} MiB are wanted "
+            f"({LOW_WATER >> 20} are kept free); nothing was written: free some space, then repeat."
         )
 
 
@@ -230,7 +244,9 @@ def translated(path: Path) -> Iterator[None]:
             raise StoreReadOnly(
                 f"The disk failed while writing {path} ({error}): check it, then open the store again."
             ) from error
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        # of what was written whole; SQLite has no code of its own for it
+        unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
+        if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(f"{path} is damaged ({error}): {WAY_ON}.") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}): check the folder and its permissions.") from error

@@ -22,7 +22,16 @@ from nnclr_hub.store.base import (
     VerifyReport,
     Where,
 )
-from nnclr_hub.store.checks import check_items, check_k, check_limit, check_name, check_vectors
+from nnclr_hub.store.checks import (
+    check_effort,
+    check_ids,
+    check_items,
+    check_k,
+    check_limit,
+    check_name,
+    check_threshold,
+    check_vectors,
+)
 from nnclr_hub.store.embedded import recovery, snapshots, verification
 from nnclr_hub.store.embedded.care import Care, take_clean_mark
 from nnclr_hub.store.embedded.catalog import (
@@ -35,7 +44,7 @@ from nnclr_hub.store.embedded.catalog import (
     translated,
 )
 from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, to_item, write_items
+from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.searching import Question, Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.where import to_sql
@@ -56,12 +65,13 @@ class EmbeddedCollection:
         self.name = name
         self._path = path
         self._lost = lost
+        self._closed = False
         self._refreshing = threading.RLock()
         self._connection = connect(path, read_only=read_only)
         try:
             with translated(path):
                 self.spec = read_spec(self._connection)
-                self._index = AnnIndex(self.spec)
+                self._index = AnnIndex(self.spec, budget)
                 self._open_files(read_only)
                 written = recovery.recover(self._connection, self._index, path.with_suffix(""))
         except BaseException:
@@ -69,7 +79,7 @@ class EmbeddedCollection:
             raise
         self._connections = Connections(path, self._follow if read_only else lambda connection: None)
         self._searcher = Searcher(self._index)
-        self._care = Care(self._index, path, budget, self._connections, written)
+        self._care = Care(self._index, path, self._connections, written)
         self._writer = None if read_only else Writer(self._connection, self._index, path, self._care.wake)
         self._care.writer = self._writer
         self._care.wake()
@@ -96,13 +106,13 @@ class EmbeddedCollection:
         return writer.durable_seq
 
     def delete(self, ids: Sequence[str]) -> int:
-        wanted = list(dict.fromkeys(check_name(id, "Item id") for id in ids))
+        wanted = list(dict.fromkeys(check_ids(ids)))
         return self._writing().submit(lambda connection, changes: delete_items(connection, changes, wanted))
 
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        wanted = [check_name(id, "Item id") for id in ids]
+        wanted = check_ids(ids)
         found: dict[str, Item] = {}
         with self._connections.reader() as connection:
             for start in range(0, len(wanted), MAX_IN):
@@ -147,8 +157,8 @@ class EmbeddedCollection:
         effort: int | None = None,
     ) -> list[Match]:
         queries = check_vectors([vector], self.spec, lambda _: "the query")
-        question = Question.of(queries, check_k(k), where, exact, effort, with_vector)
-        return self._answer(question, score_threshold)[0]
+        question = Question.of(queries, check_k(k), where, exact, check_effort(effort), with_vector)
+        return self._answer(question, check_threshold(score_threshold))[0]
 
     def search_batch(
         self,
@@ -162,8 +172,8 @@ class EmbeddedCollection:
         effort: int | None = None,
     ) -> list[list[Match]]:
         queries = check_vectors(vectors, self.spec, lambda i: f"query {i}")
-        question = Question.of(queries, check_k(k), where, exact, effort, with_vector)
-        return self._answer(question, score_threshold) if len(queries) else []
+        question = Question.of(queries, check_k(k), where, exact, check_effort(effort), with_vector)
+        return self._answer(question, check_threshold(score_threshold)) if len(queries) else []
 
     def _answer(self, question: Question, score_threshold: float | None) -> list[list[Match]]:
         while True:
@@ -207,29 +217,48 @@ class EmbeddedCollection:
 
     def compact(self) -> None:
         writer = self._writing()
+        writer.refuse_failed()
         self._care.compact()
         with translated(self._path):
             writer.exclusively(give_back_room)
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         with self._connections.reader() as connection:
-            quick_check(connection, self._path)
+            verification.check_file(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
-            sample = verification.take_sample(connection, self.spec, {id for id, _ in damaged})
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        question = Question.of(sample.vectors, verification.NEIGHBOURS, None, False, None, False)
-        disagreements, recall = sample.compare(self._answer(question, None) if sample.ids else [])
-        return VerifyReport(total, tuple(id for id, _ in damaged), tuple(disagreements), tuple(self._missing()), recall)
+        disagreements, recall = self._compared({item.rid for item in damaged})
+        ids = tuple(item.id for item in damaged)
+        return VerifyReport(total, ids, tuple(disagreements), tuple(self._missing()), recall)
+
+    def _compared(self, damaged: set[int]) -> tuple[list[str], float]:
+        """What the index finds against what an exhaustive search finds in the very same view of the catalog."""
+        while True:
+            try:
+                with self._connections.reader() as connection:
+                    ids, vectors = verification.choose(connection, self.spec, damaged)
+                    question = Question.of(vectors, verification.NEIGHBOURS, None, False, None, False)
+                    at = last_seq(connection)
+                    if self._writer is None or self._writer.behind is None:
+                        self._index.wait_for(at)
+                    # at once, before a fold makes the view too old; the pass over everything takes its time
+                    found = self._searcher.answer(connection, at, question) if ids else []
+                    return verification.exhaustive(connection, self.spec, ids, vectors).compare(found)
+            except ViewTooOld:
+                continue
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        self._writing()
+        writer = self._writing()
         with self._connections.reader() as connection:
+            verification.check_file(connection, self._path)
             damaged = verification.damaged_items(connection, self.spec, progress)
         kept_in = verification.write_down(self._lost, self._path.stem, damaged)
-        self.delete([id for id, _ in damaged])
+        # by their numbers: an id may mean a whole item again by now
+        rids = [item.rid for item in damaged]
+        gone = set(writer.submit(lambda connection, changes: delete_rows(connection, changes, rids)) if rids else ())
         self._care.rebuild()
         self._care.snapshot()
-        return RepairReport(self.count(), tuple(id for id, _ in damaged), kept_in)
+        return RepairReport(self.count(), tuple(item.id for item in damaged if item.rid in gone), kept_in)
 
     def close(self, *, keep: bool = True) -> None:
         """Writes a snapshot if it is worth one, and lets go of the files.
@@ -237,15 +266,16 @@ class EmbeddedCollection:
         Args:
             keep: False: the files are going to be deleted, so nothing is written any more.
         """
-        if self._connections.closed:
+        if self._closed:
             return
-        self._connections.close()  # the writer's goes last, so that SQLite can fold its log away
+        self._closed = True
         try:
             self._care.close(keep=keep)
         finally:
+            self._connections.close()
             if self._writer is not None:
                 self._writer.close()
-            self._connection.close()
+            self._connection.close()  # the last, so that SQLite can fold its log away
 
     # ---- inside
 
@@ -256,10 +286,13 @@ class EmbeddedCollection:
 
     def _follow(self, connection: sqlite3.Connection) -> None:
         """Brings a read-only index up to what another process has committed."""
-        if last_seq(connection) > self._index.seq:
+        if last_seq(connection) != self._index.seq:
             with self._refreshing:
-                if last_seq(connection) > self._index.seq and not recovery.replay(connection, self._index):
-                    recovery.rebuild(connection, self._index)
+                if last_seq(connection) < self._index.seq:  # an older view than another thread's: take a new one
+                    connection.execute("COMMIT")
+                    connection.execute("BEGIN")
+                if last_seq(connection) != self._index.seq:
+                    recovery.follow(connection, self._index, self._path.with_suffix(""))
             self._care.wake()
 
     def _missing(self) -> list[str]:

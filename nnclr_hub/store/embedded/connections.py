@@ -6,13 +6,15 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue
 
 from nnclr_hub.errors import StoreReadOnly
 from nnclr_hub.store.embedded.catalog import connect, reading, translated
 
-# pages that a connection keeps: enough for the items of a million rows, whose matches lie anywhere
+# pages that the first connection keeps, and each further one fewer: enough for the items of a million rows, whose
+# matches lie anywhere
 CACHE_KIB = 64 << 10
+IDLE_MOST = 8
 
 
 class Connections:
@@ -26,7 +28,8 @@ class Connections:
     def __init__(self, path: Path, begun: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
         self._path = path
         self._begun = begun
-        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()  # the last one's pages are the warmest
+        self._open = 0
         self.closed = False
 
     @contextmanager
@@ -43,13 +46,15 @@ class Connections:
             connection = self._idle.get_nowait()
         except Empty:
             connection = connect(self._path, read_only=True)
-            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self._open += 1
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // self._open}")
         try:
             with translated(self._path), reading(connection):
                 self._begun(connection)
                 yield connection
         finally:
-            if self.closed:
+            if self.closed or self._idle.qsize() >= IDLE_MOST:
+                self._open -= 1
                 connection.close()
             else:
                 self._idle.put(connection)

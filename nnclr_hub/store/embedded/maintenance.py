@@ -51,7 +51,8 @@ class Maintenance:
     def _run(self) -> None:
         idle = True
         while True:
-            idle = not self._wake.wait(None if idle else IDLE_SECONDS)
+            # something that failed is tried again without being asked
+            idle = not self._wake.wait(None if idle and self.failure is None else IDLE_SECONDS)
             self._wake.clear()
             if self._closing:
                 return
@@ -62,7 +63,7 @@ class Maintenance:
             except Stopped:
                 return
             except (NNCLRHubError, MemoryError, OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
-                # searches and writes go on without it; it is tried again when the next change wakes it
+                # searches and writes go on without it
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
                 self._rest()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
 from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, translated
+from nnclr_hub.store.succession import SUFFIX
 
 
 class Names:
@@ -29,8 +30,6 @@ class Names:
             with translated(path):
                 if not read_only:
                     create_root(self._root)
-                # a store of the first format that nobody has written since has no aliases
-                self._has_aliases = format_of(self._root) > 1
         except BaseException:
             self._root.close()
             raise
@@ -48,7 +47,8 @@ class Names:
     def aliases(self) -> dict[str, str]:
         """Names by alias."""
         with self._reading() as root:
-            return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias")) if self._has_aliases else {}
+            # a store of the first format has none until someone opens it for writing, which may be at any moment
+            return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias")) if format_of(root) > 1 else {}
 
     def resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
         """The collection's own name and the stem of its file.
@@ -112,7 +112,8 @@ class Names:
 
     def promote(self, name: str, alias: str) -> str | None:
         """See `VectorStore.promote`; one transaction."""
-        taken = {*self.collections(), *self.aliases()}
+        known = self.aliases()
+        taken = {*self.collections(), *known}
         kept = None
         if name == alias:
             raise InvalidRequest(f"{name!r} is the collection's own name already: promote another one to it.")
@@ -123,6 +124,11 @@ class Names:
                     names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
                     kept = next(free for free in names if free not in taken)
                     root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
+                # other names of what went by `alias` until now; that of its successor in the making is not one of them
+                root.execute(
+                    f"UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB '*{SUFFIX}'",
+                    [name, kept or known.get(alias, name)],
+                )
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
                 root.execute("COMMIT")
             except BaseException:

@@ -37,15 +37,28 @@ class Written:
 def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Written:
     """Fills the index from the best snapshot, the log and the catalog; returns what the snapshot had of it."""
     with reading(connection):
-        state = load_snapshot(connection, index.spec, folder)
-        if state is not None:
-            index.restore(state)
-            reached("recover.loaded")
-            if replay(connection, index) and agrees(connection, index):
-                reached("recover.replayed")
-                return Written(state.seq, len(state.rids))
-            log.warning("the index in %s does not agree with the catalog; building it anew", folder)
-        rebuild(connection, index)
+        return _recover(connection, index, folder)
+
+
+def follow(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> None:
+    """Brings an index up to the view of a read transaction: by the log, or anew if the log no longer reaches back.
+
+    A file that was saved from a damaged one may count from another number; then, too, everything is read anew.
+    """
+    if last_seq(connection) < index.seq or not replay(connection, index):
+        _recover(connection, index, folder)
+
+
+def _recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Written:
+    state = load_snapshot(connection, index.spec, folder)
+    if state is not None:
+        index.restore(state)
+        reached("recover.loaded")
+        if replay(connection, index) and agrees(connection, index):
+            reached("recover.replayed")
+            return Written(state.seq, len(state.rids))
+        log.warning("the index in %s does not agree with the catalog; building it anew", folder)
+    rebuild(connection, index)
     return Written(0, 0)
 
 
@@ -65,6 +78,7 @@ def replay(connection: sqlite3.Connection, index: AnnIndex) -> bool:
             return False
         index.apply(index.seq, np.zeros(0, np.int64), some, vectors)
     index.apply(last, died, np.zeros(0, np.int64), np.zeros((0, index.spec.dim), np.float32))
+    index.forget()  # of what came and died since there is nothing, and every death seems to be of the last change
     return True
 
 
@@ -77,4 +91,4 @@ def agrees(connection: sqlite3.Connection, index: AnnIndex) -> bool:
 def rebuild(connection: sqlite3.Connection, index: AnnIndex) -> None:
     """The index anew from the catalog, within the caller's read transaction."""
     total = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
-    load(index, all_vectors(connection, index.spec), total, last_seq(connection))
+    load(index, lambda: all_vectors(connection, index.spec), total, last_seq(connection))

@@ -7,15 +7,18 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import CollectionSpec, Item, Match
 from nnclr_hub.store.where import Clause
 
 # parameters a statement, below SQLite's limit
 MAX_IN = 10_000
 BATCH = 10_000
+_WAY_ON = "take it out with `nnclr store repair COLLECTION`, then index it again"
 
 
 @dataclass
@@ -56,7 +59,7 @@ def write_items(
     thumbnails = [(rid, item.thumbnail) for rid, item in zip(rids, items, strict=True) if item.thumbnail is not None]
     if thumbnails:
         connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
-    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('+', ?)", ((rid,) for rid in rids))
+    connection.execute("INSERT INTO oplog (op, rid) SELECT '+', rid FROM items WHERE rid >= ? ORDER BY rid", [first])
     changes.came.append(np.arange(first, first + len(items)))
     changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
 
@@ -72,6 +75,23 @@ def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence
         connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", found)
         changes.died += [rid for (rid,) in found]
     return len(found)
+
+
+def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
+    """Deletes rows by their numbers, whatever is in them; returns those that were still there."""
+    valid = "SELECT json_valid(metadata) FROM items WHERE rid = ?"
+    # an index on a metadata key cannot let go of an item whose metadata are no JSON
+    indexes = "SELECT name, sql FROM sqlite_master WHERE tbl_name = 'items' AND type = 'index' AND sql IS NOT NULL"
+    in_the_way = any(connection.execute(valid, [rid]).fetchone() == (0,) for rid in rids)
+    written = connection.execute(indexes).fetchall() if in_the_way else []
+    for name, _ in written:
+        connection.execute(f'DROP INDEX "{name}"')
+    gone = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
+    for _, sql in written:
+        connection.execute(sql)
+    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", ((rid,) for rid in gone))
+    changes.died += gone
+    return gone
 
 
 def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:
@@ -110,11 +130,11 @@ def to_matches(
         some = wanted[start : start + MAX_IN]
         statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_marks(some)}) AND {clause[0]}"
         found += connection.execute(statement, [*some, *clause[1]])
-    metadata = json.loads(f"[{','.join([row[2] for row in found])}]")  # one call is much quicker than one a row
+    metadata = _parsed([(row[1], row[2]) for row in found])
     rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
     return [
         [
-            Match(row[0], score, row[1], None if row[2] is None else to_vector(row[2], vectors))
+            Match(row[0], score, row[1], None if row[2] is None else to_vector(row[0], row[2], vectors))
             for score, rid in zip(score_row, rid_row, strict=True)
             if (row := rows.get(rid)) is not None
         ][:k]
@@ -123,21 +143,55 @@ def to_matches(
 
 
 def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:
-    """An item from its columns."""
-    vector = np.zeros(0, np.float32) if blob is None else to_vector(blob, spec)
-    return Item(id, vector, json.loads(metadata), jpeg)
+    """An item from its columns.
+
+    A vector's checksum is not looked at here, which `verify` and `repair` do.
+
+    Raises:
+        StoreCorrupt: the metadata or the vector cannot be what was written.
+    """
+    vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
+    return Item(id, vector, _parsed([(id, metadata)])[0], jpeg)
 
 
-def to_vector(blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
-    """(D,) float32 from its bytes."""
+def to_vector(id: str, blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
+    """(D,) float32 from its bytes.
+
+    Raises:
+        StoreCorrupt: they are too many or too few.
+    """
     assert spec is not None
+    if len(blob) != size_of(spec):
+        raise StoreCorrupt(f"The vector of item {id!r} is damaged ({len(blob)} bytes, not {size_of(spec)}): {_WAY_ON}.")
     return np.frombuffer(blob, stored_type(spec)).astype(np.float32)
+
+
+def is_metadata(text: object) -> bool:
+    """Whether it is the JSON of an object."""
+    try:
+        return isinstance(json.loads(text), dict)  # pyright: ignore[reportArgumentType] - which is a TypeError
+    except (TypeError, ValueError):
+        return False
+
+
+def _parsed(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Ids and JSON to metadata; StoreCorrupt names the item whose JSON is none."""
+    try:
+        metadata = json.loads(f"[{','.join([text for _, text in found])}]")  # much quicker than one by one
+        if len(metadata) == len(found) and all(type(one) is dict for one in metadata):
+            return metadata
+    except (TypeError, ValueError):
+        pass  # one of them is no JSON: which, is seen below
+    for id, text in found:
+        if not is_metadata(text):
+            raise StoreCorrupt(f"The metadata of item {id!r} are damaged: {_WAY_ON}.")
+    return [json.loads(text) for _, text in found]
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
     """Vectors (n, D) float32 of rows (n,) int64, NaN for rows that are not there or not of the right size."""
     found = np.full((len(rids), spec.dim), np.nan, np.float32)
-    size = spec.dim * np.dtype(stored_type(spec)).itemsize
+    size = size_of(spec)
     order = np.argsort(rids, kind="stable")
     ascending = rids[order]
     for start in range(0, len(rids), MAX_IN):
@@ -151,7 +205,7 @@ def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np
 
 def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Everything of the right size in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
-    size = spec.dim * np.dtype(stored_type(spec)).itemsize
+    size = size_of(spec)
     cursor = connection.execute("SELECT rid, vector FROM vectors WHERE length(vector) = ? ORDER BY rid", [size])
     while rows := cursor.fetchmany(BATCH):
         data = b"".join(blob for _, blob in rows)
@@ -168,6 +222,11 @@ def id_of(connection: sqlite3.Connection, rid: int) -> str:
 def stored_type(spec: CollectionSpec) -> str:
     """How the numbers of a vector are kept."""
     return "<f4" if spec.precision == "f32" else "<f2"
+
+
+def size_of(spec: CollectionSpec) -> int:
+    """Bytes of a vector as it is kept."""
+    return spec.dim * np.dtype(stored_type(spec)).itemsize
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -1,4 +1,8 @@
-"""What can still be read of a damaged SQLite file, into a new one."""
+"""What can still be read of a damaged SQLite file, into a new one.
+
+Each table is read by itself, in pieces, so that a damaged page costs the rows on it and no others; what one
+table knows of and another no longer gives is counted as lost.
+"""
 
 from __future__ import annotations
 
@@ -7,109 +11,227 @@ import os
 import shutil
 import sqlite3
 import zlib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Progress
+from nnclr_hub.store.base import CollectionSpec, Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, fsync_folder, read_spec
-from nnclr_hub.store.embedded.rows import stored_type
+from nnclr_hub.store.embedded.rows import is_metadata, size_of
+from nnclr_hub.store.reports import SalvageReport
 
 log = logging.getLogger(__name__)
 CHUNK = 64
-_ROW = (
-    "SELECT rid, id, metadata, vector, crc, jpeg FROM items JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) "
-    "WHERE rid BETWEEN ? AND ?"
+# a number so many times above what any other table says comes of damage
+WILD = 16
+_HIGHEST = (
+    "SELECT seq FROM sqlite_sequence WHERE name = 'items'",
+    "SELECT max(rid) FROM items NOT INDEXED",
+    "SELECT max(rid) FROM vectors",
+    "SELECT max(rid) FROM thumbnails",
+    "SELECT max(rid) FROM oplog",
+)
+_LAST_CHANGE = (
+    "SELECT seq FROM sqlite_sequence WHERE name = 'oplog'",
+    "SELECT max(seq) FROM oplog",
+    "SELECT max(seq) FROM snapshots",
 )
 
 
-def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> int:
+class Source:
+    """The damaged file.
+
+    Args:
+        connection: to it.
+        spec: of the collection.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, spec: CollectionSpec) -> None:
+        self._connection = connection
+        self._size = size_of(spec)
+        self.ids = dict(self._id_index())
+        self._unreadable: dict[str, set[int]] = {table: set() for table in ("items", "vectors", "thumbnails")}
+        known = [*self._numbers(_HIGHEST), *([max(self.ids)] if self.ids else [])]
+        self.total = _highest(known)
+        self.thumbnails_lost = 0  # of the rows that were last asked for
+        self.last_change = max(self._numbers(_LAST_CHANGE), default=2 * self.total)  # a row comes once and goes once
+
+    def rows(self, first: int, last: int) -> tuple[dict[int, tuple[str, str, bytes, int, bytes | None]], set[int], int]:
+        """What is whole of the rows first ... last: id, metadata, vector, checksum, thumbnail by number.
+
+        Returns:
+            Those; the numbers of rows that are known to have been there and are not whole; and how many others may
+            have been there.
+        """
+        items = self._read("items", "id, metadata", first, last)
+        vectors = self._read("vectors", "vector, crc", first, last)
+        thumbnails = self._read("thumbnails", "jpeg", first, last)
+        whole = {
+            rid: (*item, *vectors[rid], thumbnails.get(rid, (None,))[0])
+            for rid, item in items.items()
+            if rid in vectors and self._is_whole(rid, *item, *vectors[rid])
+        }
+        known = {*items, *vectors, *thumbnails, *(rid for rid in range(first, last + 1) if rid in self.ids)}
+        # where one table is readable and has no such row, there was none
+        suspected = (self._unreadable["items"] & self._unreadable["vectors"]) - known
+        self.thumbnails_lost = len(self._unreadable["thumbnails"] & whole.keys())
+        for numbers in self._unreadable.values():
+            numbers.clear()
+        return whole, known - whole.keys(), len(suspected)
+
+    def _is_whole(self, rid: int, id: Any, metadata: Any, vector: Any, crc: Any) -> bool:
+        if not isinstance(vector, bytes) or len(vector) != self._size or zlib.crc32(vector) != crc:
+            return False
+        if not isinstance(id, str) or self.ids.get(rid, id) != id:
+            return False
+        return is_metadata(metadata)
+
+    def _read(self, table: str, columns: str, first: int, last: int) -> dict[int, tuple[Any, ...]]:
+        """Rows first ... last by number, without those that cannot be read."""
+        # a range looks at the row after it as well, which may lie on a damaged page
+        wanted, numbers = ("rid = ?", [first]) if first == last else ("rid BETWEEN ? AND ?", [first, last])
+        try:
+            rows = self._connection.execute(f"SELECT rid, {columns} FROM {table} NOT INDEXED WHERE {wanted}", numbers)
+            return {row[0]: row[1:] for row in rows.fetchall() if first <= row[0] <= last}
+        except sqlite3.DatabaseError as error:
+            if first == last:
+                log.debug("row %d of %s cannot be read (%s)", first, table, error)
+                self._unreadable[table].add(first)
+                return {}
+        middle = (first + last) // 2
+        return self._read(table, columns, first, middle) | self._read(table, columns, middle + 1, last)
+
+    def _id_index(self) -> Iterator[tuple[int, str]]:
+        """Numbers and ids as the index on ids has them, from both its ends as far as it can be read."""
+        for order in ("ASC", "DESC"):
+            try:
+                for rid, id in self._connection.execute(f"SELECT rid, CAST(id AS BLOB) FROM items ORDER BY id {order}"):
+                    if isinstance(id, bytes) and id.isascii():
+                        yield rid, id.decode()
+                return
+            except sqlite3.DatabaseError as error:
+                log.warning("the index on ids cannot be read whole (%s)", error)
+
+    def _numbers(self, statements: tuple[str, ...]) -> list[int]:
+        found = []
+        for statement in statements:
+            try:
+                found += [number for (number,) in self._connection.execute(statement) if isinstance(number, int)]
+            except sqlite3.DatabaseError as error:
+                log.warning("%s: %s", statement, error)
+        return found
+
+
+def _highest(numbers: list[int]) -> int:
+    """The highest that is not above all sense."""
+    ascending = sorted(numbers)
+    while len(ascending) > 1 and ascending[-1] > WILD * max(ascending[-2], CHUNK):
+        ascending.pop()
+    return ascending[-1] if ascending else 0
+
+
+def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> SalvageReport:
     """Puts a new file with every item that can be read whole in the place of a damaged one, which moves to `lost`.
 
     Args:
         path: of a collection's SQLite file, open nowhere.
         lost: folder for the damaged file and its index snapshots.
-        progress: called with (row ids looked at, row ids in all).
-
-    Returns:
-        How many items were saved.
+        progress: called with (row numbers looked at, row numbers in all).
 
     Raises:
         StoreCorrupt: not even the collection's specification can be read; nothing was changed.
     """
     new = path.with_name(f"{path.stem}.salvage")
-    new.unlink(missing_ok=True)
-    old: sqlite3.Connection | None = None
+    for suffix in ("", "-wal", "-shm"):  # of an attempt that was cut short
+        Path(f"{new}{suffix}").unlink(missing_ok=True)
     try:
-        old = connect(path)
-        spec = read_spec(old)
-        last = old.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
-        total = last[0] if last else 0
-        target = connect(new, create=True)
-        try:
-            create_collection(target, spec)
-            size = spec.dim * np.dtype(stored_type(spec)).itemsize
-            saved = 0
-            for start in range(1, total + 1, CHUNK):
-                target.execute("BEGIN IMMEDIATE")
-                for row in _readable(old, start, min(start + CHUNK - 1, total)):
-                    saved += _keep(target, row, size)
-                target.execute("COMMIT")
-                progress(min(start + CHUNK - 1, total), total)
-        finally:
-            target.close()  # folds its log into the file
+        with closing(connect(path, read_only=True)) as old:
+            spec = read_spec(old)
+            source = Source(old, spec)
+            with closing(connect(new, create=True)) as target:  # closing folds its log into the file
+                create_collection(target, spec)
+                saved, gone, suspected, bare = _copy(source, target, progress)
+                if (name := _name(old)) is not None:
+                    target.execute("INSERT INTO meta VALUES ('name', ?)", [name])
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
         raise StoreCorrupt(
             f"{path} is damaged beyond reading ({error}): import the collection from an export, or index it anew."
         ) from error
-    finally:
-        if old is not None:
-            old.close()
-    _exchange(path, new, lost)
-    return saved
+    kept = _exchange(path, new, lost)
+    return SalvageReport(saved, tuple(source.ids.get(rid, f"row {rid}") for rid in gone), suspected, bare, str(kept))
 
 
-def _readable(connection: sqlite3.Connection, first: int, last: int) -> list[tuple]:
-    """Rows first ... last, without those that cannot be read."""
-    try:
-        return connection.execute(_ROW, [first, last]).fetchall()
-    except sqlite3.DatabaseError as error:
-        if first == last:
-            log.warning("row %d cannot be read (%s)", first, error)
-            return []
-    middle = (first + last) // 2
-    return _readable(connection, first, middle) + _readable(connection, middle + 1, last)
+def _copy(source: Source, target: sqlite3.Connection, progress: Progress) -> tuple[int, list[int], int, int]:
+    """Fills the new file: rows saved, numbers of rows lost, how many more may be lost, thumbnails lost."""
+    saved, gone, suspected, bare = 0, [], 0, 0
+    # numbers of rows and changes never come again; with no log of changes readers beside it load everything anew
+    target.execute("DELETE FROM sqlite_sequence")
+    target.executemany(
+        "INSERT INTO sqlite_sequence VALUES (?, ?)", [("items", source.total), ("oplog", source.last_change + 1)]
+    )
+    for start in range(1, source.total + 1, CHUNK):
+        whole, missing, perhaps = source.rows(start, min(start + CHUNK - 1, source.total))
+        target.execute("BEGIN IMMEDIATE")
+        for rid, row in whole.items():
+            if _keep(target, rid, row):
+                saved += 1
+            else:
+                missing.add(rid)
+        target.execute("COMMIT")
+        gone += sorted(missing)
+        suspected += perhaps
+        bare += source.thumbnails_lost
+        progress(min(start + CHUNK - 1, source.total), source.total)
+    return saved, gone, suspected, bare
 
 
-def _keep(target: sqlite3.Connection, row: tuple, size: int) -> bool:
-    """Writes a row under its old number if it is whole and its id is new."""
-    rid, id, metadata, vector, crc, jpeg = row
-    if not isinstance(vector, bytes) or len(vector) != size or zlib.crc32(vector) != crc:
-        return False
+def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int, bytes | None]) -> bool:
+    """Writes a row under its old number, unless its id is there already: a damaged page may show an item twice."""
+    id, metadata, vector, crc, jpeg = row
     try:
         target.execute("INSERT INTO items (rid, id, metadata) VALUES (?, ?, ?)", [rid, id, metadata])
-    except sqlite3.IntegrityError:  # a damaged page may show an item twice
+    except sqlite3.IntegrityError:
         return False
     target.execute("INSERT INTO vectors VALUES (?, ?, ?)", [rid, vector, crc])
-    if jpeg is not None:
+    if isinstance(jpeg, bytes):
         target.execute("INSERT INTO thumbnails VALUES (?, ?)", [rid, jpeg])
-    target.execute("INSERT INTO oplog (op, rid) VALUES ('+', ?)", [rid])
     return True
 
 
-def _exchange(path: Path, new: Path, lost: Path) -> None:
-    """The damaged file is whole in `lost` before it is touched, and there is a file under its name at any moment."""
+def _name(old: sqlite3.Connection) -> str | None:
+    """The collection's own name, if the file says."""
+    try:
+        row = old.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
+    except sqlite3.DatabaseError:
+        return None  # the root catalog has it as well
+    return row[0] if row else None
+
+
+def _exchange(path: Path, new: Path, lost: Path) -> Path:
+    """The damaged file is whole in `lost`, on the disk, before it is touched; returns where it lies now."""
     lost.mkdir(exist_ok=True)
     number = sum(1 for file in lost.iterdir() if file.name.startswith(f"{path.stem}-damaged"))
-    beside = [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm")]
-    for file in (path, *beside):
+    stem = f"{path.stem}-damaged{number}"
+    for suffix in ("", "-wal"):
+        file, copy = Path(f"{path}{suffix}"), lost / f"{stem}{path.suffix}{suffix}"
         if file.exists():
-            shutil.copy2(file, lost / file.name.replace(path.stem, f"{path.stem}-damaged{number}"))
+            shutil.copy2(file, copy)
+            _fsync(copy)
+    _fsync(new)
     fsync_folder(lost)
-    for file in beside:
-        file.unlink(missing_ok=True)
+    fsync_folder(lost.parent)
+    for suffix in ("-wal", "-shm"):  # before the new file has its name: the old log must never be applied to it
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    fsync_folder(path.parent)
     if path.with_suffix("").is_dir():
-        shutil.move(path.with_suffix(""), lost / f"{path.stem}-damaged{number}-index")
+        shutil.move(path.with_suffix(""), lost / f"{stem}-index")
     os.replace(new, path)
     fsync_folder(path.parent)
+    return lost / f"{stem}{path.suffix}"
+
+
+def _fsync(file: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())

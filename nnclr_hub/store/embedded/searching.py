@@ -8,7 +8,6 @@ Either way nothing that passes is overlooked because too many neighbours did not
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import dataclass
 
@@ -50,7 +49,7 @@ class Question:
     ) -> Question:
         """Raises InvalidFilter if the filter is none."""
         clause = to_sql(where)
-        return cls(queries, k, exact, effort, with_vector, clause, "" if clause == EVERYTHING else json.dumps(where))
+        return cls(queries, k, exact, effort, with_vector, clause, "" if clause == EVERYTHING else repr(clause))
 
 
 class Searcher:

@@ -29,6 +29,7 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
+from nnclr_hub.store.ann.kinds import GRAPH_BYTES
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
@@ -56,18 +57,20 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
         DiskFull, StoreError: it could not be written; the snapshots before it stay.
     """
     reached("snapshot.taken")
-    check_room(folder)
+    check_room(folder, need=_bytes(state))
     file = folder / f"index-{generation}.faiss"
     half = folder / f"{file.name}.part"
     try:
         with half.open("wb") as handle:  # b
-            _write(state, handle)
+            hashed = _Hashed(handle)
+            _write(state, hashed)
             reached("snapshot.written")
             handle.flush()
             os.fsync(handle.fileno())  # c
         reached("snapshot.synced")
-        size, digest = half.stat().st_size, _hash(half)
-        _read_back(half, state)  # d
+        size, digest = half.stat().st_size, hashed.digest
+        if _hash(half) != digest:  # d
+            raise OSError("it does not read back as it was written")
         reached("snapshot.checked")
         os.replace(half, file)  # e
         reached("snapshot.renamed")
@@ -153,7 +156,29 @@ def recorded(connection: sqlite3.Connection) -> set[str]:
 # ------------------------------------------------------------------------------ the file
 
 
-def _write(state: State, handle: BinaryIO) -> None:
+class _Hashed:
+    """A file that knows the hash of what it was given, whatever became of that on its way to the disk."""
+
+    def __init__(self, handle: BinaryIO) -> None:
+        self._handle = handle
+        self._hash = hashlib.blake2b()
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return self._handle.write(data)
+
+
+def _bytes(state: State) -> int:
+    """About what the file will take."""
+    main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + GRAPH_BYTES)
+    return main + state.delta_vectors.nbytes + 8 * (len(state.rids) + len(state.delta_rids))
+
+
+def _write(state: State, handle: _Hashed) -> None:
     main = state.main
     about = {
         "format": FORMAT,
@@ -168,7 +193,7 @@ def _write(state: State, handle: BinaryIO) -> None:
     }
     handle.write(json.dumps(about).encode() + b"\n")
     for array in (state.rids, state.dead, state.delta_rids, state.delta_vectors):
-        np.ascontiguousarray(array).tofile(handle)
+        handle.write(np.ascontiguousarray(array).tobytes())
     if main is not None:
         faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
 
@@ -187,15 +212,6 @@ def _read(file: Path, spec: CollectionSpec) -> State:
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")
     return State(about["seq"], main, rids, dead, delta_rids, vectors)
-
-
-def _read_back(file: Path, state: State) -> None:
-    """What faiss failed to write it does not say; what is in the file shows it."""
-    with file.open("rb") as handle:
-        about = json.loads(handle.readline(LONGEST_HEADER))
-        known = np.fromfile(handle, "<i8", about["rows"])
-    if not np.array_equal(known, state.rids):
-        raise OSError("it does not read back as it was written")
 
 
 def _hash(path: Path) -> str:

@@ -5,15 +5,16 @@ STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import threading
 import uuid
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.kinds import default_budget
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
 from nnclr_hub.store.checks import check_name
@@ -21,14 +22,16 @@ from nnclr_hub.store.embedded.catalog import (
     connect,
     create_collection,
     fsync_folder,
-    make_folder,
+    last_seq,
     read_spec,
     translated,
 )
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.lock import give_back, take_lock
 from nnclr_hub.store.embedded.names import Names
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.reports import SalvageReport
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
@@ -54,13 +57,14 @@ class EmbeddedStore:
         self.read_only = read_only
         self._memory = default_budget() if memory is None else memory
         self._open: dict[str, EmbeddedCollection] = {}  # by the stem of their file, which stays when a name changes
+        self._locks: dict[str, threading.Lock] = {}  # by the same
         self._changing = threading.RLock()
         self._lock: BinaryIO | None = None
         if read_only:
             if not (self.folder / CATALOG).is_file():
                 raise InvalidRequest(f"{self.folder} holds no store: index pictures first, or name another folder.")
         else:
-            self._take_lock()
+            self._lock = take_lock(self.folder)
         try:
             self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
@@ -92,11 +96,20 @@ class EmbeddedStore:
             # a crash before this row leaves a file that no row names, which the next start moves away
             self._names.add(name, key)
             reached("create.recorded")
-            return self._opened(name, key)
+            return self.get(name)
 
     def get(self, name: str) -> EmbeddedCollection:
-        with self._changing:
-            return self._opened(*self._names.resolve(name))
+        while True:
+            own, key = self._names.resolve(name)
+            collection = self._open.get(key)
+            if collection is None:
+                with self._opening(key):
+                    if self._names.resolve(name) != (own, key):  # dropped or renamed while another had the lock
+                        continue
+                    collection = self._open.get(key) or self._opened(own, key)
+            if self.read_only:
+                collection.name = own  # another process may have renamed it
+            return collection
 
     def drop(self, name: str) -> None:
         self._refuse_if_read_only()
@@ -104,10 +117,11 @@ class EmbeddedStore:
             name, key = self._names.resolve(name, aliases=False)
             self._names.remove(name)
             reached("drop.recorded")
-            opened = self._open.pop(key, None)
-            if opened is not None:
-                opened.close(keep=False)
-            self._remove_files(key)
+            with self._opening(key):
+                opened = self._open.pop(key, None)
+                if opened is not None:
+                    opened.close(keep=False)
+                self._remove_files(key)
             reached("drop.removed")
 
     def rename(self, name: str, to: str) -> None:
@@ -116,26 +130,42 @@ class EmbeddedStore:
             name, key = self._names.resolve(name, aliases=False)
             self._names.refuse_taken(check_name(to, "Collection name"))
             self._names.rename(name, to)
-            self._opened(to, key).name = to
+            self._renamed(key, to)
 
     def list(self) -> list[CollectionInfo]:
-        return [self._info(name) for name in self._names.collections()]
+        """How each collection stands, by name.
 
-    def _info(self, name: str) -> CollectionInfo:
-        """How a collection stands; one that is damaged hides no other."""
+        One that is not open is not opened for this: its index is called "closed". One that cannot be read hides no
+        other: its state is "damaged: ...", and where not even its specification can be read, that is of dimension 1.
+        """
+        found = [self._info(name) for name in self._names.collections()]
+        return [info for info in found if info is not None]
+
+    def _info(self, name: str) -> CollectionInfo | None:
+        """How a collection stands; None if it has been dropped or renamed meanwhile."""
+        spec = CollectionSpec(1, model="")
         try:
-            return self.get(name).info()
-        except StoreCorrupt as error:
-            path = self._path(self._names.resolve(name)[1])
-            connection = connect(path, read_only=True)
-            try:
-                with translated(path):
-                    return CollectionInfo(name, read_spec(connection), 0, 0, 0, f"damaged: {error}", "none")
-            finally:
-                connection.close()
+            key = self._names.resolve(name, aliases=False)[1]
+            opened = self._open.get(key)
+            if opened is not None:
+                return replace(opened.info(), name=name)  # another process may have renamed it
+            path = self._path(key)
+            with closing(connect(path, read_only=True)) as connection, translated(path):
+                spec = read_spec(connection)
+                count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+                last = last_seq(connection)
+            return CollectionInfo(name, spec, count, last, last, "ready", "closed")
+        except (CollectionNotFound, InvalidRequest):
+            return None
+        except DiskFull:
+            raise
+        except StoreError as error:
+            if name not in self._names.collections():
+                return None
+            return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
-    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> int:
-        """Puts what can still be read of a collection whose file is damaged into a new file; returns how many items.
+    def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
+        """Puts what can still be read of a collection whose file is damaged into a new file.
 
         The damaged file is kept in lost+found.
 
@@ -145,10 +175,11 @@ class EmbeddedStore:
         self._refuse_if_read_only()
         with self._changing:
             _, key = self._names.resolve(name)
-            opened = self._open.pop(key, None)
-            if opened is not None:
-                opened.close()
-            return salvage(self._path(key), self.folder / LOST, progress)
+            with self._opening(key):
+                opened = self._open.pop(key, None)
+                if opened is not None:
+                    opened.close(keep=False)  # neither an index nor a mark that all is well belongs into a damaged file
+                return salvage(self._path(key), self.folder / LOST, progress)
 
     # ---- aliases
 
@@ -173,7 +204,7 @@ class EmbeddedStore:
             kept = self._names.promote(name, check_name(alias, "Alias"))
             reached("promote.recorded")
             if kept is not None:
-                self.get(kept).name = kept
+                self._renamed(self._names.resolve(kept)[1], kept)
             return kept
 
     # ---- life
@@ -182,13 +213,15 @@ class EmbeddedStore:
         """Closes all collections and lets go of the folder; the last error of a collection is raised at the end."""
         failure: Exception | None = None
         with self._changing:
-            for collection in self._open.values():
-                try:
-                    collection.close()
-                except StoreError as error:  # the others must be closed all the same
-                    failure = error
-            self._open.clear()
-            self._names.close()
+            self._names.close()  # nothing is opened any more
+            for key in list(self._locks):
+                with self._opening(key):  # one that was being opened when it was closed is in
+                    opened = self._open.pop(key, None)
+                    try:
+                        if opened is not None:
+                            opened.close()
+                    except StoreError as error:  # the others must be closed all the same
+                        failure = error
             self._release_lock()
         if failure is not None:
             raise failure
@@ -201,14 +234,23 @@ class EmbeddedStore:
 
     # ---- inside
 
+    def _opening(self, key: str) -> threading.Lock:
+        """Held while a collection is opened or taken away; another is opened meanwhile."""
+        return self._locks.setdefault(key, threading.Lock())
+
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
-        if key not in self._open:
-            self._open[key] = EmbeddedCollection(
-                name, self._path(key), self.folder / LOST, self._memory, read_only=self.read_only
-            )
-        collection = self._open[key]
-        collection.name = name  # another process may have renamed it
+        collection = EmbeddedCollection(
+            name, self._path(key), self.folder / LOST, self._memory, read_only=self.read_only
+        )
+        self._open[key] = collection
         return collection
+
+    def _renamed(self, key: str, name: str) -> None:
+        """Tells a collection its new name, if it is open."""
+        with self._opening(key):
+            opened = self._open.get(key)
+            if opened is not None:
+                opened.name = name
 
     def _path(self, key: str) -> Path:
         return self.folder / "collections" / f"{key}.sqlite"
@@ -217,26 +259,9 @@ class EmbeddedStore:
         if self.read_only:
             raise StoreReadOnly(f"The store {self.folder} was opened for reading: open it without read_only.")
 
-    def _take_lock(self) -> None:
-        try:
-            make_folder(self.folder)
-            self._lock = (self.folder / "LOCK").open("ab")
-        except OSError as error:
-            raise StoreError(
-                f"The store {self.folder} cannot be opened ({error.strerror}): name a folder that can be written."
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise StoreLocked(
-                f"Another process has the store {self.folder} open for writing: stop that one (a server, or an "
-                "`nnclr index`), or send your request to that server."
-            ) from error
-
     def _release_lock(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            give_back(self._lock)
             self._lock = None
 
     def _clear_leftovers(self) -> None:

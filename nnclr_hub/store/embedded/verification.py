@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 import zlib
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.ann.fold import nearest
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Match, Progress
-from nnclr_hub.store.embedded.rows import all_vectors, id_of, stored_type, to_vector
+from nnclr_hub.store.embedded.catalog import WAY_ON, fsync_folder, quick_check, translated
+from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
 
 SAMPLE = 50
 NEIGHBOURS = 10
@@ -54,19 +57,62 @@ def _within(score: float) -> float:
     return TOLERANCE * max(1.0, abs(score))
 
 
-def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress: Progress) -> list[tuple[str, str]]:
-    """Ids and metadata of the items whose vector no longer has its checksum, or is not there."""
+@dataclass(frozen=True)
+class Damaged:
+    """A row that is not what was written; its id and metadata as far as they are text."""
+
+    rid: int
+    id: str
+    metadata: str
+
+
+def check_file(connection: sqlite3.Connection, path: Path) -> None:
+    """SQLite's own check, and whether the tables agree with each other.
+
+    Raises:
+        StoreCorrupt: they do not; it takes a salvage to mend that.
+    """
+    quick_check(connection, path)
+    # counted, not fetched, for damaged text may be no text at all
+    by_index = "SELECT rid, id FROM items INDEXED BY sqlite_autoindex_items_1 WHERE id >= ''"
+    by_table = "SELECT rid, id FROM items NOT INDEXED"
+    lone = "SELECT rid FROM vectors WHERE rid NOT IN (SELECT rid FROM items)"
+    with translated(path):
+        for statement in (f"{by_index} EXCEPT {by_table}", f"{by_table} EXCEPT {by_index}", lone):
+            if connection.execute(f"SELECT count(*) FROM ({statement})").fetchone()[0]:
+                raise StoreCorrupt(f"{path} is damaged (its tables do not agree; nothing was changed): {WAY_ON}.")
+
+
+def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress: Progress) -> list[Damaged]:
+    """Items whose vector has not its size and checksum, or is not there, or whose metadata are no JSON object."""
     total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-    size = spec.dim * np.dtype(stored_type(spec)).itemsize
-    rows = connection.execute("SELECT id, metadata, vector, crc FROM items LEFT JOIN vectors USING (rid) ORDER BY rid")
+    size = size_of(spec)
+    # as bytes, for damaged text may be no text at all
+    rows = connection.execute(
+        "SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, crc "
+        "FROM items NOT INDEXED LEFT JOIN vectors USING (rid) ORDER BY rid"
+    )
     damaged, done = [], 0
     while batch := rows.fetchmany(BATCH):
-        for id, metadata, blob, crc in batch:
-            if blob is None or len(blob) != size or zlib.crc32(blob) != crc:
-                damaged.append((id, metadata))
+        for rid, id, metadata, blob, crc in batch:
+            vector_is_well = blob is not None and len(blob) == size and zlib.crc32(blob) == crc
+            if not vector_is_well or not _is_text(id) or not _is_text(metadata) or not is_metadata(metadata):
+                damaged.append(Damaged(rid, _text(id), _text(metadata)))
         done += len(batch)
         progress(done, total)
     return damaged
+
+
+def _is_text(written: bytes) -> bool:
+    try:
+        written.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(written: bytes) -> str:
+    return written.decode(errors="backslashreplace")
 
 
 def missing_items(connection: sqlite3.Connection, index: AnnIndex) -> list[str]:
@@ -75,19 +121,25 @@ def missing_items(connection: sqlite3.Connection, index: AnnIndex) -> list[str]:
     return [id_of(connection, rid) for rid in np.setxor1d(truth, index.live_rids()).tolist()]
 
 
-def take_sample(connection: sqlite3.Connection, spec: CollectionSpec, without: set[str]) -> Sample:
-    """Some of the vectors with their true neighbours, in one pass over all of them.
+def choose(connection: sqlite3.Connection, spec: CollectionSpec, without: set[int]) -> tuple[list[str], np.ndarray]:
+    """Ids and vectors (n, D) of some items, scattered, and yet the same ones each time.
 
     Args:
-        without: ids that are damaged.
+        without: numbers of rows that are damaged.
     """
-    # scattered, and yet the same ones each time
     scattered = f"SELECT rid FROM items ORDER BY rid * 2654435761 % 4294967296 LIMIT {SAMPLE + len(without)}"
-    chosen = connection.execute(f"SELECT id, vector FROM items JOIN vectors USING (rid) WHERE rid IN ({scattered})")
-    pairs = [(id, to_vector(blob, spec)) for id, blob in chosen if id not in without]
-    if not pairs:
-        return Sample([], np.zeros((0, spec.dim), np.float32), [])
-    queries = np.stack([vector for _, vector in pairs])
+    chosen = connection.execute(
+        f"SELECT rid, id, vector FROM items JOIN vectors USING (rid) WHERE rid IN ({scattered}) ORDER BY rid"
+    )
+    pairs = [(id, to_vector(id, blob, spec)) for rid, id, blob in chosen if rid not in without]
+    vectors = np.stack([vector for _, vector in pairs]) if pairs else np.zeros((0, spec.dim), np.float32)
+    return [id for id, _ in pairs], vectors
+
+
+def exhaustive(connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray) -> Sample:
+    """The true neighbours of some vectors, in one pass over all of them."""
+    if not ids:
+        return Sample([], queries, [])
     order: list[np.ndarray] = []
 
     def passed() -> Iterator[np.ndarray]:
@@ -101,16 +153,23 @@ def take_sample(connection: sqlite3.Connection, spec: CollectionSpec, without: s
         {id_of(connection, rid): score for rid, score in zip(*those, strict=True)}
         for those in zip(known, scores.tolist(), strict=True)
     ]
-    return Sample([id for id, _ in pairs], queries, truth)
+    return Sample(ids, queries, truth)
 
 
-def write_down(lost: Path, stem: str, items: list[tuple[str, str]]) -> str | None:
-    """Keeps ids and metadata of items that have to go, a line of JSON each; returns the file's path."""
+def write_down(lost: Path, stem: str, items: list[Damaged]) -> str | None:
+    """Keeps ids and metadata of items that have to go, a line of JSON each; returns the file's path.
+
+    Metadata that are no JSON any more are kept as the text that is there.
+    """
     if not items:
         return None
     lost.mkdir(exist_ok=True)
     file = lost / f"{stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    with file.open("a") as handle:
-        for id, metadata in items:
-            handle.write(json.dumps({"id": id, "metadata": json.loads(metadata)}) + "\n")
+    with file.open("a", encoding="utf-8") as handle:
+        for item in items:
+            metadata = json.loads(item.metadata) if is_metadata(item.metadata) else item.metadata
+            handle.write(json.dumps({"id": item.id, "metadata": metadata}) + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    fsync_folder(lost)
     return str(file)

@@ -30,6 +30,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # requests that one transaction takes at most, which bounds how long the first of them waits
 GROUP = 256
+# after these the whole transaction is lost, not one request of it
+FATAL = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_NOMEM,
+)
 
 
 Apply = Callable[[sqlite3.Connection, Changes], T]
@@ -127,21 +136,19 @@ class Writer:
             with translated(self._path):
                 request.answer.set_result(request.apply(self._connection, request.changes))
         except Exception as error:  # noqa: BLE001 - handed to the caller; the thread must go on
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            self._undo()
+            self._remember(error)
             request.answer.set_exception(error)
 
     def _commit(self, group: list[_Request[Any]]) -> None:
         """One transaction for all; every request is answered, whatever happens."""
         try:
-            if self.failure is not None:
-                raise StoreReadOnly(self.failure)
+            self.refuse_failed()
             check_room(self._path)
             with translated(self._path):
                 done = self._transact(group)
         except NNCLRHubError as error:
-            if isinstance(error, StoreReadOnly):
-                self.failure = str(error)  # after a failed fsync nobody knows what is on the disk
+            self._remember(error)
             self._fail(group, error)
         except Exception as error:
             log.exception("a write to %s failed", self._path)
@@ -160,8 +167,7 @@ class Writer:
             reached("write.applied")
             execute("COMMIT")
         except BaseException:
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
+            self._undo()
             raise
         reached("write.committed")
         self.commits += 1
@@ -173,14 +179,34 @@ class Writer:
         self._connection.execute("SAVEPOINT one")
         try:
             request.result = request.apply(self._connection, request.changes)
-        except NNCLRHubError as error:
+        except Exception as error:
+            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+            if code in FATAL or not self._connection.in_transaction:
+                raise
             self._connection.execute("ROLLBACK TO one")
+            if not isinstance(error, NNCLRHubError):
+                log.exception("a request to %s failed", self._path)
+                error = StoreError(f"A request to {self._path} failed ({error}); nothing of it was written.")
             request.answer.set_exception(error)
             return False
         finally:
             if self._connection.in_transaction:  # a full disk rolls the whole transaction back
                 self._connection.execute("RELEASE one")
         return True
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def _remember(self, error: Exception) -> None:
+        """After a failed fsync nobody knows what is on the disk."""
+        if isinstance(error, StoreReadOnly):
+            self.failure = self.failure or str(error)
+
+    def refuse_failed(self) -> None:
+        """Raises StoreReadOnly if an earlier write failed on the disk."""
+        if self.failure is not None:
+            raise StoreReadOnly(self.failure)
 
     def _publish(self, done: list[_Request[Any]]) -> None:
         """After the commit: into the index, then the answers, which say "durable" whatever becomes of the index."""

@@ -1,0 +1,276 @@
+"""One connection to Milvus: who is there, a time limit on every call, and every failure one sentence of ours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    InvalidRequest,
+    MissingDependency,
+    StoreError,
+    StoreLocked,
+    StoreReadOnly,
+    StoreUnreachable,
+)
+
+CONNECT_TIMEOUT = 8.0
+READ_TIMEOUT = 10.0
+WRITE_TIMEOUT = 30.0
+# building an index, loading a collection, flushing
+SLOW_TIMEOUT = 300.0
+# a server that has just started answers, but not yet for its collections
+_PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
+# gRPC by itself waits up to two minutes before it tries a server again that was gone, and lets all channels to one
+# address wait together
+_RECONNECTING = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    "grpc.use_local_subchannel_pool": 1,
+}
+# seconds for which a call is repeated
+_PATIENCE = 9.0
+_CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED = 2, 100, 101
+_STARTING = ("not fully loaded", "not ready", "no available", "not available", "lack", "is not healthy", "not serving")
+
+
+def import_pymilvus() -> ModuleType:
+    """pymilvus, which costs a second to import.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    try:
+        import pymilvus
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
+        ) from error
+    # it prints each failure with its traceback before it raises; ours say the same in a sentence
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    return pymilvus
+
+
+class Connection:
+    """A Milvus server, or a Milvus Lite file with its server in this process.
+
+    Args:
+        uri: milvus://[user:password@]host:port[/database], or a path that ends in .milvus.db.
+        create: whether a file may be made.
+
+    Raises:
+        InvalidRequest: neither of the two; or no such file, and create is False.
+        StoreUnreachable: nobody answers there.
+        StoreLocked: another process has the file open.
+        MissingDependency: pymilvus is not installed.
+    """
+
+    def __init__(self, uri: str, *, create: bool = True) -> None:
+        self.pymilvus = import_pymilvus()
+        self._file: Path | None = None
+        self._closed = False
+        if uri.startswith("milvus://"):
+            address, options = _parsed(uri)
+            self.name = f"milvus://{address}" + (f"/{options['db_name']}" if options["db_name"] else "")
+        else:
+            path = Path(uri)
+            self.name = str(path)
+            address, options = f"127.0.0.1:{_lite.start(path, create=create)}", {}
+            self._file = path
+        try:
+            self.client: Any = self._guarded(
+                "connect",
+                lambda: self.pymilvus.MilvusClient(
+                    uri=f"http://{address}",
+                    dedicated=True,
+                    timeout=CONNECT_TIMEOUT,
+                    grpc_options=_RECONNECTING,
+                    **options,
+                ),
+            )
+            version = self.call("get_server_version")
+        except BaseException:
+            if self._file is not None:
+                _lite.stop(self._file)
+            raise
+        # the standalone server of the package `milvus` calls itself v2.3.5-lite, Milvus Lite milvus_lite-3.2.2
+        self.is_lite = version.startswith("milvus_lite")
+
+    def call(self, method: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        """A method of pymilvus's client, under a time limit.
+
+        Every call that comes here may be repeated: reads, upserts and deletes by id, and steps that find their work
+        done. pymilvus itself repeats it while the server cannot be reached and time remains; here it is repeated while
+        a server that has just started has not loaded its collections.
+
+        Raises:
+            StoreUnreachable: no answer in time.
+            CollectionNotFound: another client has dropped the collection.
+            StoreError: the server refuses, with its reason.
+        """
+        if self._closed:
+            raise StoreReadOnly(f"The store {self.name} is closed: open it again.")
+        limit = READ_TIMEOUT if timeout is None else timeout
+        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this process serves a Milvus Lite file itself."""
+        return self._file is not None
+
+    def close(self) -> None:
+        """Ends the connection; the file's server too, if nobody else in this process uses it."""
+        if self._closed:
+            return
+        self._closed = True
+        self.client.close()
+        if self._file is not None:
+            _lite.stop(self._file)
+
+    # ---- inside
+
+    def _guarded(self, method: str, attempt: Callable[[], Any], args: tuple[Any, ...] = ()) -> Any:
+        import grpc
+
+        begun = time.monotonic()
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return attempt()
+            except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
+                fault = _fault(error)
+                pause = next(pauses, None)
+                # a first connection is refused at once: more often than not the address is wrong
+                worth = fault in ("starting", "unloaded") or (fault == "gone" and method != "connect")
+                if pause is None or not worth or time.monotonic() - begun + pause > _PATIENCE:
+                    raise self._translated(method, fault, error) from error
+                time.sleep(pause)
+                if fault == "unloaded":  # Milvus Lite forgets over a restart which collections were loaded
+                    self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
+
+    def _translated(self, method: str, fault: str, error: Exception) -> StoreError:
+        text = " ".join(str(getattr(error, "message", error)).split())
+        if fault == "slow":
+            return StoreUnreachable(
+                f"Milvus at {self.name} did not answer `{method}` in time: see whether it is overloaded, and repeat "
+                "the request; upserts and deletes may be repeated safely."
+            )
+        if fault == "gone":
+            return StoreUnreachable(
+                f"Milvus at {self.name} cannot be reached: start it, or correct the address; nothing that was "
+                "acknowledged is lost, and upserts and deletes may be repeated safely."
+            )
+        if fault == "stranger":
+            return StoreUnreachable(f"What answers at {self.name} is not Milvus: give the address of its gRPC port.")
+        if fault == "starting":
+            return StoreUnreachable(f"Milvus at {self.name} has started, but is not ready ({text:.300}): repeat later.")
+        if fault == "not found":
+            return CollectionNotFound(f"Milvus at {self.name} no longer has that collection: open it again by name.")
+        return StoreError(f"Milvus at {self.name} refuses `{method}`: {text:.300}")
+
+
+def _fault(error: Exception) -> str:
+    """What kind of failure it is: gone, slow, stranger, starting, unloaded, not found, or else refused."""
+    import grpc
+
+    text = str(getattr(error, "message", error))
+    code = getattr(error, "code", None)
+    code = code() if callable(code) else code
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED or "DEADLINE_EXCEEDED" in text or "timeout" in text:
+        return "slow"
+    if code is grpc.StatusCode.UNIMPLEMENTED or "UNIMPLEMENTED" in text:
+        return "stranger"
+    if isinstance(code, grpc.StatusCode) or isinstance(error, grpc.FutureTimeoutError | ValueError):
+        return "gone"
+    if code == _CONNECT_FAILED or "UNAVAILABLE" in text:
+        return "gone"
+    if code == _NOT_FOUND:
+        return "not found"
+    if code == _NOT_LOADED or "not loaded" in text:
+        return "unloaded"
+    return "starting" if any(sign in text for sign in _STARTING) else "refused"
+
+
+def _parsed(uri: str) -> tuple[str, dict[str, str]]:
+    """Address, and database, user and password."""
+    try:
+        parts = urlsplit(uri)
+        port = parts.port or 19530
+    except ValueError:
+        parts, port = None, 0
+    database = parts.path.strip("/") if parts else ""
+    if parts is None or not parts.hostname or "/" in database or parts.query or parts.fragment:
+        raise InvalidRequest(
+            f"{_without_password(uri)!r} is no address of Milvus: give milvus://host:19530, with /database and "
+            "user:password@ if the server has them."
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return f"{host}:{port}", {"db_name": database, "user": user, "password": password}
+
+
+def _without_password(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+class _LiteServers:
+    """Milvus Lite serves a file from threads of this process: one server a file, however many stores are open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Path, tuple[Any, Any, int, int]] = {}
+
+    def start(self, path: Path, *, create: bool) -> int:
+        """The port of the file's server."""
+        try:
+            from milvus_lite.adapter.grpc.server import start_server_in_thread
+            from milvus_lite.exceptions import DataDirLockedError, MilvusLiteError
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                f"The store {path} needs the package milvus-lite, which is not installed: "
+                "pip install 'nnclr_hub[scale]'."
+            ) from error
+        key = path.absolute()
+        with self._lock:
+            if key in self._running:
+                server, database, port, users = self._running[key]
+                self._running[key] = (server, database, port, users + 1)
+                return port
+            if not create and not key.exists():
+                raise InvalidRequest(f"{path} holds no store: index pictures first, or name another folder.")
+            try:
+                server, database, port = start_server_in_thread(str(key))
+            except DataDirLockedError as error:
+                raise StoreLocked(
+                    f"Another process has the store {path} open: stop that one, or send your request to that server."
+                ) from error
+            except (MilvusLiteError, OSError) as error:
+                raise StoreError(
+                    f"The store {path} cannot be opened ({error}): name a file that can be written."
+                ) from error
+            self._running[key] = (server, database, port, 1)
+            return port
+
+    def stop(self, path: Path) -> None:
+        """Stops the file's server with its last user."""
+        key = path.absolute()
+        with self._lock:
+            server, database, port, users = self._running[key]
+            if users > 1:
+                self._running[key] = (server, database, port, users - 1)
+                return
+            del self._running[key]
+            server.stop(grace=2).wait()
+            database.close()
+
+
+_lite = _LiteServers()

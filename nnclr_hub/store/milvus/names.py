@@ -1,0 +1,40 @@
+"""Names of ours as names that Milvus takes, and back.
+
+Milvus allows A-Z a-z 0-9 _ and 255 characters; ours have . ~ - too, and may begin with a digit. The prefix keeps
+them apart from other people's collections in the same database.
+
+    encode("photos.v2")  ->  "nnclr_photos_dv2"
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+
+_PLAIN, _LONG = "nnclr_", "nnclrx_"
+_ESCAPES = {"_": "__", ".": "_d", "~": "_t", "-": "_m"}
+_MEANINGS = {escape[1]: character for character, escape in _ESCAPES.items()}
+# of Milvus, in bytes
+_LONGEST = 255
+
+
+def encode(name: str) -> str:
+    """The name in Milvus of a collection or alias that `checks.check_name` allows."""
+    escaped = _PLAIN + "".join(_ESCAPES.get(character, character) for character in name)
+    if len(escaped) <= _LONGEST:
+        return escaped
+    # 128 characters that nearly all need an escape: base32 takes 205, whatever they are
+    return _LONG + base64.b32encode(name.encode()).decode().rstrip("=").lower()
+
+
+def decode(name: str) -> str | None:
+    """The name that was encoded; None for a collection that is not ours."""
+    if name.startswith(_LONG):
+        text = name.removeprefix(_LONG).upper()
+        try:
+            return base64.b32decode(text + "=" * (-len(text) % 8)).decode()
+        except ValueError:
+            return None
+    if not name.startswith(_PLAIN) or not re.fullmatch(r"([A-Za-z0-9]|_[_dtm])+", name.removeprefix(_PLAIN)):
+        return None
+    return re.sub("_(.)", lambda escape: _MEANINGS[escape[1]], name.removeprefix(_PLAIN))

@@ -1,0 +1,118 @@
+"""Milvus servers for tests: processes of their own on free ports of this machine, ended by their own group.
+
+`milvus-lite server` comes with the dev extra. The standalone server is the package milvus 2.3.5, in an environment of
+its own (it needs setuptools<80); NNCLR_MILVUS_SERVER names its `milvus-server`, unless that is on the PATH.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nnclr_hub.errors import StoreUnreachable
+from nnclr_hub.store.milvus import MilvusStore
+
+
+class Server:
+    """One server on one folder; `start` after `kill` starts it anew on the same port and folder."""
+
+    def __init__(self, command: list[str], log: Path, port: int, patience: float) -> None:
+        self.uri = f"milvus://127.0.0.1:{port}"
+        self._port = port
+        self._command = command
+        self._log = log
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when the server answers."""
+        # milvus-server takes the next port without a word if connections of before still linger on this one (TIME_WAIT)
+        wait_until_free(self._port, 90)
+        with self._log.open("ab") as log:
+            # a group of its own: milvus-server starts the real server as a child
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                with MilvusStore(self.uri) as store:
+                    store.list()
+                return
+            except StoreUnreachable as error:
+                if time.monotonic() > end or self._process.poll() is not None:
+                    self.kill()
+                    tail = self._log.read_text(errors="replace")[-2000:]
+                    raise AssertionError(f"{self._command[0]} did not come up: {tail}") from error
+                time.sleep(0.2)
+
+    def signal(self, number: int) -> None:
+        """To all processes of the server."""
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """At once, without a chance to put anything in order."""
+        if self._process is not None:
+            self.signal(signal.SIGKILL)
+            self._process.wait(30)
+            self._process = None
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_until_free(port: int, patience: float) -> None:
+    """Returns when a socket can be bound to the port."""
+    end = time.monotonic() + patience
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+                return
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+        time.sleep(0.5)
+
+
+@contextmanager
+def lite_server(folder: Path) -> Iterator[Server]:
+    """`milvus-lite server`, in Python."""
+    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
+    port = free_port()
+    command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--data-dir", str(folder / "lite")]
+    yield from _running(Server(command, folder / "lite.log", port, patience=60))
+
+
+@contextmanager
+def standalone_server(folder: Path) -> Iterator[Server]:
+    """The real server, milvus 2.3.5."""
+    program = os.environ.get("NNCLR_MILVUS_SERVER") or shutil.which("milvus-server")
+    if program is None or not Path(program).exists():
+        pytest.skip("milvus-server is not installed: name it in NNCLR_MILVUS_SERVER")
+    port = free_port()
+    command = [program, "--data", str(folder / "standalone"), "--proxy-port", str(port)]
+    yield from _running(Server(command, folder / "standalone.log", port, patience=180))
+
+
+SERVERS = {"lite server": lite_server, "standalone": standalone_server}
+
+
+def _running(server: Server) -> Iterator[Server]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

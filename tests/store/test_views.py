@@ -1,0 +1,124 @@
+"""A search sees the rows as they were at the change that its view of the catalog is up to, neither more nor fewer."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann import fold as folding
+from nnclr_hub.store.ann import kinds
+from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.base import CollectionSpec, Item
+
+DIM = 4
+NONE = np.zeros(0, np.int64)
+NO_VECTORS = np.zeros((0, DIM), np.float32)
+
+
+def at(x: float) -> np.ndarray:
+    """(1, DIM): a vector that only x is nearest to."""
+    return np.full((1, DIM), x, np.float32)
+
+
+@pytest.fixture
+def index():
+    """Rows 1 to 8 in the main part and 9 to 12 in the delta, row x at place x since change x."""
+    made = AnnIndex(CollectionSpec(DIM, "l2"), 1 << 30)
+    for row in range(1, 13):
+        made.apply(row, NONE, np.array([row]), at(row))
+        if row == 8:
+            folding.fold(made, lambda rids: NO_VECTORS)
+    return made
+
+
+def nearest(index: AnnIndex, x: float, view: int, **options) -> int:
+    return int(index.search(at(x), 1, fetch=lambda rids: np.repeat(rids[:, None], DIM, 1), at=view, **options)[1][0, 0])
+
+
+@pytest.mark.parametrize("row", [3, 10])
+def test_what_died_after_a_view_still_lives_in_it(index, row):
+    index.apply(20, np.array([row]), NONE, NO_VECTORS)
+    assert nearest(index, row, 19) == row
+    assert nearest(index, row, 20) != row
+
+
+def test_deaths_during_a_fold_keep_their_order(index, monkeypatch):
+    """A row of the delta dies at 50 and one of the main part at 100, while the fold is under way."""
+    real = folding.extended
+
+    def meanwhile(*arguments):
+        index.apply(50, np.array([9]), NONE, NO_VECTORS)
+        index.apply(100, np.array([3]), NONE, NO_VECTORS)
+        return real(*arguments)
+
+    monkeypatch.setattr(folding, "extended", meanwhile)
+    folding.fold(index, lambda rids: NO_VECTORS)
+    assert nearest(index, 3, 99) == 3
+    assert nearest(index, 9, 49) == 9
+    assert nearest(index, 9, 50) != 9
+    assert nearest(index, 3, 100) != 3
+
+
+def test_views_older_than_what_a_fold_forgot_are_refused(index):
+    index.apply(20, np.array([3]), NONE, NO_VECTORS)
+    folding.fold(index, lambda rids: NO_VECTORS, anew=True)
+    with pytest.raises(ViewTooOld):
+        nearest(index, 3, 19)
+
+
+def test_an_exact_search_of_compressed_vectors_sees_its_view_too(monkeypatch):
+    for module in (folding, kinds):
+        monkeypatch.setattr(module, "FLAT_BELOW", 300)
+    made = AnnIndex(CollectionSpec(DIM, "l2", index="ivf_pq"), 1 << 30)
+    rows = np.arange(1, 401)
+    made.apply(400, NONE, rows, np.repeat(rows[:, None], DIM, 1).astype(np.float32))
+    folding.fold(made, lambda rids: NO_VECTORS)
+    assert made.kind == "ivf_pq"
+    made.apply(500, np.array([7]), NONE, NO_VECTORS)
+    assert nearest(made, 7, 499, exact=True) == 7
+    assert nearest(made, 7, 500, exact=True) != 7
+
+
+def test_two_readers_with_different_views_of_a_store_that_another_writes(tmp_path):
+    """The item is replaced between the views; the reader with the older one must not find neither."""
+    one = np.full(DIM, 100, np.float32)
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2"))
+        collection.upsert([Item(f"i{i}", np.full(DIM, i, np.float32)) for i in range(5)])
+        with open_store(str(tmp_path), read_only=True) as other:
+            reader = other.get("c")
+            collection.upsert([Item("x", one, {"v": 1})])
+            fixed, go_on, found = threading.Event(), threading.Event(), []
+            follow = reader._connections._begun
+
+            def begun(connection):
+                if threading.current_thread().name == "older" and not fixed.is_set():
+                    connection.execute("SELECT count(*) FROM items").fetchone()  # fixes the view
+                    fixed.set()
+                    go_on.wait()
+                follow(connection)
+
+            reader._connections._begun = begun
+            thread = threading.Thread(name="older", target=lambda: found.extend(reader.search(one, 1)))
+            thread.start()
+            fixed.wait()
+            collection.upsert([Item("x", one, {"v": 2})])
+            assert reader.search(one, 1)[0].metadata == {"v": 2}
+            go_on.set()
+            thread.join()
+            assert found[0].id == "x"
+
+
+def test_a_reader_that_slept_through_snapshots_catches_up(tmp_path):
+    """The log it would need is trimmed, so it starts from the newest snapshot."""
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2"))
+        collection.upsert([Item("a", np.zeros(DIM))])
+        with open_store(str(tmp_path), read_only=True) as other:
+            reader = other.get("c")
+            for i in range(4):
+                collection.upsert([Item(f"i{i}", np.full(DIM, i + 1, np.float32))])
+                collection.snapshot()
+            collection.delete(["a"])
+            assert [match.id for match in reader.search(np.zeros(DIM), 2)] == ["i0", "i1"]

@@ -1,0 +1,122 @@
+"""One thread that writes: a bad request harms no other of its commit, and a failed disk is not written again."""
+
+import json
+import sqlite3
+import threading
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import InvalidRequest, StoreError, StoreReadOnly
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import snapshots
+
+DIM = 4
+
+
+@pytest.fixture
+def collection(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        yield store.create("c", CollectionSpec(DIM, "l2"))
+
+
+@pytest.mark.parametrize("trouble", [StoreError("no"), ValueError("odd"), sqlite3.OperationalError("malformed JSON")])
+def test_the_error_of_one_request_harms_no_other_of_its_commit(collection, trouble):
+    """Both wait behind a request that is held up, so that they are in one transaction."""
+    writer, go_on, failures = collection._writer, threading.Event(), []
+
+    def bad(connection, changes):
+        connection.execute("INSERT INTO items (id, metadata) VALUES ('half', '{}')")
+        raise trouble
+
+    def ask():
+        try:
+            writer.submit(bad)
+        except StoreError as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=lambda: writer.submit(lambda *_: go_on.wait())),
+        threading.Thread(target=ask),
+        threading.Thread(target=lambda: collection.upsert([Item("good", np.ones(DIM))])),
+    ]
+    for thread in threads:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 1
+    assert [item.id for item in collection.scroll().items] == ["good"]
+    assert collection.info().state == "ready"
+
+
+def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_read_only(collection, monkeypatch):
+    collection.upsert([Item("a", np.ones(DIM))])
+
+    def fail(*_):
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+    monkeypatch.setattr(snapshots, "recorded", fail)
+    with pytest.raises(StoreReadOnly, match="disk failed"):
+        collection.snapshot()
+    monkeypatch.undo()
+    for write in (lambda: collection.upsert([Item("b", np.ones(DIM))]), collection.snapshot, collection.compact):
+        with pytest.raises(StoreReadOnly, match="open the store again"):
+            write()
+    assert collection.info().state.startswith("read-only: ")
+    assert collection.verify().ok
+
+
+def test_a_snapshot_that_the_disk_changed_on_its_way_is_not_recorded(collection, monkeypatch):
+    """The hash is that of what was meant, not of what is in the file."""
+    collection.upsert([Item(f"i{i}", np.full(DIM, i, np.float32)) for i in range(50)])
+    real = snapshots._Hashed.write
+
+    def zeroed(self, data):
+        self._hash.update(data)
+        self._handle.write(bytes(len(data)))
+        return len(data)
+
+    monkeypatch.setattr(snapshots._Hashed, "write", zeroed)
+    with pytest.raises(StoreError, match="does not read back"):
+        collection.snapshot()
+    monkeypatch.setattr(snapshots._Hashed, "write", real)
+    collection.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda c: c.delete("ab"), "is one id"),
+        (lambda c: c.get("ab"), "is one id"),
+        (lambda c: c.search_batch(None), "come as an array"),
+        (lambda c: c.search(np.ones(DIM), effort=0), "effort=0"),
+        (lambda c: c.search(np.ones(DIM), score_threshold="high"), "score_threshold='high'"),
+        (lambda c: c.search(np.ones(DIM), k=0), "k=0"),
+        (lambda c: c.search(np.full(DIM, 1e30)), "longer than 1e"),
+        (lambda c: c.count({"must": [{"key": "a", "match": "x\0y"}]}), "NUL"),
+        (lambda c: c.upsert([Item("a", np.ones(DIM), {"a": "x\0y"})]), "NUL"),
+        (lambda c: c.upsert([Item("a", np.ones(DIM), {"a": json.loads("[" * 150 + "]" * 150)})]), "nested deeper"),
+        (lambda c: CollectionSpec(4, indexed="label"), "is one key"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused_in_a_sentence(collection, call, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        call(collection)
+    assert collection.count() == 0
+
+
+def test_many_items_of_one_id_in_a_request_are_one_item(collection):
+    collection.upsert([Item("a", np.full(DIM, i, np.float32), {"n": i}) for i in range(3000)])
+    assert [item.metadata for item in collection.scroll().items] == [{"n": 2999}]
+
+
+def test_compacting_what_is_closed_is_refused(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", np.ones(DIM))])
+    with pytest.raises(StoreReadOnly, match="closed"):
+        collection.compact()
