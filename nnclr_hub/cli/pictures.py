@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -166,10 +166,16 @@ def _print_matches(images: Sequence[Path], answers: Sequence[dict[str, Any]]) ->
             continue
         table = Table("score", "label", "path", box=None, header_style="bold", title=str(image), title_justify="left")
         for match in answer["matches"]:
-            about = match["metadata"]
-            path = str(Path(about.get("root", ""), about["path"])) if "path" in about else match["id"]
-            table.add_row(f"{match['score']:.4f}", str(about.get("label", "")), path)
+            path = str(Path(*place_of(match["id"], match["metadata"])))
+            table.add_row(f"{match['score']:.4f}", str(match["metadata"].get("label", "")), path)
         out.print(table)
+
+
+def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The folder that an item was indexed from and its path there; nothing and its id if it was not."""
+    if "path" not in metadata:
+        return "", id
+    return str(metadata.get("root", "")), str(metadata["path"])
 
 
 def list_broken(broken: Sequence[tuple[str, str]]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.pictures import list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
@@ -232,9 +232,7 @@ def _named(collection: Collection, ids: Sequence[str]) -> list[_Named]:
     found: list[_Named] = []
     for start in range(0, len(ids), CHUNK):
         for item in collection.get(ids[start : start + CHUNK]):
-            about = item.metadata
-            named = (about.get("root", ""), about["path"]) if "path" in about else ("", item.id)
-            found.append(_Named(item.id, *named))
+            found.append(_Named(item.id, *place_of(item.id, item.metadata)))
     return found
 
 

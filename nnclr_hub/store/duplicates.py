@@ -14,6 +14,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
+from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 
 # metadata key: SHA-256 of a picture's size and upright RGB pixels, which every indexed picture gets
@@ -33,7 +34,7 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
         progress: called with (done, total), counted in items that have the key.
     """
     groups: dict[str, list[str]] = {}
-    for items in _pages(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
+    for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
         for item in items:
             if item.metadata[key] is not None:
                 groups.setdefault(group_key(item.metadata[key]), []).append(item.id)
@@ -69,7 +70,7 @@ def near_duplicates(
     if not math.isfinite(threshold) or (collection.spec.metric == "cosine" and not -1 <= threshold <= 1):
         raise InvalidRequest(f"threshold={threshold!r} is not possible: give a score, for cosine -1 to 1.")
     parts = _Parts()
-    for items in _pages(collection, where, PAGE, progress, with_vector=True):
+    for items in _counted(collection, where, PAGE, progress, with_vector=True):
         ids, vectors, k = [item.id for item in items], np.stack([item.vector for item in items]), FIRST_K
         while ids:
             full: list[int] = []
@@ -112,19 +113,14 @@ class _Parts:
         return id
 
 
-def _pages(
+def _counted(
     collection: Collection, where: Where | None, limit: int, progress: Progress, *, with_vector: bool
 ) -> Iterator[list[Item]]:
-    total, done, cursor = collection.count(where), 0, None
-    while True:
-        page = collection.scroll(cursor, limit, where, with_vector=with_vector)
-        if page.items:
-            yield page.items
-        done += len(page.items)
+    total, done = collection.count(where), 0
+    for items in pages(collection, where, limit=limit, with_vector=with_vector):
+        yield items
+        done += len(items)
         progress(done, max(done, total))
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 def _largest_first(groups: Iterable[list[str]]) -> Groups:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store.base import Collection, VectorStore
 
-NEXT = "~next"
+SUFFIX = "~next"
 WAS = "~was"
 
 
@@ -31,7 +31,7 @@ def successor_of(store: VectorStore, name: str) -> Successor | None:
     """
     collection, aliases = store.get(name), store.aliases()
     names = [name, collection.name, *(alias for alias, meant in aliases.items() if meant == collection.name)]
-    for alias in (f"{one}{NEXT}" for one in names):
+    for alias in (f"{one}{SUFFIX}" for one in names):
         # a swap that a crash cut short leaves the alias on what has taken the place already
         if alias in aliases and aliases[alias] != collection.name:
             return Successor(alias, store.get(alias))
@@ -45,7 +45,7 @@ def swap(store: VectorStore, name: str, successor: Successor) -> str:
         The name under which the old collection is kept.
     """
     old, new = store.get(name).name, successor.collection.name
-    store.alias(name + NEXT, new)
+    store.alias(name + SUFFIX, new)
     store.alias(name + WAS, old)
     kept = store.promote(new, name) or old
     _clear(store, name)
@@ -55,11 +55,11 @@ def swap(store: VectorStore, name: str, successor: Successor) -> str:
 def finish_swaps(store: VectorStore) -> None:
     """Does what is left of swaps that were cut short; nobody may write meanwhile."""
     aliases = store.aliases()
-    names = [alias.removesuffix(NEXT) for alias in aliases if alias.endswith(NEXT)]
+    names = [alias.removesuffix(SUFFIX) for alias in aliases if alias.endswith(SUFFIX)]
     # the names that were promoted first: to clear up after those does away with the others
     for name in sorted(names, key=lambda name: name + WAS not in aliases):
         aliases = store.aliases()
-        new = aliases.get(name + NEXT)
+        new = aliases.get(name + SUFFIX)
         if new is None:
             continue  # cleared away with another
         if name + WAS in aliases and not _is_there(store, name):
@@ -88,7 +88,7 @@ def drop_with_successor(store: VectorStore, name: str) -> tuple[str, ...]:
 def _clear(store: VectorStore, name: str) -> None:
     """What comes after the promotion. NAME~next goes last: as long as it is there, this can be done again."""
     aliases = store.aliases()
-    new = aliases[name + NEXT]
+    new = aliases[name + SUFFIX]
     old = aliases.get(name + WAS, new)
     for alias, meant in aliases.items():
         if meant == old != new and alias != name + WAS:
@@ -96,8 +96,8 @@ def _clear(store: VectorStore, name: str) -> None:
     if name + WAS in aliases:
         store.unalias(name + WAS)
     # the collection may have been found by another of its names
-    others = [alias for alias, meant in aliases.items() if meant == new and alias.endswith(NEXT)]
-    for alias in sorted(others, key=(name + NEXT).__eq__):
+    others = [alias for alias, meant in aliases.items() if meant == new and alias.endswith(SUFFIX)]
+    for alias in sorted(others, key=(name + SUFFIX).__eq__):
         store.unalias(alias)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.pages import pages
 
 PAGE = 1000
 
@@ -49,10 +50,5 @@ def differences(model: Collection, copy: Collection) -> Iterator[Change]:
 
 
 def _walk(collection: Collection) -> Iterator[Item]:
-    cursor = None
-    while True:
-        page = collection.scroll(cursor, PAGE, with_vector=False)
-        yield from page.items
-        cursor = page.cursor
-        if cursor is None:
-            return
+    for items in pages(collection, limit=PAGE, with_vector=False):
+        yield from items

@@ -20,6 +20,7 @@ from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.pixels import pixel_hash
 from nnclr_hub.workbench.thumbnail import make_thumbnail
@@ -161,14 +162,8 @@ def item_id(path: Path, root: Path) -> str:
 
 def _known(collection: Collection) -> dict[str, dict[str, Any]]:
     """Metadata of the items that came from an indexed folder, by id."""
-    known: dict[str, dict[str, Any]] = {}
-    cursor = None
-    while True:
-        page = collection.scroll(cursor, PAGE, {"must": [{"key": "root", "exists": True}]}, with_vector=False)
-        known |= {item.id: dict(item.metadata) for item in page.items}
-        cursor = page.cursor
-        if cursor is None:
-            return known
+    indexed = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
+    return {item.id: dict(item.metadata) for items in indexed for item in items}
 
 
 def _refuse_clash(

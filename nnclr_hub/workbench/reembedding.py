@@ -22,7 +22,7 @@ from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.duplicates import PIXEL_HASH
-from nnclr_hub.store.succession import NEXT, WAS, Successor, finish_swaps, successor_of, swap
+from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.differences import Change, differences
 from nnclr_hub.workbench.indexing import BATCH
@@ -134,7 +134,7 @@ def abandon(bench: Workbench, name: str) -> str:
     with bench.gate.alone():
         half_made = following.collection.name
         bench.store.drop(half_made)
-        marker = following.alias.removesuffix(NEXT) + WAS  # of a swap that ended before it began
+        marker = following.alias.removesuffix(SUFFIX) + WAS  # of a swap that ended before it began
         if marker in bench.store.aliases():
             bench.store.unalias(marker)
     return half_made
@@ -149,8 +149,8 @@ def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedde
     if following is None:
         spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
         new = _made(store, f"{name}.{embedder.fingerprint[:8]}", spec)
-        store.alias(name + NEXT, new.name)
-        return Successor(name + NEXT, new)
+        store.alias(name + SUFFIX, new.name)
+        return Successor(name + SUFFIX, new)
     spec = following.collection.spec
     if spec.fingerprint != embedder.fingerprint:
         raise InvalidRequest(

@@ -31,6 +31,7 @@ from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.durable import fsync_folder
 from nnclr_hub.store.exchange.manifest import Manifest
 from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
+from nnclr_hub.store.pages import pages
 
 SHARD_ITEMS = 50_000
 SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are gathered in memory
@@ -101,16 +102,11 @@ def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[li
 
 
 def _batches_of(collection: Collection, thumbnails: bool) -> Iterator[list[Item]]:
-    cursor = None
-    while True:
-        page = collection.scroll(cursor, BATCH, with_vector=not thumbnails)
+    for page in pages(collection, limit=BATCH, with_vector=not thumbnails):
         # pages are without thumbnails; items deleted since the page was read are left out
-        items = collection.get([item.id for item in page.items]) if thumbnails else page.items
+        items = collection.get([item.id for item in page]) if thumbnails else page
         if items:
             yield items
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 @contextmanager
