@@ -121,7 +121,7 @@ class CollectionInfo:
     durable_seq: number of the last change on disk.
     indexed_seq: number of the last change that searches see.
     state: "ready"; "degraded", "read-only" or "damaged", with the reason.
-    index: the kind of index that answers searches now.
+    index: the kind of index that answers searches now; "closed" while the collection is, "none" if it is damaged.
     """
 
     name: str

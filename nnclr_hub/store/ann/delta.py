@@ -6,6 +6,8 @@ One writer appends and kills; any number of readers scan meanwhile, because a ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 CHUNK = 4096
@@ -51,11 +53,35 @@ class Delta:
             if len(rids) and used > 0 and rids[0] <= known[used - 1]:
                 died[positions(known[:used], rids)] = seq
 
+    def tail(self, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the row ids (n,) and of when they died (n,), from row `start` on, without the vectors."""
+        used = range(start, self.count)
+        rids = [self._rids[n][self._piece(n, used)] for n in self._chunks(used)]
+        died = [self._died[n][self._piece(n, used)] for n in self._chunks(used)]
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *rids]), np.concatenate([none, *died])
+
+    def batches(self, stop: int, alive: np.ndarray) -> Iterator[np.ndarray]:
+        """Vectors (n, D) of rows 0 ... stop-1 where `alive` (stop,) says so, a chunk at a time."""
+        used = range(stop)
+        for n in self._chunks(used):
+            piece = self._piece(n, used)
+            yield self._vectors[n][piece][alive[n * CHUNK : n * CHUNK + piece.stop]]
+
+    @staticmethod
+    def _chunks(rows: range) -> range:
+        return range(rows.start // CHUNK, -(-rows.stop // CHUNK)) if rows else range(0)
+
+    @staticmethod
+    def _piece(chunk: int, rows: range) -> slice:
+        return slice(max(0, rows.start - chunk * CHUNK), min(CHUNK, rows.stop - chunk * CHUNK))
+
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Copies of rows start ... stop-1: rids (n,), vectors (n, D), and when they died (n,)."""
         parts = [(np.zeros(0, np.int64), np.zeros((0, self._dim), np.float32), np.zeros(0, np.int64))]
-        for number in range(start // CHUNK, -(-stop // CHUNK)):
-            piece = slice(max(0, start - number * CHUNK), min(CHUNK, stop - number * CHUNK))
+        used = range(start, stop)
+        for number in self._chunks(used):
+            piece = self._piece(number, used)
             parts.append((self._rids[number][piece], self._vectors[number][piece], self._died[number][piece]))
         rids, vectors, died = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         return rids, vectors, died

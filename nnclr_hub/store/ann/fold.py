@@ -65,9 +65,9 @@ def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lamb
     with index.mutation:
         parts = index.parts
         before = _Before(parts, parts.deaths.living(len(parts.rids)), parts.delta.count, index.seq)
-    rids, vectors, died = parts.delta.rows(0, before.count)
+    rids, died = (column[: before.count] for column in parts.delta.tail(0))
     fresh = died > before.seq
-    rids, vectors = rids[fresh], vectors[fresh]
+    rids = rids[fresh]
     live = len(before.living) + len(rids)
     kind = choose_kind(index.spec, live, index.budget)
     main = parts.main
@@ -75,16 +75,16 @@ def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lamb
         _swap(index, before, Parts(None, np.zeros(0, np.int64), Deaths(0), _delta(index), before.seq))
         return
     if main is not None and not _must_build(index, kind, live, anew):
-        main = extended(main, index.spec, vectors, stop)
+        main = extended(main, index.spec, parts.delta.batches(before.count, fresh), len(rids), stop)
         keep = np.arange(len(parts.rids))
         deaths = Deaths(len(main))
         deaths.kill(np.setdiff1d(keep, before.living, assume_unique=True), before.seq)
     else:
         keep = before.living
-        main = build_main(index.spec, kind, live, lambda: _batches(parts, keep, vectors, fetch), stop)
+        main = build_main(index.spec, kind, live, lambda: _batches(before, keep, fresh, fetch), stop)
         deaths = Deaths(live)
     if len(main) >= 2 * main.judged:
-        everything = lambda: _batches(parts, keep, vectors, fetch)  # noqa: E731
+        everything = lambda: _batches(before, keep, fresh, fetch)  # noqa: E731
         main = judged(main, index.spec, lambda queries, k: nearest(index.spec, everything(), queries, k)[1])
     reached("fold.built")
     new = Parts(main, np.concatenate([parts.rids[keep], rids]), deaths, _delta(index), before.seq)
@@ -106,14 +106,14 @@ def _delta(index: AnnIndex) -> Delta:
     return Delta(index.spec.dim, index.spec.metric)
 
 
-def _batches(parts: Parts, keep: np.ndarray, vectors: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
-    """The vectors of rows `keep` of the main part and then of the delta, without a second copy of them all."""
+def _batches(before: _Before, keep: np.ndarray, fresh: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
+    """The vectors of rows `keep` of the main part and then `fresh` ones of the delta, without a second copy of all."""
+    parts = before.parts
     for start in range(0, len(keep), BATCH):
         rows = keep[start : start + BATCH]
         assert parts.main is not None
         yield parts.main.vectors(rows) if parts.main.lossless else np.nan_to_num(fetch(parts.rids[rows]))
-    if len(vectors):
-        yield vectors
+    yield from parts.delta.batches(before.count, fresh)
 
 
 def nearest(
@@ -123,6 +123,8 @@ def nearest(
     metric = faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
     scores, rows, place = [], [], 0
     for batch in batches:
+        if not len(batch):
+            continue
         found, numbers = faiss.knn(queries, np.ascontiguousarray(batch), min(k, len(batch)), metric=metric)
         scores.append(-np.sqrt(np.maximum(found, 0)) if metric == faiss.METRIC_L2 else found)
         rows.append(numbers + place)
@@ -136,9 +138,8 @@ def _swap(index: AnnIndex, before: _Before, new: Parts) -> None:
         old = index.parts
         if old is not before.parts:  # loaded anew meanwhile, so what was folded is no longer the index
             return
-        rids, vectors, died = old.delta.rows(0, old.delta.count)
-        late = slice(before.count, None)
-        new.delta.append(rids[late], vectors[late])
+        rids, died = old.delta.tail(0)
+        new.delta.append(*old.delta.rows(before.count, old.delta.count)[:2])
         gone = (died > before.seq) & (died < ALIVE)
         late_deaths = [(seq, old.rids[rows]) for seq, rows in old.deaths.since(before.seq)]
         late_deaths += [(int(seq), rids[gone & (died == seq)]) for seq in np.unique(died[gone])]

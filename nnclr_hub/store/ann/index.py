@@ -113,6 +113,11 @@ class AnnIndex:
             self.parts = Parts(state.main, state.rids, deaths, delta, floor=state.seq)
             self.seq = state.seq
 
+    def clear(self) -> None:
+        """Lets go of everything."""
+        with self.mutation:
+            self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(self.spec.dim, self.spec.metric), self.seq)
+
     def forget(self) -> None:
         """Refuses views that are older than the last change, of which the index does not know all."""
         with self.mutation:

@@ -101,26 +101,27 @@ def build_main(
     if kind in ("ivf", "ivf_pq"):
         index.make_direct_map(True)
     _reserve(index, kind, rows)
-    for batch in batches():
+    _add(index, batches(), stop)
+    return MainIndex(kind, index, spec.metric)
+
+
+def _add(index: Any, batches: Rows, stop: Stop) -> None:
+    for batch in batches:
         for start in range(0, len(batch), BATCH):
             if stop():
                 raise Stopped
             index.add(np.ascontiguousarray(batch[start : start + BATCH]))
-    return MainIndex(kind, index, spec.metric)
 
 
-def extended(main: MainIndex, spec: CollectionSpec, vectors: np.ndarray, stop: Stop = lambda: False) -> MainIndex:
-    """A copy of an index with (n, D) float32 more rows; the old one stays as it is.
+def extended(main: MainIndex, spec: CollectionSpec, batches: Rows, rows: int, stop: Stop = lambda: False) -> MainIndex:
+    """A copy of an index with so many more rows, that come in batches (n, D) float32; the old one stays as it is.
 
     Raises:
         Stopped: `stop` said so.
     """
-    total = len(main) + len(vectors)
+    total = len(main) + rows
     copy = faiss.clone_index(main.index) if main.kind in ("ivf", "ivf_pq") else _copied(main, spec, total)
-    for start in range(0, len(vectors), BATCH):
-        if stop():
-            raise Stopped
-        copy.add(np.ascontiguousarray(vectors[start : start + BATCH]))
+    _add(copy, batches, stop)
     return replace(main, index=copy)
 
 

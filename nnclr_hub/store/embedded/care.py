@@ -74,8 +74,11 @@ class Care:
         except Stopped as error:
             raise StoreReadOnly(f"{self._path} is closed: open the store again.") from error
 
-    def snapshot(self) -> None:
+    def snapshot(self, due_at: int | None = None) -> None:
         """Writes the index down as it is now.
+
+        Args:
+            due_at: only if so much is unwritten.
 
         Raises:
             DiskFull, StoreError: it could not be; the snapshots before it stay.
@@ -83,6 +86,8 @@ class Care:
         assert self.writer is not None
         self.writer.refuse_failed()
         with self._writing_down, translated(self._path):
+            if due_at is not None and self._unwritten() < due_at:  # somebody has just written one
+                return
             state = self._index.state()
             generation = self.writer.exclusively(snapshots.next_generation)
             snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
@@ -124,10 +129,10 @@ class Care:
         return True
 
     def _snapshot(self, idle: bool) -> bool:
-        due_at = max(SNAPSHOT_AFTER, SNAPSHOT_SHARE * len(self._index.parts.rids))
+        due_at = max(SNAPSHOT_AFTER, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))
         if self.writer is None or self._unwritten() < due_at:
             return False
-        self.snapshot()
+        self.snapshot(due_at)
         return True
 
     def _unwritten(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator

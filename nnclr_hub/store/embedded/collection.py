@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, StoreReadOnly
+from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import (
     CollectionInfo,
@@ -21,16 +22,6 @@ from nnclr_hub.store.base import (
     RepairReport,
     VerifyReport,
     Where,
-)
-from nnclr_hub.store.checks import (
-    check_effort,
-    check_ids,
-    check_items,
-    check_k,
-    check_limit,
-    check_name,
-    check_threshold,
-    check_vectors,
 )
 from nnclr_hub.store.embedded import recovery, snapshots, verification
 from nnclr_hub.store.embedded.care import Care, take_clean_mark
@@ -97,7 +88,7 @@ class EmbeddedCollection:
 
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writing()
-        chosen, metadata, vectors = check_items(items, self.spec)
+        chosen, metadata, vectors = checks.check_items(items, self.spec)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> None:
             write_items(connection, changes, chosen, metadata, vectors, self.spec)
@@ -106,13 +97,13 @@ class EmbeddedCollection:
         return writer.durable_seq
 
     def delete(self, ids: Sequence[str]) -> int:
-        wanted = list(dict.fromkeys(check_ids(ids)))
+        wanted = list(dict.fromkeys(checks.check_ids(ids)))
         return self._writing().submit(lambda connection, changes: delete_items(connection, changes, wanted))
 
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        wanted = check_ids(ids)
+        wanted = checks.check_ids(ids)
         found: dict[str, Item] = {}
         with self._connections.reader() as connection:
             for start in range(0, len(wanted), MAX_IN):
@@ -133,9 +124,9 @@ class EmbeddedCollection:
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
-        check_limit(limit)
+        checks.check_limit(limit)
         sql, parameters = to_sql(where)
-        after = "" if cursor is None else check_name(cursor, "Cursor")
+        after = "" if cursor is None else checks.check_name(cursor, "Cursor")
         columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
         with self._connections.reader() as connection:
             rows = connection.execute(
@@ -156,9 +147,9 @@ class EmbeddedCollection:
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[Match]:
-        queries = check_vectors([vector], self.spec, lambda _: "the query")
-        question = Question.of(queries, check_k(k), where, exact, check_effort(effort), with_vector)
-        return self._answer(question, check_threshold(score_threshold))[0]
+        queries = checks.check_vectors([vector], self.spec, lambda _: "the query")
+        question = Question.of(queries, checks.check_k(k), where, exact, checks.check_effort(effort), with_vector)
+        return self._answer(question, checks.check_threshold(score_threshold))[0]
 
     def search_batch(
         self,
@@ -171,9 +162,9 @@ class EmbeddedCollection:
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[list[Match]]:
-        queries = check_vectors(vectors, self.spec, lambda i: f"query {i}")
-        question = Question.of(queries, check_k(k), where, exact, check_effort(effort), with_vector)
-        return self._answer(question, check_threshold(score_threshold)) if len(queries) else []
+        queries = checks.check_vectors(vectors, self.spec, lambda i: f"query {i}")
+        question = Question.of(queries, checks.check_k(k), where, exact, checks.check_effort(effort), with_vector)
+        return self._answer(question, checks.check_threshold(score_threshold)) if len(queries) else []
 
     def _answer(self, question: Question, score_threshold: float | None) -> list[list[Match]]:
         while True:
@@ -191,7 +182,7 @@ class EmbeddedCollection:
         return [[match for match in found if match.score >= score_threshold] for found in answers]
 
     def thumbnail(self, id: str) -> bytes | None:
-        check_name(id, "Item id")
+        checks.check_name(id, "Item id")
         with self._connections.reader() as connection:
             row = connection.execute(
                 "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]
@@ -276,6 +267,7 @@ class EmbeddedCollection:
             if self._writer is not None:
                 self._writer.close()
             self._connection.close()  # the last, so that SQLite can fold its log away
+            self._index.clear()  # who still holds the closed collection need not hold its vectors
 
     # ---- inside
 

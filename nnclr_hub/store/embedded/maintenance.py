@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from nnclr_hub.store.ann.kinds import Stopped
 log = logging.getLogger(__name__)
 # after a failure, so that a full disk is not asked again at once
 PAUSE_SECONDS = 30.0
+NICE = 10
 # without a change, after which there is time for what is not urgent
 IDLE_SECONDS = 3.0
 
@@ -49,6 +52,8 @@ class Maintenance:
         self._thread.join()
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread, and those it starts, can make way for all others
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         idle = True
         while True:
             # something that failed is tried again without being asked

@@ -11,7 +11,7 @@ from pathlib import Path
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreCorrupt, StoreReadOnly
 from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, quick_check, translated
 from nnclr_hub.store.embedded.roots import WAY_ON, has_collections
-from nnclr_hub.store.succession import NEXT, WAS
+from nnclr_hub.store.succession import SUFFIX, WAS
 
 
 class Names:
@@ -137,8 +137,8 @@ class Names:
                     root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
                 # other names of what went by `alias` until now; that of its successor in the making is not one of them
                 root.execute(
-                    f"UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB '*{NEXT}' AND alias NOT GLOB '*{WAS}'",
-                    [name, kept or known.get(alias, name)],
+                    "UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB ? AND alias NOT GLOB ?",
+                    [name, kept or known.get(alias, name), f"*{SUFFIX}", f"*{WAS}"],
                 )
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
                 root.execute("COMMIT")

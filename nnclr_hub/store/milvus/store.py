@@ -17,7 +17,7 @@ from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connectio
 from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
-from nnclr_hub.store.succession import NEXT, WAS
+from nnclr_hub.store.succession import SUFFIX, WAS
 
 
 class MilvusStore:
@@ -184,7 +184,7 @@ class MilvusStore:
                 known = self.aliases()
             self.alias(alias, real)
             for other, meant in known.items():
-                if meant == before and other != alias and not other.endswith((NEXT, WAS)):
+                if meant == before and other != alias and not other.endswith((SUFFIX, WAS)):
                     self.alias(other, real)
             return kept
 
