@@ -13,6 +13,7 @@ from rich.table import Table
 
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
+from nnclr_hub.store.reports import LEAST_RECALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +122,15 @@ def _print_report(name: str, report: VerifyReport) -> None:
         if ids:
             some = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
             out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red", markup=False)
-    out.print(f"Mend it with `nnclr store repair {name}`.", markup=False)
+    if report.recall < LEAST_RECALL:
+        out.print(
+            f"{name}: its index finds {report.recall:.3f} of the ten nearest: search with --exact or more --effort, "
+            "or give the store more memory.",
+            style="red",
+            markup=False,
+        )
+    if report.damaged or report.missing or report.disagreements:
+        out.print(f"Mend it with `nnclr store repair {name}`.", markup=False)
 
 
 @group.command()

@@ -8,7 +8,10 @@ with open_store("./nnclr-store") as store:
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import TYPE_CHECKING
+
+from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import VectorStore
@@ -25,10 +28,14 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None) 
     Raises:
         StoreLocked: another process has it open for writing.
         StoreTooNew, StoreCorrupt: it cannot be read by this version, or at all.
-        InvalidRequest: read_only on a folder that holds no store.
+        InvalidRequest: no store can be there, or read_only on a folder that holds none.
         MissingDependency: Milvus without its client.
     """
+    if not isinstance(uri, str | PathLike) or not str(uri):
+        raise InvalidRequest(f"A store is a folder, or milvus://host:port; got {uri!r}.")
     uri = str(uri)
+    if "://" in uri and not uri.startswith("milvus://"):
+        raise InvalidRequest(f"{uri}: a store is a folder, or milvus://host:port.")
     if uri.startswith("milvus://") or uri.endswith(".milvus.db"):
         from nnclr_hub.store.milvus.store import MilvusStore
 

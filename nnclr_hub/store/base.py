@@ -17,6 +17,7 @@ IndexKind = Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"]
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
 MAX_DIM = 65_536
+MAX_INDEXED = 32
 
 
 class Embeds(Protocol):
@@ -52,14 +53,17 @@ class CollectionSpec:
     precision: Precision = "f32"
 
     def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int | np.integer):
+            raise InvalidRequest(f"dim={self.dim!r} is not possible: it is a whole number, the length of the vectors.")
+        object.__setattr__(self, "dim", int(self.dim))
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidRequest(f"dim={self.dim} is not possible: vectors have 1 to {MAX_DIM} numbers.")
         for name, kinds in (("metric", Metric), ("index", IndexKind), ("precision", Precision)):
             if getattr(self, name) not in get_args(kinds):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(get_args(kinds))}.")
-        if isinstance(self.indexed, str):
-            raise InvalidRequest(f"indexed={self.indexed!r} is one key: give a list of keys, [{self.indexed!r}].")
-        object.__setattr__(self, "indexed", tuple(self.indexed))
+        if not isinstance(self.indexed, list | tuple | set | frozenset) or len(self.indexed) > MAX_INDEXED:
+            raise InvalidRequest(f"indexed={self.indexed!r:.80} is no list of at most {MAX_INDEXED} metadata keys.")
+        object.__setattr__(self, "indexed", tuple(dict.fromkeys(self.indexed)))
 
     @classmethod
     def of(cls, embedder: Embeds) -> Self:

@@ -148,7 +148,11 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     Raises:
         InvalidRequest: an item is not possible; nothing of the request is written.
     """
+    if isinstance(items, Item) or not isinstance(items, Sequence):
+        raise InvalidRequest(f"Items come as a list; got {type(items).__name__}.")
     for item in items:
+        if not isinstance(item, Item):
+            raise InvalidRequest(f"An item is an Item(id, vector, metadata, thumbnail); got {item!r:.80}.")
         check_name(item.id, "Item id")
         if item.thumbnail is not None:
             check_thumbnail(item)

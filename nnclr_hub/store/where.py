@@ -149,7 +149,7 @@ def _same_type(kind_of: str, value: Any, kind: str) -> str:
         return f"{kind_of} IS 'text'"
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
         return f"ifnull({kind_of} IN ('integer', 'real'), 0)"
-    raise InvalidFilter(f"{kind} takes a string or a number; got {value!r:.80}.")
+    raise InvalidFilter(f"{kind} takes a string or a number below 2**63; got {value!r:.80}.")
 
 
 def _refuse_surrogates(text: str) -> None:

@@ -136,3 +136,21 @@ def test_effort_travels_with_every_search(tmp_path):
         high = recall(collection.search_batch(queries, K, effort=800), truly_nearest(made, queries, "cosine"))
         assert high > low
         assert high >= 0.99
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_copies_do_not_make_the_judging_too_easy(tmp_path, kind):
+    """Ten copies of each vector: stored ones find their copies with no effort, new queries need more."""
+    rng = np.random.default_rng(0)
+    made = np.repeat(rng.normal(size=(600, DIM)), 10, axis=0).astype(np.float32)
+    queries = rng.normal(size=(60, DIM)).astype(np.float32)
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2", index=kind))
+        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(made)])
+        collection.compact()
+        tenth = np.sort(-np.linalg.norm(queries[:, None] - made[None], axis=2), axis=1)[:, -K]
+        found = collection.search_batch(queries, K)
+        hits = [match.score >= worst - 1e-3 for ms, worst in zip(found, tenth, strict=True) for match in ms]
+        assert len(hits) == K * len(queries)
+        assert np.mean(hits) >= 0.95
+        assert collection.verify().ok

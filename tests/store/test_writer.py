@@ -100,7 +100,7 @@ def test_a_snapshot_that_the_disk_changed_on_its_way_is_not_recorded(collection,
         (lambda c: c.count({"must": [{"key": "a", "match": "x\0y"}]}), "NUL"),
         (lambda c: c.upsert([Item("a", np.ones(DIM), {"a": "x\0y"})]), "NUL"),
         (lambda c: c.upsert([Item("a", np.ones(DIM), {"a": json.loads("[" * 150 + "]" * 150)})]), "nested deeper"),
-        (lambda c: CollectionSpec(4, indexed="label"), "is one key"),
+        (lambda c: CollectionSpec(4, indexed="label"), "no list of at most"),
     ],
 )
 def test_calls_that_make_no_sense_are_refused_in_a_sentence(collection, call, sentence):
@@ -120,3 +120,21 @@ def test_compacting_what_is_closed_is_refused(tmp_path):
         collection.upsert([Item("a", np.ones(DIM))])
     with pytest.raises(StoreReadOnly, match="closed"):
         collection.compact()
+
+
+@pytest.mark.parametrize("uri", ["", None, "http://x", "file:///tmp/x"])
+def test_what_cannot_be_a_store_is_refused(uri):
+    with pytest.raises(InvalidRequest, match="a folder"):
+        open_store(uri)
+
+
+@pytest.mark.parametrize("spec", [{"dim": 4.5}, {"dim": True}, {"dim": "x"}, {"dim": 4, "indexed": ["k"] * 40}])
+def test_a_specification_that_makes_no_sense_is_refused(spec):
+    with pytest.raises(InvalidRequest, match=r"dim|indexed"):
+        CollectionSpec(**spec)
+
+
+@pytest.mark.parametrize("items", [None, Item("a", np.ones(DIM)), [{"id": "a"}]])
+def test_what_is_no_item_is_refused(collection, items):
+    with pytest.raises(InvalidRequest, match=r"Item|list"):
+        collection.upsert(items)

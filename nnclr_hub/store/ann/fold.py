@@ -85,7 +85,7 @@ def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lamb
         deaths = Deaths(live)
     if len(main) >= 2 * main.judged:
         everything = lambda: _batches(before, keep, fresh, fetch)  # noqa: E731
-        main = judged(main, index.spec, lambda queries, k: nearest(index.spec, everything(), queries, k)[1])
+        main = judged(main, index.spec, lambda queries, k: nearest(index.spec, everything(), queries, k))
     reached("fold.built")
     new = Parts(main, np.concatenate([parts.rids[keep], rids]), deaths, _delta(index), before.seq)
     _swap(index, before, new)
@@ -167,7 +167,7 @@ def load(index: AnnIndex, batches: Callable[[], Iterator[tuple[np.ndarray, np.nd
         kind = "flat" if flat_bytes(spec, rows) <= index.budget else choose_kind(spec, rows, index.budget)
         everything = lambda: (vectors for _, vectors in batches())  # noqa: E731
         main = build_main(spec, kind, len(known), everything)
-        main = judged(main, spec, lambda queries, k: nearest(spec, everything(), queries, k)[1])
+        main = judged(main, spec, lambda queries, k: nearest(spec, everything(), queries, k))
     with index.mutation:
         index.parts = Parts(main, known, Deaths(len(known)), _delta(index), seq)
         index.seq = seq

@@ -265,7 +265,7 @@ def translated(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
-        raise StoreError(f"{path} cannot be written ({error}): check the disk and the permissions.") from error
+        raise StoreError(f"{path} cannot be used ({error}): check the disk and the permissions.") from error
 
 
 def _no_room(path: Path) -> bool:

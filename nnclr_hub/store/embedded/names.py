@@ -77,7 +77,7 @@ class Names:
             if row is None:
                 there = ", ".join([*self.collections(), *known])
                 hint = f"there are {there}." if there else "the store is empty; index pictures first."
-                raise CollectionNotFound(f"There is no collection {name!r} in {self._path.parent}: {hint}")
+                raise CollectionNotFound(f"There is no collection {name!r}: {hint}")
             return row
 
     def refuse_taken(self, name: str) -> None:

@@ -60,7 +60,9 @@ class EmbeddedStore:
         self._changing = threading.RLock()
         self._lock: BinaryIO | None = None
         if read_only:
-            if not (self.folder / CATALOG).is_file() and not has_collections(self.folder):
+            with translated(self.folder):
+                there = (self.folder / CATALOG).is_file() or has_collections(self.folder)
+            if not there:
                 raise InvalidRequest(f"{self.folder} holds no store: index pictures first, or name another folder.")
         else:
             self._lock = take_lock(self.folder)
