@@ -29,9 +29,6 @@ SHOWN = 5  # ids of a kind of damage that are listed before they are only counte
 
 def register(app: typer.Typer) -> None:
     """Adds the verb group."""
-    from nnclr_hub.cli import store_contents
-
-    store_contents.register(group)
     app.add_typer(group, name="store")
 
 

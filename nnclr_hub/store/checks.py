@@ -209,6 +209,8 @@ def metadata_json(item: Item) -> str:
 
 
 def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
+    if not isinstance(vectors, np.ndarray) and all(_is_row(vector, spec) for vector in vectors):
+        return np.concatenate(vectors).reshape(len(vectors), spec.dim)  # much quicker than an array of arrays
     try:
         with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused later
             rows = np.asarray(vectors, np.float32)
@@ -224,6 +226,10 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
         if shape != (spec.dim,):
             raise InvalidRequest(f"The vector of {what(i)} has shape {shape}; the collection takes ({spec.dim},).")
     raise InvalidRequest(f"The vectors make no array of numbers of {spec.dim} columns.")
+
+
+def _is_row(vector: Any, spec: CollectionSpec) -> bool:
+    return isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (spec.dim,)
 
 
 def _refuse_row(bad: Any, what: Any, sentence: str) -> None:

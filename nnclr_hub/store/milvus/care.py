@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,11 @@ from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Progress, RepairReport, VerifyReport
 from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Damaged, Sample, write_down
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
+from nnclr_hub.store.milvus.held import Held
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
 from nnclr_hub.store.milvus.search import NLIST, exhaustive
 from nnclr_hub.store.milvus.where import plan
-
-if TYPE_CHECKING:
-    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 LOST = "nnclr-lost+found"
 
@@ -60,13 +58,13 @@ def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait:
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
 
 
-def index_kind(collection: MilvusCollection) -> str:
+def index_kind(collection: Held) -> str:
     """Milvus's name of the index, in small letters."""
     described = collection.call("describe_index", "vector")
     return str((described or {}).get("index_type", "none")).lower()
 
 
-def compact(collection: MilvusCollection) -> None:
+def compact(collection: Held) -> None:
     """Has Milvus merge segments without what was deleted; searches and writes go on.
 
     Raises:
@@ -87,7 +85,7 @@ def compact(collection: MilvusCollection) -> None:
 # ------------------------------------------------------------------------------ verifying and repairing
 
 
-def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
+def verify(collection: Held, progress: Progress) -> VerifyReport:
     """Reads every vector, compares it with its checksum, and a sample's neighbours with an exhaustive search.
 
     What Milvus's index lacks cannot be seen from outside but by searching, so `missing` stays empty.
@@ -114,7 +112,7 @@ def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 
 
-def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
+def repair(collection: Held, progress: Progress) -> RepairReport:
     """Takes out items whose vector is damaged, and has Milvus build its index anew; searches fail meanwhile."""
     total = collection.count()
     damaged: list[Damaged] = []

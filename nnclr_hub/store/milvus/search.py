@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nnclr_hub.store.base import CollectionSpec, Match, Where
 from nnclr_hub.store.checks import check_k
+from nnclr_hub.store.milvus.held import Held
 from nnclr_hub.store.milvus.rows import METRICS, to_vector
 from nnclr_hub.store.milvus.where import Plan, passes, plan
-
-if TYPE_CHECKING:
-    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 # items that pass a filter: up to so many are read and compared here, 2 MB at 256 numbers each
 FEW = 2000
@@ -35,7 +33,7 @@ _NPROBE = {True: 32, False: 64}
 
 
 def search(
-    collection: MilvusCollection,
+    collection: Held,
     queries: np.ndarray,
     k: int,
     where: Where | None,
@@ -56,7 +54,7 @@ def search(
     return _with_vectors(collection, found) if with_vector else found
 
 
-def _is_exact(collection: MilvusCollection) -> bool:
+def _is_exact(collection: Held) -> bool:
     """Whether Milvus can answer exactly: a flat index, or, on Lite, an inverted file of which every list is read.
 
     A server searches what came lately through an index of its own making, whatever parameters it is given, unless the
@@ -65,7 +63,7 @@ def _is_exact(collection: MilvusCollection) -> bool:
     return collection.spec.index in (("auto", "flat", "ivf") if collection.connection.is_lite else ("flat",))
 
 
-def _few_pass(collection: MilvusCollection, where: Where | None, wanted: Plan) -> bool:
+def _few_pass(collection: Held, where: Where | None, wanted: Plan) -> bool:
     """Whether a filter leaves so few items that an approximate index would miss the nearest of them."""
     return bool(wanted.expression) and not _is_exact(collection) and collection.count(where) <= FEW
 
@@ -74,7 +72,7 @@ def _few_pass(collection: MilvusCollection, where: Where | None, wanted: Plan) -
 
 
 def _indexed(
-    collection: MilvusCollection,
+    collection: Held,
     queries: np.ndarray,
     k: int,
     where: Where | None,
@@ -107,7 +105,7 @@ def _indexed(
 
 
 def _ask(
-    collection: MilvusCollection, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
+    collection: Held, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
 ) -> list[list[Match]]:
     """Milvus's own answer, of all queries, in requests that its limits allow."""
     fields = ["metadata", "vector"] if _is_quantised(collection) else ["metadata"]
@@ -137,7 +135,7 @@ def _ask(
 
 
 def _matches(
-    collection: MilvusCollection, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
+    collection: Held, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> list[Match]:
     """Hits as matches, but for those that were deleted meanwhile."""
     there = [hit for hit in hits if hit["id"] in rows]
@@ -152,14 +150,12 @@ def _matches(
     return sorted(made, key=lambda match: -match.score)
 
 
-def _is_quantised(collection: MilvusCollection) -> bool:
+def _is_quantised(collection: Held) -> bool:
     """Whether Milvus's distances are those of codes, not of vectors."""
     return collection.spec.index == "ivf_pq"
 
 
-def _params(
-    collection: MilvusCollection, limit: int, exact: bool, effort: int | None, *, filtered: bool
-) -> dict[str, int]:
+def _params(collection: Held, limit: int, exact: bool, effort: int | None, *, filtered: bool) -> dict[str, int]:
     lite, index = collection.connection.is_lite, collection.spec.index
     if index in ("ivf", "ivf_pq"):
         lists = NLIST[lite]
@@ -176,11 +172,11 @@ def _score(distance: float, spec: CollectionSpec) -> float:
     return -float(np.sqrt(max(0.0, distance))) if spec.metric == "l2" else float(distance)
 
 
-def _metadata(collection: MilvusCollection, ids: list[str]) -> dict[str, str]:
+def _metadata(collection: Held, ids: list[str]) -> dict[str, str]:
     return {id: row["metadata"] for id, row in collection.rows(ids, ["id", "metadata"]).items()}
 
 
-def _with_vectors(collection: MilvusCollection, found: list[list[Match]]) -> list[list[Match]]:
+def _with_vectors(collection: Held, found: list[list[Match]]) -> list[list[Match]]:
     ids = [match.id for matches in found for match in matches]
     rows = collection.rows(ids, ["id", "vector"])
     return [
@@ -204,9 +200,7 @@ def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np
     return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
 
 
-def exhaustive(
-    collection: MilvusCollection, queries: np.ndarray, k: int, where: Where | None, wanted: Plan
-) -> list[list[Match]]:
+def exhaustive(collection: Held, queries: np.ndarray, k: int, where: Where | None, wanted: Plan) -> list[list[Match]]:
     """The true k nearest, by reading every item that passes, a page at a time."""
     fields = ["id", "vector"] if where is None else ["id", "vector", "metadata"]
     best_ids = np.zeros((len(queries), 0), dtype="U128")
