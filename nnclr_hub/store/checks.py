@@ -105,6 +105,12 @@ def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndar
     Raises:
         InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.
     """
+    if _is_row(vector, spec):  # a single query should not pay for what a thousand vectors need
+        square = float(np.dot(vector, vector))
+        if 1e-12 < square < 1e12 and (spec.precision == "f32" or spec.metric == "cosine"):
+            if spec.metric != "cosine" or abs(square - 1) < UNIT_WITHIN:
+                return vector
+            return vector / np.float32(np.sqrt(square))
     return check_vectors([vector], spec, lambda _: what)[0]
 
 

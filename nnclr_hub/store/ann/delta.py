@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nnclr_hub.store.ann.compare import compare
+
 CHUNK = 4096
 ALIVE = np.iinfo(np.int64).max
 
@@ -113,25 +115,10 @@ class Delta:
             vectors = self._vectors[number][:used]
             if not alive.all():
                 vectors, known = vectors[alive], known[alive]
-            found = best(scores_of(vectors, queries, self._metric), known, k)
+            found = compare(queries, vectors, known, k, self._metric)
             scores.append(found[0])
             rids.append(found[1])
         return np.concatenate(scores, axis=1), np.concatenate(rids, axis=1)
-
-
-def scores_of(vectors: np.ndarray, queries: np.ndarray, metric: str) -> np.ndarray:
-    """(n, m) float32: how near each of vectors (m, D) is to each of queries (n, D); higher is nearer."""
-    if metric == "l2":  # by differences: the shortcut over dot products loses the small distances
-        return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
-    return queries @ vectors.T
-
-
-def best(scores: np.ndarray, rids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k highest of scores (n, m), in no order, and their rids (m,): both (n, min(k, m))."""
-    if scores.shape[1] <= k:
-        return scores, np.broadcast_to(rids, scores.shape)
-    top = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-    return np.take_along_axis(scores, top, axis=1), rids[top]
 
 
 def positions(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 
+from nnclr_hub.store.ann.compare import ranked
 from nnclr_hub.store.ann.deaths import Deaths
 from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
-from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts, ranked
+from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts
 from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, flat_bytes, judged
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec

@@ -18,20 +18,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.store.ann.compare import Found, compare, joined, ranked, score
 from nnclr_hub.store.ann.deaths import Deaths, bitmap_of
-from nnclr_hub.store.ann.delta import ALIVE, Delta, best, positions, scores_of
+from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
 from nnclr_hub.store.base import CollectionSpec
 
 # below this share of the main part a filter is cheaper as a scan of its rows than as a walk past the others
 SCAN_SHARE = 0.05
 LARGEST_EFFORT = 4096
+# up to this share of dead rows they are found and dropped; a few more are asked for in their place
+DROP_SHARE = 0.05
+SLACK = 4
 SCAN_BYTES = 64 << 20
 LATEST = ALIVE - 1
 
 # row ids (n,) int64 to their vectors (n, D) float32 in the catalog, NaN for rows that are not there
 Fetch = Callable[[np.ndarray], np.ndarray]
-Found = tuple[np.ndarray, np.ndarray]
 
 
 class ViewTooOld(Exception):
@@ -177,8 +180,8 @@ class AnnIndex:
             effort: efSearch or nprobe; None: as it was judged.
 
         Returns:
-            scores (n, j) float32, higher is nearer, and row ids (n, j) int64, j at most k; -inf and -1 where
-            a query has no more, which is only if there are no more.
+            scores (n, j) float32, higher is nearer, and row ids (n, j) int64; -inf and -1 where a query has no
+            more, which is only if there are no more. Some rows may be dead, or newer than the view.
 
         Raises:
             ViewTooOld: rows that lived at `at` are forgotten.
@@ -195,7 +198,11 @@ class AnnIndex:
             found.append(parts.delta.scan(queries, k, among, at))
         if len(found) == 1:
             return found[0]
-        return ranked(np.concatenate([f[0] for f in found], axis=1), np.concatenate([f[1] for f in found], axis=1), k)
+        # as many as the main part gave: of these some may be dead
+        wide = max(k, found[0][0].shape[1])
+        return ranked(
+            np.concatenate([f[0] for f in found], axis=1), np.concatenate([f[1] for f in found], axis=1), wide
+        )
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,9 @@ class _Search:
         if self.exact and not main.lossless:
             living = self.parts.deaths.living(total)
             return self._scan(main, np.union1d(living, self._late()))
+        if not self.exact and dead <= DROP_SHARE * total:
+            # so few are dropped by who looks the rows up; walking past them would cost every search
+            return self._walk(main, None, total, SLACK if dead else 0)
         found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)
         rows = self._late()
         if not len(rows):
@@ -232,16 +242,16 @@ class _Search:
         known = np.isin(found[1], self.parts.rids[rows])
         found[0][known], found[1][known] = -np.inf, -1
         more = self._scan(main, rows)
-        return ranked(np.concatenate([found[0], more[0]], axis=1), np.concatenate([found[1], more[1]], axis=1), self.k)
+        return joined([found, more], self.k)
 
     def _late(self) -> np.ndarray:
         """Rows (n,) int64, ascending, that have died since the view was taken; read after the bitmap."""
         late = [rows for _, rows in self.parts.deaths.since(self.at)]
         return np.sort(np.concatenate(late)) if late else np.zeros(0, np.int64)
 
-    def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int) -> Found:
+    def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int, slack: int = 0) -> Found:
         """By the index's own way; by looking at everything if that finds too few."""
-        k = self.k if main.lossless else self.k * REFINED
+        k = (self.k if main.lossless else self.k * REFINED) + slack
         wanted, k = min(k, candidates), min(k, len(main))
         effort = self.effort or main.effort
         if candidates < len(main):  # of what a walk passes, only this share counts
@@ -265,10 +275,8 @@ class _Search:
             some = rows[start : start + step]
             known = self.parts.rids[some]
             vectors = main.vectors(some) if main.lossless else self.fetch(known)
-            more = best(_numbers(scores_of(vectors, self.queries, main.metric)), known, self.k)
-            scores, rids = ranked(
-                np.concatenate([scores, more[0]], axis=1), np.concatenate([rids, more[1]], axis=1), self.k
-            )
+            more = compare(self.queries, vectors, known, self.k, main.metric)
+            scores, rids = joined([(scores, rids), more], self.k)
         return scores, rids
 
     def _refined(self, scores: np.ndarray, rids: np.ndarray) -> Found:
@@ -276,19 +284,8 @@ class _Search:
         wanted = np.unique(rids[rids >= 0])
         vectors = self.fetch(wanted)
         assert self.parts.main is not None
-        for query, known, score in zip(self.queries, rids, scores, strict=True):
+        for query, known, scored in zip(self.queries, rids, scores, strict=True):
             some = known >= 0
             true = vectors[np.searchsorted(wanted, known[some])]
-            score[some] = _numbers(scores_of(true, query[None], self.parts.main.metric))[0]
+            scored[some] = score(query, true, self.parts.main.metric)
         return ranked(scores, rids, self.k)
-
-
-def ranked(scores: np.ndarray, rids: np.ndarray, k: int) -> Found:
-    """The k best columns of scores (n, m) and rids (n, m) in each row, best first."""
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rids, order, axis=1)
-
-
-def _numbers(scores: np.ndarray) -> np.ndarray:
-    """Scores of rows that are not in the catalog are NaN, and come last."""
-    return np.where(np.isnan(scores), -np.inf, scores)

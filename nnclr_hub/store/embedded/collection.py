@@ -147,7 +147,7 @@ class EmbeddedCollection:
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[Match]:
-        queries = checks.check_vectors([vector], self.spec, lambda _: "the query")
+        queries = checks.check_vector(vector, self.spec, "the query")[None]
         question = Question.of(queries, checks.check_k(k), where, exact, checks.check_effort(effort), with_vector)
         return self._answer(question, checks.check_threshold(score_threshold))[0]
 
