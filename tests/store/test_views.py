@@ -122,3 +122,30 @@ def test_a_reader_that_slept_through_snapshots_catches_up(tmp_path):
                 collection.snapshot()
             collection.delete(["a"])
             assert [match.id for match in reader.search(np.zeros(DIM), 2)] == ["i0", "i1"]
+
+
+def test_a_dense_crowd_of_dead_rows_hides_no_living_one(tmp_path, monkeypatch):
+    """Few of all rows, but all of the nearest: they are dropped the first time and walked past the second."""
+    for module in (folding, kinds):
+        monkeypatch.setattr(module, "FLAT_BELOW", 500)
+    rng = np.random.default_rng(0)
+    far, near = rng.normal(size=(4000, DIM)) + 10, rng.normal(size=(150, DIM)) * 1e-3
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2", index="hnsw"))
+        collection.upsert([Item(f"far{i}", vector) for i, vector in enumerate(far)])
+        collection.upsert([Item(f"near{i}", vector) for i, vector in enumerate(near)])
+        collection.compact()
+        collection.delete([f"near{i}" for i in range(149)])
+        asked = []
+        search = collection._index.search
+        collection._index.search = lambda q, k, **options: asked.append(k) or search(q, k, **options)
+        found = collection.search(np.zeros(DIM), 10)
+        assert found[0].id == "near149"
+        assert len(found) == 10
+        assert asked == [10, 20]
+
+
+def test_a_search_that_meets_a_closing_index_finds_no_emptiness(index):
+    index.clear()
+    with pytest.raises(ViewTooOld):
+        nearest(index, 3, index.seq)

@@ -117,9 +117,9 @@ class AnnIndex:
             self.seq = state.seq
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Lets go of everything; a search that comes too late hears that its view is too old, not that it is empty."""
         with self.mutation:
-            self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(self.spec.dim, self.spec.metric), self.seq)
+            self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(self.spec.dim, self.spec.metric), ALIVE)
 
     def forget(self) -> None:
         """Refuses views that are older than the last change, of which the index does not know all."""
@@ -167,6 +167,7 @@ class AnnIndex:
         at: int = LATEST,
         exact: bool = False,
         effort: int | None = None,
+        pass_dead: bool = False,
     ) -> Found:
         """The k best rows for each query, best first.
 
@@ -178,6 +179,7 @@ class AnnIndex:
             at: the change that the caller's view is up to.
             exact: look at everything.
             effort: efSearch or nprobe; None: as it was judged.
+            pass_dead: walk past dead rows, however few; for who got too many of them.
 
         Returns:
             scores (n, j) float32, higher is nearer, and row ids (n, j) int64; -inf and -1 where a query has no
@@ -189,11 +191,12 @@ class AnnIndex:
         parts = self.parts
         if at < parts.floor:
             raise ViewTooOld
+        search = _Search(parts, queries, k, fetch, among, at, exact, effort, pass_dead)
         if len(queries) == 1:
             with threads(1):
-                found = [_Search(parts, queries, k, fetch, among, at, exact, effort).main()]
+                found = [search.main()]
         else:
-            found = [_Search(parts, queries, k, fetch, among, at, exact, effort).main()]
+            found = [search.main()]
         if parts.delta.count:
             found.append(parts.delta.scan(queries, k, among, at))
         if len(found) == 1:
@@ -217,6 +220,7 @@ class _Search:
     at: int
     exact: bool
     effort: int | None
+    pass_dead: bool
 
     def main(self) -> Found:
         main, total = self.parts.main, len(self.parts.rids)
@@ -232,7 +236,7 @@ class _Search:
         if self.exact and not main.lossless:
             living = self.parts.deaths.living(total)
             return self._scan(main, np.union1d(living, self._late()))
-        if not self.exact and dead <= DROP_SHARE * total:
+        if not self.exact and not self.pass_dead and dead <= DROP_SHARE * total:
             # so few are dropped by who looks the rows up; walking past them would cost every search
             return self._walk(main, None, total, SLACK if dead else 0)
         found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)

@@ -92,7 +92,8 @@ class Searcher:
         """The nearest, of `among` if given; rows that are newer than the view make room for older ones."""
         wanted = question.k
         while True:
-            scores, rids = self._search(connection, at, question, wanted, among)
+            # what was missing the first time had been dropped; with many dead around, asking for more would not end
+            scores, rids = self._search(connection, at, question, wanted, among, pass_dead=wanted > question.k)
             matches = self._matches(connection, question, scores, rids, EVERYTHING)
             if _complete(matches, rids, question.k, wanted):
                 return matches
@@ -114,7 +115,13 @@ class Searcher:
         return None
 
     def _search(
-        self, connection: sqlite3.Connection, at: int, question: Question, k: int, among: np.ndarray | None
+        self,
+        connection: sqlite3.Connection,
+        at: int,
+        question: Question,
+        k: int,
+        among: np.ndarray | None,
+        pass_dead: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._index.search(
             question.queries,
@@ -124,6 +131,7 @@ class Searcher:
             at=at,
             exact=question.exact,
             effort=question.effort,
+            pass_dead=pass_dead,
         )
 
     def _matches(
