@@ -39,6 +39,10 @@ class Engines:
                 self._engines[source] = engine
             return self._engines[source]
 
+    def loaded(self, source: str) -> Engine | None:
+        """The engine of that source if it is in memory."""
+        return self._engines.get(source)
+
     def served(self) -> list[str]:
         """Names that a request may ask for: the default, what is loaded, and the published encoders."""
         return list(dict.fromkeys([self.default, *self._engines, *MODELS]))
