@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 import nnclr_hub
 from nnclr_hub.workbench import Workbench
 
-from . import openapi, problems
+from . import docs_page, openapi, problems
 from .models import Engines
 from .observing import Observing
 from .readiness import Loading
@@ -65,6 +65,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(docs_page.router)
     app.openapi = openapi.document
 
     @app.get("/", include_in_schema=False)

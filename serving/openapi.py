@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 import nnclr_hub
 
 from . import schemas
+from .examples import EXAMPLES
 from .routes import ROUTERS
 
 TITLE = "nnclr_hub"
@@ -70,17 +71,21 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # only where the server has keys
-    for operation in operations(found).values():
+    for name, operation in operations(found).items():
+        operation["x-codeSamples"] = [
+            {"lang": language, "label": label, "source": source}
+            for known, example in EXAMPLES
+            if known == name
+            for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
+        ]
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
 
 
 def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The operations of a document by their ids, with `method` and `path`."""
-    return {
-        operation["operationId"]: operation for methods in found["paths"].values() for operation in methods.values()
-    }
+    """The operations of a document by their ids."""
+    return {one["operationId"]: one for methods in found["paths"].values() for one in methods.values()}
 
 
 def text() -> str:
