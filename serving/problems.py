@@ -233,7 +233,12 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         return await _ours(request, error.__cause__)
     code = _HTTP_CODES.get(error.status_code, "http_error")
     detail = f"{request.method} {request.url.path}: {error.detail}."
-    return problem(request.url.path, error.status_code, code, detail, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the framework names the methods of one route, where several have the path
+        template = getattr(request.scope.get("route"), "path", None)
+        methods = request.app.openapi()["paths"].get(template, {})
+        headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
+    return problem(request.url.path, error.status_code, code, detail, headers=headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

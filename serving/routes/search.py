@@ -106,7 +106,7 @@ async def _read(request: Request) -> SearchRequest:
         raise unsupported(request, JSON, FORM)
     form = await read_form(request, texts=("query",))
     pictures = form.pictures("image", 1)
-    query = parse(form.texts.get("query", "{}"), SearchRequest, ("query",))
+    query = parse(form.texts.get("query") or "{}", SearchRequest, ("query",))
     if query.image is not None:
         raise InvalidRequest("The picture is given twice: as a file, and in the query.")
     assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded
