@@ -40,9 +40,14 @@ TAGS = {
 _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
     schemas.Problem,
     schemas.OpenAIError,
+    schemas.EmbeddingsRequest,
     schemas.EmbedRequest,
+    schemas.CollectionRequest,
+    schemas.AliasRequest,
+    schemas.ItemsRequest,
     schemas.UploadRequest,
     schemas.SearchRequest,
+    schemas.SearchBatchRequest,
 )
 ANSWER_HEADERS = {
     "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},

@@ -214,10 +214,6 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     path, parts = request.url.path, error.errors()
     if any(part["type"] == "json_invalid" for part in parts):
         return problem(path, 400, "malformed", "The body is not valid JSON.")
-    kind = f"{request.headers['content-type']!r:.100}" if "content-type" in request.headers else "of no named kind"
-    if any(tuple(part["loc"]) == ("body",) and isinstance(part.get("input"), bytes) for part in parts):
-        detail = f"The body is {kind}: send JSON with Content-Type: application/json."
-        return problem(path, 400 if path.startswith("/v1/") else 415, "unsupported_media_type", detail)
     items = [{"loc": ".".join(map(str, part["loc"])), "msg": part["msg"]} for part in parts]
     detail = "; ".join(f"{item['loc']}: {item['msg']}" for item in items[:5])
     detail = f"The request is not as it must be: {detail}."
@@ -231,14 +227,17 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
         return await _ours(request, error.__cause__)
-    code = _HTTP_CODES.get(error.status_code, "http_error")
+    status = error.status_code
+    code = _HTTP_CODES.get(status, "http_error")
+    if status == 415 and request.url.path.startswith("/v1/"):
+        status = 400
     detail = f"{request.method} {request.url.path}: {error.detail}."
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # the framework names the methods of one route, where several have the path
+    if status == 405:  # the framework names the methods of one route, where several have the path
         template = getattr(request.scope.get("route"), "path", None)
         methods = request.app.openapi()["paths"].get(template, {})
         headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
-    return problem(request.url.path, error.status_code, code, detail, headers=headers)
+    return problem(request.url.path, status, code, detail, headers=headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, DiskFull, InvalidRequest, StoreReadOnly
@@ -10,6 +12,8 @@ from nnclr_hub.store.succession import SUFFIX, WAS
 from ..problems import answers
 from ..schemas import AliasesResponse, AliasRequest, AliasResponse
 from ..telemetry import measured
+from ..uploads import json_of
+from .described import json_body
 from .state import AppMetrics, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
@@ -23,8 +27,14 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in aliases.items()])
 
 
-@router.put("/{alias}", responses=answers(CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull))
-def point(alias: str, body: AliasRequest, bench: AppWorkbench, metrics: AppMetrics) -> AliasResponse:
+@router.put(
+    "/{alias}",
+    responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
+    openapi_extra=json_body(AliasRequest),
+)
+def point(
+    alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
+) -> AliasResponse:
     """Makes an alias mean a collection, whatever it meant before, in one step for whoever asks."""
     _refuse_ours(alias)
     with measured(metrics, "store"), bench.gate.alone():

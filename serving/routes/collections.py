@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
@@ -26,6 +26,8 @@ from ..privacy import public_name, without_paths
 from ..problems import answers
 from ..schemas import CollectionRequest, CollectionResponse, CollectionsResponse, CountResponse, VerifyResponse
 from ..telemetry import measured
+from ..uploads import json_of
+from .described import json_body
 from .filters import WhereText, read_where
 from .state import AppEngines, AppMetrics, AppWorkbench, served_engine
 
@@ -43,13 +45,14 @@ def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsRes
 @router.put(
     "/{name}",
     responses={
-        **answers(CollectionExists, UnknownModel, ModelError, *_WRITE),
+        **answers("unsupported_media_type", CollectionExists, UnknownModel, ModelError, *_WRITE),
         201: {"model": CollectionResponse, "description": "made"},
     },
+    openapi_extra=json_body(CollectionRequest),
 )
 async def create(
     name: str,
-    body: CollectionRequest,
+    body: Annotated[CollectionRequest, json_of(CollectionRequest)],
     response: Response,
     bench: AppWorkbench,
     engines: AppEngines,

@@ -10,6 +10,12 @@ from pydantic import BaseModel
 FILE = {"type": "string", "format": "binary"}
 
 
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """A body that comes as JSON; the schema of the model has to be among the components."""
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
 def form_body(fields: Mapping[str, str], required: Sequence[str], json: type[BaseModel]) -> dict[str, Any]:
     """A body that comes as a form or as JSON.
 

@@ -35,8 +35,8 @@ from ..problems import answers, problem
 from ..responses import VectorResponse
 from ..schemas import (
     ItemNote,
-    ItemRequest,
     ItemResponse,
+    ItemsRequest,
     ItemsResponse,
     StoredResponse,
     UploadRequest,
@@ -49,13 +49,14 @@ from ..uploads import (
     Picture,
     check_count,
     decode_each,
+    json_of,
     kind_of,
     parse_as,
     read_form,
     read_json,
     unsupported,
 )
-from .described import binary, form_body
+from .described import binary, form_body, json_body
 from .filters import WhereText, read_where
 from .state import AppDecoding, AppMetrics, AppSettings, AppWorkbench
 
@@ -108,11 +109,17 @@ async def add_pictures(
     return _uploaded(request.url.path, pictures, results)
 
 
-@router.put("", responses=answers(CollectionNotFound, FingerprintMismatch, StoreReadOnly, DiskFull))
-def put_vectors(name: str, body: list[ItemRequest], bench: AppWorkbench, metrics: AppMetrics) -> StoredResponse:
+@router.put(
+    "",
+    responses=answers("unsupported_media_type", CollectionNotFound, FingerprintMismatch, StoreReadOnly, DiskFull),
+    openapi_extra=json_body(ItemsRequest),
+)
+def put_vectors(
+    name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench, metrics: AppMetrics
+) -> StoredResponse:
     """Adds or replaces items by their vectors, all or none."""
-    _refuse_twice(one.id for one in body)
-    items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body]
+    _refuse_twice(one.id for one in body.root)
+    items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
     with measured(metrics, "store"):
         return StoredResponse(stored=len(items), seq=bench.upsert(name, items))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
@@ -17,15 +17,23 @@ from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
 from ..responses import VectorResponse
 from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
-from ..uploads import check_count
+from ..uploads import check_count, json_of
+from .described import json_body
 from .state import DEFAULT, AppEngines, AppSettings, name_of, served_engine, served_names
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
 
 
-@router.post("/embeddings", response_model=EmbeddingsResponse, responses=answers(*_WITH_MODEL, ImageError, openai=True))
-async def embeddings(body: EmbeddingsRequest, engines: AppEngines, settings: AppSettings) -> Response:
+@router.post(
+    "/embeddings",
+    response_model=EmbeddingsResponse,
+    responses=answers(*_WITH_MODEL, ImageError, "unsupported_media_type", openai=True),
+    openapi_extra=json_body(EmbeddingsRequest),
+)
+async def embeddings(
+    body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)], engines: AppEngines, settings: AppSettings
+) -> Response:
     """Vectors of pictures. One bad picture fails the request, which names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs:

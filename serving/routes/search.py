@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -28,8 +28,8 @@ from ..problems import answers
 from ..responses import VectorResponse
 from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
 from ..searching import search_each
-from ..uploads import FORM, JSON, kind_of, parse, read_form, read_json, unsupported
-from .described import form_body
+from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
+from .described import form_body, json_body
 from .state import AppDecoding, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
@@ -63,10 +63,15 @@ async def search(
     return VectorResponse({"matches": _matches(answer)})
 
 
-@router.post("/search/batch", response_model=SearchBatchResponse, responses=answers(*_REFUSALS))
+@router.post(
+    "/search/batch",
+    response_model=SearchBatchResponse,
+    responses=answers(*_REFUSALS, "unsupported_media_type"),
+    openapi_extra=json_body(SearchBatchRequest),
+)
 async def search_batch(
     name: str,
-    body: SearchBatchRequest,
+    body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)],
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,

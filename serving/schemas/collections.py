@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from .words import Name, Strict
+from .words import FIRST_WRONG, Name, Strict
 
 
 class CollectionRequest(Strict):
@@ -15,7 +15,9 @@ class CollectionRequest(Strict):
     model: str | None = None
     dim: int | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    indexed: list[str] = Field(default=["label"], description="metadata keys with an index for filters")
+    indexed: Annotated[list[str], FIRST_WRONG] = Field(
+        default=["label"], description="metadata keys with an index for filters"
+    )
     index: Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"] = "auto"
     precision: Literal["f32", "f16"] = "f32"
 

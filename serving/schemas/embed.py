@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field
 
-from .words import ItemError, Picture, Strict
+from .words import FIRST_WRONG, ItemError, Picture, Strict
 
 
 class EmbedRequest(Strict):
-    images: list[Picture] = Field(min_length=1)
+    images: Annotated[list[Picture], FIRST_WRONG] = Field(min_length=1)
     model: str | None = Field(None, description="an id of GET /v1/models; null: the default")
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from typing import Annotated
 
-from .words import ItemError, Metadata, Name, Picture, Strict, Vector
+from pydantic import BaseModel, Field, RootModel
+
+from .words import FIRST_WRONG, ItemError, Metadata, Name, Picture, Strict, Vector
 
 
 class ItemRequest(Strict):
     id: Name
     vector: Vector
     metadata: Metadata = Field(default_factory=dict)
+
+
+class ItemsRequest(RootModel[Annotated[list[ItemRequest], FIRST_WRONG]]):
+    """Items by their vectors."""
 
 
 class StoredResponse(BaseModel):
@@ -41,7 +47,7 @@ class NewItem(ItemNote):
 
 
 class UploadRequest(Strict):
-    items: list[NewItem] = Field(min_length=1)
+    items: Annotated[list[NewItem], FIRST_WRONG] = Field(min_length=1)
 
 
 class UploadEntry(BaseModel):

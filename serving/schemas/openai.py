@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+
+from .words import FIRST_WRONG
 
 
 class EmbeddingsRequest(BaseModel):
-    """OpenAI's body, with the modality beside it."""
+    """OpenAI's body, with the modality beside it; other fields are overlooked."""
+
+    model_config = ConfigDict(strict=True)
 
     model: str = Field(description="an id of GET /v1/models, or default")
-    input: str | list[str] = Field(description="a data URI or base64 of a picture, or several")
+    input: str | Annotated[list[str], FIRST_WRONG] = Field(description="a data URI or base64 of a picture, or several")
     modality: Literal["image"] = "image"
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="the model's own length; no other is possible")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field, PrivateAttr
 
-from .words import Box, ItemError, Metadata, Picture, Strict, Vector, Where
+from .words import FIRST_WRONG, Box, ItemError, Metadata, Picture, Strict, Vector, Where
 
 
 class Example(Strict):
@@ -33,8 +35,8 @@ class Example(Strict):
 class SearchRequest(Example):
     """Exactly one of id, image, vector and positive."""
 
-    positive: list[Example] | None = Field(None, description="examples to be near to")
-    negative: list[Example] = Field([], description="examples to be away from")
+    positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near to")
+    negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be away from")
     group_by: str | None = Field(None, description="metadata key: the nearest item of each of its values")
     k: int = Field(10, description="1 to 1000")
     where: Where | None = None
@@ -45,7 +47,7 @@ class SearchRequest(Example):
 
 
 class SearchBatchRequest(Strict):
-    queries: list[SearchRequest] = Field(min_length=1)
+    queries: Annotated[list[SearchRequest], FIRST_WRONG] = Field(min_length=1)
 
 
 class MatchResponse(BaseModel):

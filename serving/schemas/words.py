@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+
+class _FailFast(FailFast):
+    """One that may stand in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+# in every list that a client sends: of a million wrong members the first is enough
+FIRST_WRONG = _FailFast()
 Name = Annotated[str, Field(description="1 to 128 of A-Z a-z 0-9 . _ ~ -")]
 Metadata = Annotated[dict[str, Any], Field(description="JSON values by key, at most 64 KiB")]
 Where = Annotated[
@@ -16,16 +26,18 @@ Where = Annotated[
     ),
 ]
 Picture = Annotated[str, Field(description="a data URI or base64 of a picture")]
-Vector = Annotated[list[float] | str, Field(description="numbers, or base64 of little-endian float32")]
+Vector = Annotated[
+    Annotated[list[float], FIRST_WRONG] | str, Field(description="numbers, or base64 of little-endian float32")
+]
 Box = Annotated[
     tuple[float, float, float, float], Field(description="x0, y0, x1, y1 on the upright picture, in pixels")
 ]
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, so that a misspelt one is not silently ignored."""
+    """Refuses fields that it does not know, so that no misspelt one is overlooked, and takes no type for another."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ItemError(BaseModel):

@@ -5,7 +5,6 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from rest_requests import upload
-from schemathesis.openapi.checks import RejectedPositiveData
 
 from serving.openapi import document
 
@@ -38,7 +37,9 @@ def sent(server, pictures):
                     case.path_parameters["name"] = "default"
             # a description cannot say how long vectors are, or which base64 is a picture
             case.call_and_validate(
-                base_url=server.url, session=session, excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")]
+                base_url=server.url,
+                session=session,
+                excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")],
             )
 
         yield send

@@ -23,6 +23,19 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     is_problem(client.put(f"{collection}/items", json=[{"id": "a/b", "vector": [1.0] * 32}]), 422, "invalid_request")
 
 
+def test_a_body_with_a_million_faults_is_refused_as_fast_as_one_with_one(client, collection):
+    """Not with a million sentences, which would take all the server's time and memory."""
+    faults = {
+        f"{collection}/items": b"[" + b",".join([b"0"] * 2_000_000) + b"]",
+        "/api/v1/collections/x": b"{" + b",".join(b'"%d":0' % i for i in range(500_000)) + b"}",
+    }
+    for path, body in faults.items():
+        response = client.put(path, content=body, headers={"Content-Type": "application/json"})
+        is_problem(response, 422, "invalid_request")
+        assert len(response.content) < 2000
+    assert "500000 things are wrong" in response.text
+
+
 def test_pages_elsewhere_can_neither_reach_nor_write(client):
     is_problem(client.get("/api/v1/collections", headers={"Host": "evil.example"}), 403, "host_not_allowed")
     response = client.put("/api/v1/collections/x", json={"dim": 3}, headers={"Origin": "http://evil.example"})
