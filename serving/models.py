@@ -26,6 +26,9 @@ from .telemetry import Metrics
 class Model:
     """An `Embedder` whose engine may go out of memory and come back: good for as long as anybody wants.
 
+    config: the model folder's config.json, if it came from one.
+    preprocessing: what its encoder wants done to a picture.
+
     Args:
         memory: where its engine is.
         source: its name.
@@ -35,6 +38,8 @@ class Model:
     def __init__(self, memory: ModelMemory, source: str, engine: Engine) -> None:
         self.name = source
         self._memory = memory
+        self.config = engine.encoder.config
+        self.preprocessing = engine.encoder.transform.preprocessing
         self._fingerprint = engine.fingerprint
         self._embed_dim = engine.embed_dim
 
@@ -117,16 +122,20 @@ class Engines:
         with self._memory.held(source) as engine:
             return Model(self._memory, source, engine)
 
-    async def get_async(self, source: str | None = None) -> Model:
-        """`get` for the event loop: at once where the model is in memory."""
-        source = source or self.default
+    def loaded(self, source: str) -> Model | None:
+        """The model of that source if it is in memory."""
         engine = self._memory.hold_loaded(source)
         if engine is None:
-            return await asyncio.to_thread(self.get, source)
+            return None
         try:
             return Model(self._memory, source, engine)
         finally:
             self._memory.release(source)
+
+    async def get_async(self, source: str | None = None) -> Model:
+        """`get` for the event loop: at once where the model is in memory."""
+        source = source or self.default
+        return self.loaded(source) or await asyncio.to_thread(self.get, source)
 
     def by_fingerprint(self, fingerprint: str) -> Model | None:
         """The model of that fingerprint if it was ever loaded, whatever its source was called."""

@@ -17,14 +17,15 @@ class FakeEncoder:
     Args:
         decoding: word -> called in the decoding thread.
         forwarding: word -> called in the device thread for a batch that holds it.
+        weights: how many, of four bytes each.
     """
 
-    name, embed_dim, fingerprint = "fake", 2, "f" * 32
+    embed_dim, config = 2, None
     transform = SimpleNamespace(preprocessing=SimpleNamespace(input_size=SIDE))
 
-    def __init__(self, decoding=None, forwarding=None, name="fake", weights=10):
+    def __init__(self, decoding=None, forwarding=None, name="fake", fingerprint="", weights=10):
         self.decoding, self.forwarding = dict(decoding or {}), dict(forwarding or {})
-        self.name, self.fingerprint = name, name
+        self.name, self.fingerprint = name, fingerprint or name
         self.backbone = torch.nn.Linear(weights, 1, bias=False)
         self.backend = SimpleNamespace(buckets=None)
         self.words = ["0"]
