@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.errors import InvalidRequest
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
@@ -19,16 +24,30 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     max_batch: int = Field(32, ge=1, description="pictures a forward pass")
-    decode_threads: int = Field(4, ge=1, description="threads that decode pictures")
+    max_wait_ms: float = Field(2.0, ge=0, description="milliseconds a busy device gives a batch to fill")
+    decode_threads: int = Field(
+        default_factory=lambda: os.cpu_count() or 1, ge=1, description="threads that decode pictures; a core each"
+    )
     capacity: int = Field(512, ge=1, description="pictures in work at once; above, 429")
-    deadline_s: float = Field(30.0, gt=0, description="seconds after which queued work is dropped")
-    stall_s: float = Field(60.0, gt=0, description="seconds a batch may take before the server counts as ill")
+    capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of pictures in work at once; above, 429")
+    deadline_s: float = Field(30.0, gt=0, description="seconds after which a request is given up")
+    stall_s: float = Field(60.0, gt=0, description="seconds a thread may be at one thing before it is replaced")
+    model_memory: int | None = Field(
+        None, ge=1, description="bytes of weights in memory, or 4GB; above, idle models go"
+    )
     max_images: int = Field(64, ge=1, description="pictures a request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
     api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["..."]')
     write_keys: tuple[SecretStr, ...] = Field((), description="keys that may read and write, as JSON")
     insecure: bool = Field(False, description="serve on other addresses than this machine's without keys")
     allowed_hosts: tuple[str, ...] = Field((), description="further names in the Host header, as JSON")
+
+    @field_validator("model_memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        """4GB is 4,000,000,000."""
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        return value if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
     @property
     def is_local(self) -> bool:

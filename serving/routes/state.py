@@ -9,8 +9,7 @@ from fastapi import Depends, Request
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
-from ..engine import Engine
-from ..models import Engines
+from ..models import Engines, Model
 from ..settings import Settings
 
 
@@ -31,8 +30,8 @@ AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
 
 
-def served_engine(engines: Engines, name: str | None) -> Engine:
-    """The engine of a model that a request names: one that is served, never any source whatever.
+def served_engine(engines: Engines, name: str | None) -> Model:
+    """The model that a request names: one that is served, never any source whatever.
 
     Raises:
         UnknownModel: names those that are served.
