@@ -26,6 +26,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, NotReady, Overloaded, ServiceError
 
+from .security.rates import charge_images
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class Engine:
 
     def _admit(self, images: Sequence[ImageLike]) -> list[Future[Result]]:
         """Permits for all pictures of a request or for none."""
+        charge_images(len(images))
         with self._admission:
             if self._closed:
                 raise NotReady("The server is shutting down: try another one, or later.")

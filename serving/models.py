@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import PurePath
 
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .engine import Engine
 from .settings import Settings
+
+
+def public_name(source: str) -> str:
+    """A source as clients see it: of a folder its name alone, for where it lies is not theirs to know."""
+    kind, colon, rest = source.partition(":")
+    if colon and kind in ("hf-hub", "timm"):
+        return source
+    if colon and kind == "random":
+        return f"random:{public_name(rest)}"
+    return PurePath(rest if colon and kind in ("local-dir", "file") else source).name
 
 
 class Engines:
@@ -39,9 +50,14 @@ class Engines:
                 self._engines[source] = engine
             return self._engines[source]
 
+    def source_of(self, name: str) -> str | None:
+        """The source that a request's model name means: one that is served, by its public name or as it was given."""
+        sources = dict.fromkeys([self.default, *self._engines, *MODELS])
+        return name if name in sources else next((one for one in sources if public_name(one) == name), None)
+
     def served(self) -> list[str]:
         """Names that a request may ask for: the default, what is loaded, and the published encoders."""
-        return list(dict.fromkeys([self.default, *self._engines, *MODELS]))
+        return list(dict.fromkeys(map(public_name, [self.default, *self._engines, *MODELS])))
 
     @property
     def healthy(self) -> bool:
