@@ -108,7 +108,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
             return await ours(request, error.__cause__)
         code = _HTTP_CODES.get(error.status_code, "http_error")
-        detail = f"{request.method} {request.url.path}: {error.detail}."
+        detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
         return problem(request.url.path, error.status_code, code, detail, headers=dict(error.headers or {}))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -11,8 +11,6 @@ from nnclr_hub.errors import RequestTooLarge, RequestTooSlow
 
 from .refusal import Refusal
 
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
-
 
 class BodyLimits:
     """Limits of every body.
@@ -36,11 +34,10 @@ class BodyLimits:
                 415,
                 "unsupported_encoding",
                 f"A body with the Content-Encoding {encoding!r:.40} is not read here: send it as it is.",
-                CLOSE,
             )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            return Refusal(413, RequestTooLarge.code, self._too_large(), CLOSE)
+            return Refusal(413, RequestTooLarge.code, self._too_large())
         return None
 
     def limited(self, receive: Receive) -> Receive:

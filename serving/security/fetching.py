@@ -20,6 +20,7 @@ import ipaddress
 import logging
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -83,6 +84,7 @@ class Fetcher:
         settings: url_domains, url_ports, url_s, max_bytes.
         resolve: a name's addresses.
         allowed: whether an address may be connected to.
+        certificates: those that are trusted; None: the usual ones.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Fetcher:
         settings: Settings,
         resolve: Callable[[str, int], Awaitable[Sequence[IpAddress]]] = resolve,
         allowed: Callable[[IpAddress], bool] = is_public,
+        certificates: ssl.SSLContext | None = None,
     ) -> None:
         self._domains = tuple(domain.lower().strip(".") for domain in settings.url_domains)
         self._ports = settings.url_ports
@@ -97,6 +100,7 @@ class Fetcher:
         self._max_bytes = settings.max_bytes
         self._resolve = resolve
         self._allowed = allowed
+        self._certificates = certificates or httpx.create_ssl_context(trust_env=False)  # slow to make: once
         self._running = 0
 
     async def fetch(self, addresses: dict[str, str]) -> dict[str, bytes]:
@@ -146,15 +150,16 @@ class Fetcher:
 
     async def _get(self, url: httpx.URL, budget: _Budget) -> bytes | str:
         """The body, or where a redirect leads; from one checked address of the name."""
-        port = url.port or {"http": 80, "https": 443}[url.scheme]
-        found = await self._resolve(url.host, port)
+        found = await self._resolve(url.host, _port(url))
         if not found or not all(map(self._allowed, found)):
             raise _Failed("an address of the name is not a public one")
         pinned = url.copy_with(host=str(found[0]))
         headers = {"Host": url.netloc.decode(), "Accept": "image/*", "Accept-Encoding": "identity"}
         # trust_env: a proxy of the environment would resolve the name again
         async with (
-            httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=self._seconds) as client,
+            httpx.AsyncClient(
+                trust_env=False, follow_redirects=False, timeout=self._seconds, verify=self._certificates
+            ) as client,
             client.stream("GET", pinned, headers=headers, extensions={"sni_hostname": url.host}) as answer,
         ):
             if answer.is_redirect:
@@ -171,17 +176,20 @@ class Fetcher:
         """The address, if it may be asked for by what it says."""
         try:
             url = httpx.URL(text) if len(text) <= MAX_URL and _ORDINARY.fullmatch(text) else None
-            port = url.port if url is not None else None
         except (httpx.InvalidURL, ValueError):
-            url, port = None, None
+            url = None
         if url is None or url.scheme not in ("http", "https") or url.userinfo or not _is_host(url.host):
             raise InvalidRequest(f"{what} is not an address that can be fetched: write https://host/path.")
-        if (port or {"http": 80, "https": 443}[url.scheme]) not in self._ports:
+        if _port(url) not in self._ports:
             raise InvalidRequest(f"{what} names a port that is not fetched from: use {_either(self._ports)}.")
         name = url.host.rstrip(".")
         if self._domains and not any(name == one or name.endswith(f".{one}") for one in self._domains):
             raise InvalidRequest(f"{what} is not on a domain that is fetched from: use {_either(self._domains)}.")
         return url
+
+
+def _port(url: httpx.URL) -> int:
+    return {"http": 80, "https": 443}[url.scheme] if url.port is None else url.port
 
 
 def _cannot(what: str) -> InvalidRequest:
@@ -195,7 +203,7 @@ def _either(names: Sequence[object]) -> str:
 def _is_host(host: str) -> bool:
     """A name, or an IP address in its one ordinary spelling: neither 2130706433 nor 0x7f.1."""
     try:
-        return str(ipaddress.ip_address(host)) == host
+        return str(ipaddress.ip_address(host)) == host and "%" not in host
     except ValueError:
         last = host.rstrip(".").rpartition(".")[2]
         return _NAME.fullmatch(host) is not None and not last.isdecimal() and not last.startswith("0x")
