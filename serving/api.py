@@ -23,7 +23,8 @@ from nnclr_hub.workbench import Workbench
 from . import problems
 from .models import Engines
 from .routes import collections, embed, health, items, openai, search
-from .security import Door
+from .security.door import Door
+from .security.fetching import Fetcher
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         redoc_url=None,
     )
     app.state.settings, app.state.engines, app.state.workbench = settings, engines, workbench
+    app.state.fetcher = Fetcher(settings) if settings.allow_urls else None
     app.state.ready, app.state.loading, app.state.failure = False, "starting", None
     problems.install(app)
     for resource in (health, openai, embed, collections, items, search):

@@ -1,4 +1,4 @@
-"""Pictures and vectors as text: base64 and data URIs."""
+"""Pictures and vectors as text: base64, data URIs, and web addresses where they may be fetched."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
+from .security.fetching import Fetcher
+
+
+async def read_pictures(texts: dict[str, str], fetcher: Fetcher | None) -> list[bytes]:
+    """The bytes of pictures given as data URIs, as base64, or as web addresses, in their order.
+
+    Args:
+        texts: by the name of the field that holds each, for the sentence.
+        fetcher: of web addresses; None: they are refused.
+
+    Raises:
+        InvalidRequest: one is none of these, or cannot be fetched.
+    """
+    addresses = {} if fetcher is None else {what: text for what, text in texts.items() if _is_address(text)}
+    read = {what: decode_text(text, what) for what, text in texts.items() if what not in addresses}
+    if fetcher is not None and addresses:
+        read |= await fetcher.fetch(addresses)
+    return [read[what] for what in texts]
+
+
+def _is_address(text: str) -> bool:
+    return text[:8].lower().startswith(("http://", "https://"))
+
 
 def decode_text(text: str, what: str) -> bytes:
     """The bytes of a data URI or of base64.
@@ -16,7 +39,7 @@ def decode_text(text: str, what: str) -> bytes:
     Raises:
         InvalidRequest: it is neither; a web address is not fetched.
     """
-    if text.startswith(("http://", "https://")):
+    if _is_address(text):
         raise InvalidRequest(f"{what} is a web address, which this server does not fetch: send the picture itself.")
     if text.startswith("data:"):
         head, comma, text = text.partition(",")

@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from nnclr_hub import errors
 from nnclr_hub.errors import NNCLRHubError
 
+from .security.redaction import without_paths
+
 log = logging.getLogger(__name__)
 
 # the status of a class, or else that of its nearest ancestor here
@@ -36,6 +38,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.Overloaded: 429,
     errors.DeadlineExceeded: 504,
     errors.RequestTooLarge: 413,
+    errors.RequestTooSlow: 408,
 }
 _HTTP_CODES = {400: "malformed", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
@@ -64,6 +67,7 @@ def problem(
         items: errors of single parts of the request.
         headers: further headers.
     """
+    detail = without_paths(detail)
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": None, "code": code}}
@@ -104,7 +108,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
             return await ours(request, error.__cause__)
         code = _HTTP_CODES.get(error.status_code, "http_error")
-        detail = f"{request.method} {request.url.path}: {error.detail}."
+        detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
         return problem(request.url.path, error.status_code, code, detail, headers=dict(error.headers or {}))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -12,7 +12,7 @@ from nnclr_hub.errors import CollectionExists, CollectionNotFound
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.workbench import Workbench
 
-from ..models import Engines
+from ..models import Engines, public_name
 from ..schemas import CollectionRequest, CollectionResponse
 from .state import AppEngines, AppWorkbench, served_engine
 
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 def _response(info: CollectionInfo) -> CollectionResponse:
     spec = asdict(info.spec)
     about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq", "state")}
-    return CollectionResponse(**spec, **about, index_in_use=info.index)
+    return CollectionResponse(**spec | {"model": public_name(info.spec.model)}, **about, index_in_use=info.index)
 
 
 @router.get("")

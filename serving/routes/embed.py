@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from nnclr_hub.errors import ImageError, RequestTooLarge
 
+from ..models import public_name
 from ..problems import problem
 from .state import AppEngines, AppSettings, served_engine
 
@@ -55,4 +56,4 @@ async def embed(
         else:
             entry["embedding"] = result.tolist()
         data.append(entry)
-    return JSONResponse({"model": engine.name, "dim": engine.embed_dim, "data": data})
+    return JSONResponse({"model": public_name(engine.name), "dim": engine.embed_dim, "data": data})

@@ -9,15 +9,17 @@ from fastapi.concurrency import run_in_threadpool
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 
-from ..payloads import decode_text, encode_vector
+from ..payloads import encode_vector, read_pictures
 from ..schemas import EmbeddingsRequest, ModelCard
-from .state import AppEngines, AppSettings, served_engine
+from .state import AppEngines, AppFetcher, AppSettings, served_engine
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 
 @router.post("/embeddings")
-async def embeddings(body: EmbeddingsRequest, engines: AppEngines, settings: AppSettings) -> dict[str, Any]:
+async def embeddings(
+    body: EmbeddingsRequest, engines: AppEngines, settings: AppSettings, fetcher: AppFetcher
+) -> dict[str, Any]:
     """Vectors of pictures. One bad picture fails the request, which names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs:
@@ -29,7 +31,7 @@ async def embeddings(body: EmbeddingsRequest, engines: AppEngines, settings: App
     engine = await run_in_threadpool(served_engine, engines, body.model)
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
         raise InvalidRequest(f"dimensions={body.dimensions} is not possible: {body.model} has {engine.embed_dim}.")
-    pictures = [decode_text(text, f"input[{i}]") for i, text in enumerate(inputs)]
+    pictures = await read_pictures({f"input[{i}]": text for i, text in enumerate(inputs)}, fetcher)
     results = await engine.embed_each_async(pictures)
     data = []
     for index, result in enumerate(results):

@@ -12,9 +12,9 @@ from starlette.datastructures import UploadFile
 
 from nnclr_hub.errors import InvalidRequest
 
-from ..payloads import decode_text, decode_vector
+from ..payloads import decode_vector, read_pictures
 from ..schemas import MatchResponse, SearchRequest, SearchResponse
-from .state import AppWorkbench
+from .state import AppFetcher, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 _BODY: dict[str, Any] = {
@@ -40,13 +40,13 @@ _BODY: dict[str, Any] = {
 
 
 @router.post("/search", openapi_extra=_BODY)
-async def search(name: str, request: Request, bench: AppWorkbench) -> SearchResponse:
+async def search(name: str, request: Request, bench: AppWorkbench, fetcher: AppFetcher) -> SearchResponse:
     """The nearest items of an id, a picture (or a box on it) or a vector, best first."""
     query, picture = await _read(request)
     if query.image is not None:
         if picture is not None:
             raise InvalidRequest("The picture is given twice: as a file, and in the query.")
-        picture = decode_text(query.image, "image")
+        [picture] = await read_pictures({"image": query.image}, fetcher)
     matches = await run_in_threadpool(
         bench.search,
         name,

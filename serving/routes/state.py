@@ -10,6 +10,7 @@ from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
 from ..models import Engines, Model
+from ..security.fetching import Fetcher
 from ..settings import Settings
 
 
@@ -25,6 +26,11 @@ def _workbench(request: Request) -> Workbench:
     return request.app.state.workbench
 
 
+def _fetcher(request: Request) -> Fetcher | None:
+    return request.app.state.fetcher
+
+
+AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppSettings = Annotated[Settings, Depends(_settings)]
 AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
@@ -36,6 +42,7 @@ def served_engine(engines: Engines, name: str | None) -> Model:
     Raises:
         UnknownModel: names those that are served.
     """
-    if name is not None and name not in engines.served():
-        raise UnknownModel(f"This server has no model {name!r}: it serves {', '.join(engines.served())}.")
-    return engines.get(name)
+    source = None if name is None else engines.source_of(name)
+    if name is not None and source is None:
+        raise UnknownModel(f"This server has no model {name!r:.150}: it serves {', '.join(engines.served())}.")
+    return engines.get(source)

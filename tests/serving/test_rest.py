@@ -42,7 +42,7 @@ def test_health_ready_and_models(client, model):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
     names = [entry["id"] for entry in client.get("/v1/models").json()["data"]]
-    assert names[0] == str(model)
+    assert names[0] == model.name
     assert client.get(f"/v1/models/{names[0]}").json()["dim"] == 32
     assert client.get("/v1/models/unknown").json()["error"]["code"] == "unknown_model"
 
