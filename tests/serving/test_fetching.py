@@ -146,7 +146,6 @@ def test_what_is(address):
             "http:///x",
             "https://user@example.com/",
             "https://user:word@example.com/",
-            "http://@example.com/",
         ),
         *("http://2130706433/", "http://0x7f.1/", "http://0x7f000001/", "http://017700000001/", "http://127.1/"),
         *("http://0177.0.0.1/", "http://[::1%25lo]/", "http://[::FFFF:127.0.0.1]/", "http://a..b/", "http://a b/"),
