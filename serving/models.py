@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from nnclr_hub.hub.registry import MODELS, default_model
 
 from .engine import Engine, Result
 from .memory import ModelMemory
-from .security.rates import charge_images
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -55,14 +53,11 @@ class Model:
 
     def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
         """See `Engine.embed_each`."""
-        images = list(images)
-        charge_images(len(images))
         with self._memory.held(self.name) as engine:
             return self._same(engine).embed_each(images, deadline_s=deadline_s)
 
     async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
         """See `Engine.embed_each_async`."""
-        charge_images(len(images))
         while (engine := self._memory.hold_loaded(self.name)) is None:
             await asyncio.to_thread(self._load)
         try:
@@ -93,16 +88,6 @@ class Model:
         if engine.fingerprint != self._fingerprint:
             raise ModelError("The model's files were replaced while it was out of memory: ask for it again.")
         return engine
-
-
-def public_name(source: str) -> str:
-    """A source as clients see it: of a folder its name alone, for where it lies is not theirs to know."""
-    kind, colon, rest = source.partition(":")
-    if colon and kind in ("hf-hub", "timm"):
-        return source
-    if colon and kind == "random":
-        return f"random:{public_name(rest)}"
-    return PurePath(rest if colon and kind in ("local-dir", "file") else source).name
 
 
 class Engines:
@@ -159,16 +144,8 @@ class Engines:
                 return self.get(source)
         return None
 
-    def source_of(self, name: str) -> str | None:
-        """The source that a request's model name means: one that is served, by its public name or as it was given."""
-        sources = self._sources()
-        return name if name in sources else next((one for one in sources if public_name(one) == name), None)
-
     def served(self) -> list[str]:
-        """Names that a request may ask for: the default, what was loaded, and the published encoders."""
-        return list(dict.fromkeys(map(public_name, self._sources())))
-
-    def _sources(self) -> list[str]:
+        """Sources that a request may ask for: the default, what was loaded, and the published encoders."""
         return list(dict.fromkeys([self.default, *self._memory.fingerprints, *MODELS]))
 
     @property

@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-from .security.fetching import Fetcher
 
-
-async def read_pictures(texts: dict[str, str], fetcher: Fetcher | None) -> list[bytes]:
-    """The bytes of pictures given as data URIs, as base64, or as web addresses, in their order.
-
-    Args:
-        texts: by the name of the field that holds each, for the sentence.
-        fetcher: of web addresses; None: they are refused.
-
-    Raises:
-        InvalidRequest: one is none of these, or cannot be fetched.
-    """
-    addresses = {} if fetcher is None else {what: text for what, text in texts.items() if _is_address(text)}
-    read = {what: decode_text(text, what) for what, text in texts.items() if what not in addresses}
-    if fetcher is not None and addresses:
-        read |= await fetcher.fetch(addresses)
-    return [read[what] for what in texts]
-
-
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether a picture is given by its web address."""
     return text[:8].lower().startswith(("http://", "https://"))
 
 
-def decode_text(text: str, what: str) -> bytes:
-    """The bytes of a data URI or of base64.
+def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None = None) -> bytes:
+    """The bytes of a data URI or of base64, or those that were fetched from a web address.
+
+    Args:
+        what: the name of the field, for the sentence.
+        fetched: by address: the bytes, or why there are none.
 
     Raises:
-        InvalidRequest: it is neither; a web address is not fetched.
+        InvalidRequest: it is none of these, or could not be fetched.
     """
-    if _is_address(text):
-        raise InvalidRequest(f"{what} is a web address, which this server does not fetch: send the picture itself.")
+    if is_address(text):
+        found = (fetched or {}).get(
+            text, "is a web address, which this server does not fetch: send the picture itself."
+        )
+        if isinstance(found, str):
+            raise InvalidRequest(f"{what} {found}")
+        return found
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):

@@ -78,6 +78,11 @@ class Settings(BaseSettings):
                 raise ValueError("an origin is written https://example.com, without a path or a star")
         return origins
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether one needs a key."""
+        return bool(self.api_keys or self.write_keys or self.keys_file)
+
     def keys(self) -> Keys:
         """All keys.
 

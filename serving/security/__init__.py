@@ -10,7 +10,6 @@
     headers.py     what every answer carries
     protocol.py    limits that hold before there is a request: the size and the time of its head
     fetching.py    pictures by their web addresses, if switched on
-    redaction.py   paths of this machine, taken out of sentences
 
 docs/security.md tells what each protects from.
 """

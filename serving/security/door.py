@@ -75,6 +75,7 @@ class Door:
             await self._refuse(refusal, scope, receive, send)
             return
         assert isinstance(key, Key)
+        scope.setdefault("state", {})["key_name"] = key.name  # for the log
         scope["user"], scope["auth"] = SimpleUser(allowance.caller), AuthCredentials(list(key.scopes))
         rates.use(allowance)
         receive = self._body.limited(receive)
@@ -123,7 +124,8 @@ class Door:
         if refusal.status == 401 and wants_a_page:
             await login.to_login(path)(scope, receive, send)
             return
-        answer = problem(path, refusal.status, refusal.code, refusal.detail, headers=refusal.headers)
+        status = 400 if refusal.status == 415 and path.startswith("/v1/") else refusal.status  # OpenAI knows no 415
+        answer = problem(path, status, refusal.code, refusal.detail, headers=refusal.headers)
         await answer(scope, receive, send)
 
     async def _log_in_or_out(self, request: Request, headers: Headers, address: str) -> Response:

@@ -21,17 +21,20 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from nnclr_hub.errors import InvalidRequest, Overloaded, RequestTooLarge
+from nnclr_hub.errors import Overloaded, RequestTooLarge
 
 from ..settings import Settings
+from ..telemetry import Metrics, measured
 
 log = logging.getLogger(__name__)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Fetched = dict[str, bytes | str]  # by address: the bytes, or the rest of a sentence that says why there are none
+CANNOT = "could not be fetched: check its address, or send the picture itself."
 MAX_REDIRECTS = 3
 MAX_URL = 2048
 AT_ONCE = 32  # fetches in the whole server
@@ -44,8 +47,8 @@ _IPV4_RELAY = ipaddress.ip_network("192.88.99.0/24")
 _RESOLVERS = ThreadPoolExecutor(8, thread_name_prefix="resolve")  # a name server that hangs holds only these
 
 
-class _Failed(Exception):
-    """Why a fetch failed: for the log alone."""
+class _Unfit(Exception):
+    """An address that is not to be fetched; what its text says wrong may be told, what is behind it may not."""
 
 
 class _Budget:
@@ -85,6 +88,7 @@ class Fetcher:
         resolve: a name's addresses.
         allowed: whether an address may be connected to.
         certificates: those that are trusted; None: the usual ones.
+        metrics: told of the time; None: nobody looks.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Fetcher:
         resolve: Callable[[str, int], Awaitable[Sequence[IpAddress]]] = resolve,
         allowed: Callable[[IpAddress], bool] = is_public,
         certificates: ssl.SSLContext | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._domains = tuple(domain.lower().strip(".") for domain in settings.url_domains)
         self._ports = settings.url_ports
@@ -101,58 +106,70 @@ class Fetcher:
         self._resolve = resolve
         self._allowed = allowed
         self._certificates = certificates or httpx.create_ssl_context(trust_env=False)  # slow to make: once
+        self._metrics = metrics or Metrics()
         self._running = 0
 
-    async def fetch(self, addresses: dict[str, str]) -> dict[str, bytes]:
-        """The bytes behind addresses; the first failure ends the others.
-
-        Args:
-            addresses: by the name of the field that holds each, for the sentence.
+    async def fetch_each(self, addresses: Iterable[str]) -> Fetched:
+        """What is behind each address, or why there is nothing.
 
         Raises:
-            InvalidRequest: one cannot be fetched.
             RequestTooLarge: they hold too many bytes together.
             Overloaded: too many fetches are in work.
         """
-        urls = {what: self._checked(text, what) for what, text in addresses.items()}
-        if self._running + min(len(urls), OF_ONE_REQUEST) > AT_ONCE:
-            raise Overloaded("The server fetches as many addresses as it takes: try again in a moment.")
-        budget, turn = _Budget(self._max_bytes), asyncio.Semaphore(OF_ONE_REQUEST)
+        found: dict[str, bytes | str] = {}
+        urls: dict[str, httpx.URL] = {}
+        for text in dict.fromkeys(addresses):
+            try:
+                urls[text] = self._checked(text)
+            except _Unfit as error:
+                found[text] = str(error)
+        if not urls:
+            return found
         held = min(len(urls), OF_ONE_REQUEST)
+        if self._running + held > AT_ONCE:
+            raise Overloaded("The server fetches as many addresses as it takes: try again in a moment.")
         self._running += held
         try:
-            async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as group:
-                tasks = {what: group.create_task(self._in_turn(url, what, budget, turn)) for what, url in urls.items()}
-        except TimeoutError as error:
-            log.info("fetching took longer than %g s", self._seconds)
-            raise _cannot(next(iter(urls))) from error
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from group
+            with measured(self._metrics, "fetch"):
+                await self._all(urls, found)
         finally:
             self._running -= held
-        return {what: task.result() for what, task in tasks.items()}
+        return found
 
-    async def _in_turn(self, url: httpx.URL, what: str, budget: _Budget, turn: asyncio.Semaphore) -> bytes:
-        async with turn:
-            try:
-                return await self._followed(url, what, budget)
-            except (_Failed, InvalidRequest, OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-                log.info("%s could not be fetched from %r: %r", what, url.host, error)
-                raise _cannot(what) from error
+    async def _all(self, urls: dict[str, httpx.URL], found: dict[str, bytes | str]) -> None:
+        budget, turn = _Budget(self._max_bytes), asyncio.Semaphore(OF_ONE_REQUEST)
 
-    async def _followed(self, url: httpx.URL, what: str, budget: _Budget) -> bytes:
+        async def one(text: str, url: httpx.URL) -> None:
+            async with turn:
+                try:
+                    found[text] = await self._followed(url, budget)
+                except (_Unfit, OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+                    log.info("nothing could be fetched from %r: %r", url.host, error)
+
+        try:
+            async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as group:
+                for text, url in urls.items():
+                    group.create_task(one(text, url))
+        except TimeoutError:
+            log.info("fetching took longer than %g s", self._seconds)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        for text in urls:
+            found.setdefault(text, CANNOT)
+
+    async def _followed(self, url: httpx.URL, budget: _Budget) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._get(url, budget)
             if isinstance(answer, bytes):
                 return answer
-            url = self._checked(answer, what)
-        raise _Failed(f"more than {MAX_REDIRECTS} redirects")
+            url = self._checked(answer)
+        raise _Unfit(f"more than {MAX_REDIRECTS} redirects")
 
     async def _get(self, url: httpx.URL, budget: _Budget) -> bytes | str:
         """The body, or where a redirect leads; from one checked address of the name."""
         found = await self._resolve(url.host, _port(url))
         if not found or not all(map(self._allowed, found)):
-            raise _Failed("an address of the name is not a public one")
+            raise _Unfit("an address of the name is not a public one")
         pinned = url.copy_with(host=str(found[0]))
         headers = {"Host": url.netloc.decode(), "Accept": "image/*", "Accept-Encoding": "identity"}
         # trust_env: a proxy of the environment would resolve the name again
@@ -165,35 +182,31 @@ class Fetcher:
             if answer.is_redirect:
                 return str(url.join(answer.headers["location"]))
             if answer.status_code != 200:
-                raise _Failed(f"status {answer.status_code}")
+                raise _Unfit(f"status {answer.status_code}")
             body = bytearray()
             async for chunk in answer.aiter_raw():
                 budget.take(len(chunk))
                 body += chunk
             return bytes(body)
 
-    def _checked(self, text: str, what: str) -> httpx.URL:
+    def _checked(self, text: str) -> httpx.URL:
         """The address, if it may be asked for by what it says."""
         try:
             url = httpx.URL(text) if len(text) <= MAX_URL and _ORDINARY.fullmatch(text) else None
         except (httpx.InvalidURL, ValueError):
             url = None
         if url is None or url.scheme not in ("http", "https") or url.userinfo or not _is_host(url.host):
-            raise InvalidRequest(f"{what} is not an address that can be fetched: write https://host/path.")
+            raise _Unfit("is not an address that can be fetched: write https://host/path.")
         if _port(url) not in self._ports:
-            raise InvalidRequest(f"{what} names a port that is not fetched from: use {_either(self._ports)}.")
+            raise _Unfit(f"names a port that is not fetched from: use {_either(self._ports)}.")
         name = url.host.rstrip(".")
         if self._domains and not any(name == one or name.endswith(f".{one}") for one in self._domains):
-            raise InvalidRequest(f"{what} is not on a domain that is fetched from: use {_either(self._domains)}.")
+            raise _Unfit(f"is not on a domain that is fetched from: use {_either(self._domains)}.")
         return url
 
 
 def _port(url: httpx.URL) -> int:
     return {"http": 80, "https": 443}[url.scheme] if url.port is None else url.port
-
-
-def _cannot(what: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} could not be fetched: check its address, or send the picture itself.")
 
 
 def _either(names: Sequence[object]) -> str:

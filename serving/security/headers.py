@@ -26,11 +26,6 @@ GRADIO = (
     "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
     "connect-src 'self' data: blob:; object-src 'none'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
 )
-# a page of our own whose script lies in the page or on this server
-DOCUMENTATION = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
 EXPOSED = (
     "Location, Retry-After, Server-Timing, X-Request-Id, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     "x-ratelimit-reset-requests, x-ratelimit-limit-images, x-ratelimit-remaining-images, x-ratelimit-reset-images"
@@ -77,4 +72,4 @@ def preflight(origin: str) -> dict[str, str]:
 def _policy(path: str) -> str:
     if path == PAGE or path.startswith(f"{PAGE}/"):
         return GRADIO
-    return DOCUMENTATION if path == "/docs" else NOTHING
+    return NOTHING

@@ -49,7 +49,7 @@ TABLE = (
     Rule(SAFE, "(?s:.*)", READ),
     # what is asked in a body, but changes nothing
     Rule(("POST",), "/v1/embeddings|/api/v1/embed|/api/v1/attention", READ),
-    Rule(("POST",), f"{_C}/search", READ),
+    Rule(("POST",), f"{_C}/search(/batch)?", READ),
     Rule(("POST",), "/api/v1/probes/[^/]+/predict", READ),
 )
 REST = Rule((), "(?s:.*)", WRITE)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import InvalidRequest, Overloaded, RequestTooLarge
+from serving.payloads import decode_text
 from serving.security import fetching
 from serving.security.fetching import Fetcher, is_public
 from serving.settings import Settings
@@ -103,7 +104,8 @@ def fetcher(site: Site | None = None, names: dict[str, list[str]] | None = None,
 
 
 def fetch(fetcher: Fetcher, *urls: str) -> list[bytes]:
-    return list(asyncio.run(fetcher.fetch({f"input[{i}]": url for i, url in enumerate(urls)})).values())
+    found = asyncio.run(fetcher.fetch_each(urls))
+    return [decode_text(url, "input[0]", found) for url in urls]
 
 
 def refused(fetcher: Fetcher, url: str) -> str:
@@ -255,9 +257,9 @@ def test_bytes_are_counted_for_all_addresses_of_a_request_together(site):
     with pytest.raises(RequestTooLarge, match=r"0\.5 MB"):
         fetch(fetcher(site, max_bytes=500_000), f"{base}/endless")
     size = len(site.picture)
-    assert len(fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x"] * 3)) == 3
+    assert len(fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(3)])) == 3
     with pytest.raises(RequestTooLarge):
-        fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x"] * 4)
+        fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(4)])
 
 
 def test_a_dripping_server_has_no_longer_than_the_whole_request(site):
@@ -278,7 +280,7 @@ def test_too_many_at_once_are_refused_and_give_their_places_back(site):
     shared = fetcher(site, url_s=0.5)
 
     async def crowd() -> list[object]:
-        asked = [shared.fetch({f"input[{i}]": url for i in range(8)}) for _ in range(5)]
+        asked = [shared.fetch_each([f"{url}?{i}" for i in range(8)]) for _ in range(5)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     assert sum(isinstance(one, Overloaded) for one in asyncio.run(crowd())) == 1
@@ -343,13 +345,20 @@ def test_pictures_are_searched_and_embedded_by_address(fetching_server, site, mo
         assert (found[0]["id"], round(found[0]["score"], 4)) == ("a", 1.0)
         client.delete("/api/v1/collections/fetched")
         answer = client.post("/v1/embeddings", json={"model": model.name, "input": [text, f"{url}/../status/404"]})
-        assert answer.status_code == 422
-        assert "input[1] could not be fetched" in answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "input[1]"
+        assert "could not be fetched" in answer.json()["error"]["message"]
+        answer = client.post("/api/v1/embed", json={"images": [url, f"{url}/../status/404", text]})
+        assert [entry.get("error", {}).get("code") for entry in answer.json()["data"]] == [
+            None,
+            "undecodable_image",
+            None,
+        ]
 
 
 def test_without_the_setting_nothing_is_fetched(server, site, model):
     body = {"model": model.name, "input": f"http://127.0.0.1:{site.port}/x"}
     answer = httpx.post(f"{server.url}/v1/embeddings", json=body)
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert "does not fetch" in answer.json()["error"]["message"]
     assert site.asked == []

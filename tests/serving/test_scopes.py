@@ -13,6 +13,7 @@ READ_BY_BODY = {
     ("POST", "/api/v1/embed"),
     ("POST", "/api/v1/attention"),
     ("POST", "/api/v1/collections/{name}/search"),
+    ("POST", "/api/v1/collections/{name}/search/batch"),
     ("POST", "/api/v1/probes/{name}/predict"),
 }
 KEYLESS = {"/healthz", "/readyz", "/favicon.ico"}
