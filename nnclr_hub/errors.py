@@ -34,8 +34,10 @@
     ├── ServiceError                the server cannot take this now
     │   ├── NotReady                still loading
     │   ├── Overloaded              the queue is full; `retry_after` says when to come back
+    │   │   └── RateLimited         this caller has used up what it may send in a minute
     │   ├── DeadlineExceeded        the answer would have come too late
     │   ├── RequestTooLarge         too many bytes or pictures in one request
+    │   ├── RequestTooSlow          its body did not come in time
     │   └── PortInUse               another program listens there
     └── MissingDependency           an optional package is not installed
 
@@ -274,6 +276,12 @@ class Overloaded(ServiceError):
         self.retry_after = retry_after
 
 
+class RateLimited(Overloaded):
+    """The caller sent more in the last minute than it may; `retry_after` says when to come back."""
+
+    code = "rate_limited"
+
+
 class DeadlineExceeded(ServiceError):
     """The request waited in the queue until its deadline had passed."""
 
@@ -284,6 +292,12 @@ class RequestTooLarge(ServiceError):
     """Too many bytes or pictures in one request."""
 
     code = "request_too_large"
+
+
+class RequestTooSlow(ServiceError):
+    """The body of a request did not come in time."""
+
+    code = "request_too_slow"
 
 
 class PortInUse(ServiceError):

@@ -25,7 +25,8 @@ from .models import Engines
 from .observing import Observing
 from .readiness import Loading
 from .routes import ROUTERS
-from .security import Door
+from .security.door import Door
+from .security.fetching import Fetcher
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -61,6 +62,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = metrics or Metrics()
     state.readiness = Loading(engines, workbench)
+    state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.decoding = CapacityLimiter(settings.decode_threads)
     problems.install(app)
     for router in ROUTERS:

@@ -1,57 +1,171 @@
-"""Engines by source: what the server's workbench takes its embedders from."""
+"""Models by source: what the server's workbench takes its embedders from.
+
+engines = Engines("nnclr_resnet18_small_cpu_starter", Settings(model_memory="4GB"))
+model = engines.get("local-dir:/models/mine")
+model.embed_each([data])
+"""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 
-from nnclr_hub.encoder.encoder import load_encoder
+import numpy as np
+
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
-from .engine import Engine
+from .engine import Engine, Result
+from .memory import ModelMemory
 from .settings import Settings
+from .telemetry import Metrics
+
+
+class Model:
+    """An `Embedder` whose engine may go out of memory and come back: good for as long as anybody wants.
+
+    config: the model folder's config.json, if it came from one.
+    preprocessing: what its encoder wants done to a picture.
+
+    Args:
+        memory: where its engine is.
+        source: its name.
+        engine: as it is now.
+    """
+
+    def __init__(self, memory: ModelMemory, source: str, engine: Engine) -> None:
+        self.name = source
+        self._memory = memory
+        self.config = engine.encoder.config
+        self.preprocessing = engine.encoder.transform.preprocessing
+        self._fingerprint = engine.fingerprint
+        self._embed_dim = engine.embed_dim
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def embed_dim(self) -> int:
+        return self._embed_dim
+
+    def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
+        """See `Engine.embed_each`."""
+        with self._memory.held(self.name) as engine:
+            return self._same(engine).embed_each(images, deadline_s=deadline_s)
+
+    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
+        """See `Engine.embed_each_async`."""
+        while (engine := self._memory.hold_loaded(self.name)) is None:
+            await asyncio.to_thread(self._load)
+        try:
+            return await self._same(engine).embed_each_async(images, deadline_s=deadline_s)
+        finally:
+            self._memory.release(self.name)
+
+    def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
+        """See `Engine.embed`."""
+        with self._memory.held(self.name) as engine:
+            return self._same(engine).embed(images)
+
+    def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
+        """See `Engine.tokens`."""
+        with self._memory.held(self.name) as engine:
+            return self._same(engine).tokens(images)
+
+    def _load(self) -> None:
+        with self._memory.held(self.name):
+            pass  # it is there now
+
+    def _same(self, engine: Engine) -> Engine:
+        """The engine, if it came back with the weights that it went with.
+
+        Raises:
+            ModelError: the files were replaced meanwhile.
+        """
+        if engine.fingerprint != self._fingerprint:
+            raise ModelError("The model's files were replaced while it was out of memory: ask for it again.")
+        return engine
 
 
 class Engines:
-    """Loads and warms each encoder on its first use and keeps its engine.
+    """Loads and warms each encoder when it is needed, and keeps as many as fit into the memory for models.
 
     Args:
         default: source to use where none is named; None: the best starter.
-        settings: for the engines.
+        settings: for the engines, and model_memory.
+        metrics: filled; None: nobody looks.
+        load: makes the encoder of a source.
     """
 
-    def __init__(self, default: str | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        default: str | None,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        load: Callable[[str], Encoder] = load_encoder,
+    ) -> None:
         self.default = default or default_model()
-        self._settings = settings
-        self._engines: dict[str, Engine] = {}
-        self._lock = threading.Lock()
+        self._memory = ModelMemory(settings, metrics or Metrics(), load)
 
-    def get(self, source: str | None = None) -> Engine:
-        """The engine of that source; blocks while it loads.
+    def get(self, source: str | None = None) -> Model:
+        """The model of that source; blocks while it loads, but nobody who wants another.
 
         Raises:
-            ModelError: the encoder cannot be had.
+            ModelError: the encoder cannot be had, or is larger than the memory for models.
+            Overloaded: that memory is full of models that are at work.
         """
         source = source or self.default
-        with self._lock:
-            if source not in self._engines:
-                engine = Engine(load_encoder(source), self._settings)
-                engine.warm_up()
-                self._engines[source] = engine
-            return self._engines[source]
+        with self._memory.held(source) as engine:
+            return Model(self._memory, source, engine)
 
-    def loaded(self, source: str) -> Engine | None:
-        """The engine of that source if it is in memory."""
-        return self._engines.get(source)
+    def loaded(self, source: str) -> Model | None:
+        """The model of that source if it is in memory."""
+        engine = self._memory.hold_loaded(source)
+        if engine is None:
+            return None
+        try:
+            return Model(self._memory, source, engine)
+        finally:
+            self._memory.release(source)
+
+    async def get_async(self, source: str | None = None) -> Model:
+        """`get` for the event loop: at once where the model is in memory."""
+        source = source or self.default
+        return self.loaded(source) or await asyncio.to_thread(self.get, source)
+
+    def by_fingerprint(self, fingerprint: str) -> Model | None:
+        """The model of that fingerprint if it was ever loaded, whatever its source was called."""
+        for source, known in self._memory.fingerprints.items():
+            if known == fingerprint:
+                return self.get(source)
+        return None
 
     def served(self) -> list[str]:
-        """Names that a request may ask for: the default, what is loaded, and the published encoders."""
-        return list(dict.fromkeys([self.default, *self._engines, *MODELS]))
+        """Sources that a request may ask for: the default, what was loaded, and the published encoders."""
+        return list(dict.fromkeys([self.default, *self._memory.fingerprints, *MODELS]))
+
+    @property
+    def illness(self) -> str | None:
+        """What is wrong, in words; None: every thread works."""
+        return "; ".join(engine.illness for engine in self._memory.engines if engine.illness is not None) or None
 
     @property
     def healthy(self) -> bool:
-        return all(engine.healthy for engine in list(self._engines.values()))
+        return self.illness is None
 
-    def close(self) -> None:
-        """Drains every engine."""
-        for engine in list(self._engines.values()):
-            engine.close()
+    @property
+    def in_work(self) -> int:
+        """Pictures that hold a permit."""
+        return sum(engine.in_work for engine in self._memory.engines)
+
+    def drain(self) -> None:
+        """Takes no more work, and goes on with what it has."""
+        self._memory.drain()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finishes what is in work, and ends every engine; see `Engine.close`."""
+        self._memory.close(timeout)

@@ -57,7 +57,9 @@ def _paths() -> re.Pattern[str]:
     tops = [entry.name for entry in os.scandir("/") if entry.is_dir()]
     starts = [re.escape(one) for one in sorted(known, key=len, reverse=True) if one != "/"]
     starts += [re.escape(f"/{top}") + r"(?=/)" for top in tops]
-    return re.compile(rf"(?<![\w/.:~-])(?:{'|'.join(starts)})[^\s'\"`,;:()\[\]{{}}<>]*")
+    # the lookbehind keeps web addresses and our own routes; sources of models carry their kind before the path
+    kinds = "file://|local-dir:|random:"
+    return re.compile(rf"(?:\b(?:{kinds})|(?<![\w/.:~-]))(?:{'|'.join(starts)})[^\s'\"`,;:()\[\]{{}}<>]*")
 
 
 def _tail(path: str) -> str:

@@ -53,6 +53,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.Overloaded: 429,
     errors.DeadlineExceeded: 504,
     errors.RequestTooLarge: 413,
+    errors.RequestTooSlow: 408,
 }
 
 
@@ -77,6 +78,8 @@ REFUSALS: dict[str, Refusal] = {
         Refusal(404, "not_found", "There is nothing at this path."),
         Refusal(405, "method_not_allowed", "The path does not take this method; Allow names those that it takes."),
         Refusal(415, "unsupported_media_type", "The body is of a kind that the path does not take."),
+        Refusal(415, "unsupported_encoding", "The body is compressed: send it as it is."),
+        Refusal(429, "too_many_wrong_keys", "Too many wrong keys came from this address."),
         Refusal(500, "internal", "The server failed; its log says why."),
     )
 }
@@ -90,7 +93,11 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     "origin_not_allowed",
     "internal",
     InvalidRequest,
+    "unsupported_encoding",
+    "too_many_wrong_keys",
     errors.RequestTooLarge,
+    errors.RequestTooSlow,
+    errors.RateLimited,
     errors.Overloaded,
     errors.NotReady,
 )
@@ -231,7 +238,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     code = _HTTP_CODES.get(status, "http_error")
     if status == 415 and request.url.path.startswith("/v1/"):
         status = 400
-    detail = f"{request.method} {request.url.path}: {error.detail}."
+    detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
     headers = dict(error.headers or {})
     if status == 405:  # the framework names the methods of one route, where several have the path
         template = getattr(request.scope.get("route"), "path", None)

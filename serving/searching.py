@@ -22,11 +22,12 @@ from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.searching import check_effort, check_k, crop_to_box, search_by_vector
 
-from .engine import Engine
+from .models import Model
 from .payloads import decode_text, decode_vector
 from .schemas import Example, SearchRequest
+from .security.fetching import Fetched, Fetcher
 from .telemetry import Metrics, measured
-from .uploads import check_count
+from .uploads import check_count, fetch_each
 
 OPTIONS = ("where", "exact", "score_threshold", "with_vector", "effort")
 # errors of one query, which leave the others of its batch alone
@@ -61,6 +62,7 @@ async def search_each(
     *,
     limit: int,
     decoding: CapacityLimiter,
+    fetcher: Fetcher | None = None,
 ) -> list[Answer]:
     """Matches of each query, or what is wrong with it.
 
@@ -68,13 +70,16 @@ async def search_each(
         name: of the collection.
         limit: pictures in all queries together.
         decoding: how many requests may hold decoded pictures at once.
+        fetcher: of pictures that are given by their web addresses.
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
     """
     collection = await run_in_threadpool(bench.collection, name)
     check_count(sum(example.has_image for query in queries for example in _examples(query)), limit)
-    prepared = [await to_thread.run_sync(_attempt, _pictures_of, query, limiter=decoding) for query in queries]
+    texts = [example.image for query in queries for example in _examples(query) if example.image is not None]
+    fetched = await fetch_each(texts, fetcher)
+    prepared = [await to_thread.run_sync(_attempt, _pictures_of, query, fetched, limiter=decoding) for query in queries]
     pictures = [picture for one in prepared if not isinstance(one, NNCLRHubError) for picture in one]
     vectors = iter(await _embedded(bench, collection, pictures))
     resolved: list[Resolved | NNCLRHubError] = []
@@ -102,7 +107,7 @@ def _examples(query: SearchRequest) -> list[Example]:
     return [*([query] if query.positive is None else query.positive), *query.negative]
 
 
-def _pictures_of(query: SearchRequest) -> list[bytes | Image.Image]:
+def _pictures_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.Image]:
     """The pictures of a query whose form is right, boxes cut out."""
     if sum(given is not None for given in (query.id, query.picture, query.vector, query.positive)) != 1:
         raise InvalidRequest("A search takes exactly one of id, image, vector and positive.")
@@ -119,7 +124,8 @@ def _pictures_of(query: SearchRequest) -> list[bytes | Image.Image]:
         if example.box is not None and not example.has_image:
             raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
         if example.picture is not None:
-            data = decode_text(example.picture, "image") if isinstance(example.picture, str) else example.picture
+            given = example.picture
+            data = decode_text(given, "image", fetched) if isinstance(given, str) else given
             pictures.append(data if example.box is None else crop_to_box(decode_image(data), example.box))
     return pictures
 
@@ -129,7 +135,7 @@ async def _embedded(
 ) -> list[np.ndarray | ImageError]:
     if not pictures:
         return []
-    engine = cast(Engine, await run_in_threadpool(bench.embedder_of, collection))
+    engine = cast(Model, await run_in_threadpool(bench.embedder_of, collection))
     return await engine.embed_each_async(pictures)
 
 

@@ -7,7 +7,7 @@ image/*                  the body is one picture
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,9 @@ from starlette.exceptions import HTTPException
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 
-from .payloads import decode_text
+from .payloads import decode_text, is_address
+from .security.fetching import Fetched, Fetcher
+from .security.rates import charge_images
 from .telemetry import note_images
 
 T = TypeVar("T", bound=BaseModel)
@@ -139,25 +141,32 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
         raise RequestValidationError([{**part, "loc": (*place, *part["loc"])} for part in parts]) from error
 
 
-def decode_each(texts: Sequence[str], what: str) -> list[Picture]:
+async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
+    """What is behind those texts that are web addresses, if the server fetches any."""
+    return {} if fetcher is None else await fetcher.fetch_each(filter(is_address, texts))
+
+
+def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[Picture]:
     """Pictures that came as text; a text that is none is an error of its own."""
     found = []
     for index, text in enumerate(texts):
         try:
-            found.append(Picture(decode_text(text, f"{what}[{index}]")))
+            found.append(Picture(decode_text(text, f"{what}[{index}]", fetched)))
         except InvalidRequest as error:
             found.append(Picture(ImageError(str(error))))
     return found
 
 
 def check_count(count: int, limit: int) -> None:
-    """Notes how many pictures a request brought.
+    """Notes how many pictures a request brought, and counts them against its key's rate.
 
     Raises:
         RequestTooLarge: more than it may.
+        RateLimited: more than its key may send in a minute.
     """
     if count > limit:
         raise RequestTooLarge(f"{count} pictures are too many for one request: send at most {limit}.")
+    charge_images(count)
     note_images(count)
 
 

@@ -6,6 +6,8 @@ import threading
 from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.errors import ModelError
+from nnclr_hub.store.base import CollectionSpec
 
 
 class Models(Protocol):
@@ -19,6 +21,30 @@ class Models(Protocol):
     def get(self, source: str | None = None) -> Embedder:
         """The embedder of that source (see `nnclr_hub.hub.sources`); None: the default one."""
         ...
+
+    def by_fingerprint(self, fingerprint: str) -> Embedder | None:
+        """The embedder of that fingerprint, if it was loaded already from whatever source."""
+        ...
+
+
+def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
+    """The embedder whose vectors a collection holds, by its fingerprint; else by the source that it was made from.
+
+    That source may be gone, or be another machine's: then the default has its turn.
+
+    Raises:
+        ModelError: the source cannot be had, and the default is another encoder.
+    """
+    found = models.by_fingerprint(spec.fingerprint) if spec.fingerprint else None
+    if found is not None:
+        return found
+    try:
+        return models.get(spec.model or None)
+    except ModelError:
+        default = models.get()
+        if not spec.fingerprint or default.fingerprint != spec.fingerprint:
+            raise
+        return default
 
 
 class Encoders:
@@ -56,3 +82,9 @@ class Encoders:
             if source not in self._loaded:
                 self._loaded[source] = load_encoder(source, device=self._device, precision=self._precision)
             return self._loaded[source]
+
+    def by_fingerprint(self, fingerprint: str) -> Embedder | None:
+        """The encoder of that fingerprint, if it was loaded already from whatever source."""
+        with self._lock:
+            loaded = list(self._loaded.values())
+        return next((embedder for embedder in loaded if embedder.fingerprint == fingerprint), None)

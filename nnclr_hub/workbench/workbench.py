@@ -24,7 +24,7 @@ from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, Mod
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
 from nnclr_hub.workbench.indexing import IndexReport, NewImage, add_images, index_folder
-from nnclr_hub.workbench.models import Models
+from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
 from nnclr_hub.workbench.writing import Gate, Target
 
@@ -76,7 +76,7 @@ class Workbench:
         Raises:
             FingerprintMismatch: the model is not the one the collection was made with.
         """
-        embedder = self.models.get(model or collection.spec.model or None)
+        embedder = self.models.get(model) if model else embedder_for(self.models, collection.spec)
         collection.check(embedder)
         return embedder
 

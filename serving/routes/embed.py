@@ -15,9 +15,10 @@ from ..payloads import encode_vector
 from ..problems import answers, problem
 from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
 from ..schemas import EmbedRequest, EmbedResponse
-from ..uploads import FORM, Picture, check_count, decode_each, kind_of, read_form, read_json, unsupported
+from ..security.fetching import Fetcher
+from ..uploads import FORM, Picture, check_count, decode_each, fetch_each, kind_of, read_form, read_json, unsupported
 from .described import binary, form_body
-from .state import AppEngines, AppSettings, name_of, served_engine
+from .state import AppEngines, AppFetcher, AppSettings, name_of, served_engine
 
 router = APIRouter(prefix="/api/v1", tags=["embed"])
 _BODY = form_body({"files": "many", "model": "an id of GET /v1/models"}, required=["files"], json=EmbedRequest)
@@ -45,6 +46,7 @@ async def embed(
     request: Request,
     engines: AppEngines,
     settings: AppSettings,
+    fetcher: AppFetcher,
     dtype: Annotated[DType, Query(description="of arrays")] = "float32",
     encoding_format: Annotated[Literal["float", "base64"], Query(description="of vectors in JSON")] = "float",
 ) -> Response:
@@ -52,7 +54,7 @@ async def embed(
 
     By `Accept` as JSON, as numpy's file or as bare numbers; as an array only if every picture could be read.
     """
-    pictures, model = await _read(request, settings.max_images)
+    pictures, model = await _read(request, settings.max_images, fetcher)
     engine = await run_in_threadpool(served_engine, engines, model)
     good = [picture.data for picture in pictures if isinstance(picture.data, bytes)]
     vectors = iter(await engine.embed_each_async(good))
@@ -79,7 +81,7 @@ async def embed(
     return VectorResponse({"model": name_of(engines, engine), "dim": engine.embed_dim, "data": data})
 
 
-async def _read(request: Request, limit: int) -> tuple[list[Picture], str | None]:
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], str | None]:
     """The pictures, and the model that the request names."""
     kind = kind_of(request)
     if kind == FORM:
@@ -88,7 +90,7 @@ async def _read(request: Request, limit: int) -> tuple[list[Picture], str | None
     if kind == JSON:
         body = await read_json(request, EmbedRequest)
         check_count(len(body.images), limit)
-        return decode_each(body.images, "images"), body.model
+        return decode_each(body.images, "images", await fetch_each(body.images, fetcher)), body.model
     if kind.startswith("image/"):
         check_count(1, limit)
         return [Picture(await request.body())], None

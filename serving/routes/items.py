@@ -42,6 +42,7 @@ from ..schemas import (
     UploadRequest,
     UploadResponse,
 )
+from ..security.fetching import Fetcher
 from ..telemetry import measured
 from ..uploads import (
     FORM,
@@ -49,6 +50,7 @@ from ..uploads import (
     Picture,
     check_count,
     decode_each,
+    fetch_each,
     json_of,
     kind_of,
     parse_as,
@@ -58,7 +60,7 @@ from ..uploads import (
 )
 from .described import binary, form_body, json_body
 from .filters import WhereText, read_where
-from .state import AppDecoding, AppMetrics, AppSettings, AppWorkbench
+from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
 MAX_LIMIT = 10_000
@@ -89,9 +91,10 @@ async def add_pictures(
     settings: AppSettings,
     metrics: AppMetrics,
     decoding: AppDecoding,
+    fetcher: AppFetcher,
 ) -> Response:
     """Embeds pictures into the collection: a result or an error each; 200 if any was stored, else 422."""
-    pictures, notes = await _read(request, settings.max_images)
+    pictures, notes = await _read(request, settings.max_images, fetcher)
     results: list[ImageError | str] = []  # the error of a picture, or its id
     images = []
     for picture, note in zip(pictures, notes, strict=True):
@@ -192,7 +195,7 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
 # ---- inside
 
 
-async def _read(request: Request, limit: int) -> tuple[list[Picture], Sequence[ItemNote]]:
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], Sequence[ItemNote]]:
     """The pictures of an upload, and what is said about each."""
     kind = kind_of(request)
     if kind == FORM:
@@ -208,7 +211,8 @@ async def _read(request: Request, limit: int) -> tuple[list[Picture], Sequence[I
     elif kind == JSON:
         notes = (await read_json(request, UploadRequest)).items
         check_count(len(notes), limit)
-        pictures = decode_each([note.image for note in notes], "items")
+        texts = [note.image for note in notes]
+        pictures = decode_each(texts, "items", await fetch_each(texts, fetcher))
     else:
         raise unsupported(request, FORM, JSON)
     _refuse_twice(note.id for note in notes if note.id is not None)

@@ -11,15 +11,15 @@ from fastapi.responses import Response
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
 from nnclr_hub.hub.registry import MODELS
 
-from ..engine import Engine
-from ..models import Engines
+from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
 from ..responses import VectorResponse
 from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
-from ..uploads import check_count, json_of
+from ..security.fetching import Fetched
+from ..uploads import check_count, fetch_each, json_of
 from .described import json_body
-from .state import DEFAULT, AppEngines, AppSettings, name_of, served_engine, served_names
+from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine, served_names
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
@@ -32,7 +32,10 @@ _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
     openapi_extra=json_body(EmbeddingsRequest),
 )
 async def embeddings(
-    body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)], engines: AppEngines, settings: AppSettings
+    body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)],
+    engines: AppEngines,
+    settings: AppSettings,
+    fetcher: AppFetcher,
 ) -> Response:
     """Vectors of pictures. One bad picture fails the request, which names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
@@ -44,7 +47,8 @@ async def embeddings(
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
         reason = InvalidRequest(f"{body.dimensions} is not possible: vectors of {body.model} have {engine.embed_dim}.")
         raise InvalidInput("dimensions", reason)
-    results = await engine.embed_each_async([_decoded(text, index) for index, text in enumerate(inputs)])
+    fetched = await fetch_each(inputs, fetcher)
+    results = await engine.embed_each_async([_decoded(text, index, fetched) for index, text in enumerate(inputs)])
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         if isinstance(result, ImageError):
@@ -68,28 +72,28 @@ async def model(name: str, engines: AppEngines) -> ModelCard:
     return _card(engines, name if name == DEFAULT else name_of(engines, engine), engine.name, engine)
 
 
-def _served(engines: Engines, name: str) -> Engine:
+def _served(engines: Engines, name: str) -> Model:
     try:
         return served_engine(engines, name)
     except UnknownModel as error:
         raise InvalidInput("model", error) from error
 
 
-def _decoded(text: str, index: int) -> bytes:
+def _decoded(text: str, index: int, fetched: Fetched) -> bytes:
     try:
-        return decode_text(text, "the picture")
+        return decode_text(text, "the picture", fetched)
     except InvalidRequest as error:
         raise InvalidInput(f"input[{index}]", error) from error
 
 
-def _card(engines: Engines, name: str, source: str, engine: Engine | None = None) -> ModelCard:
+def _card(engines: Engines, name: str, source: str, engine: Model | None = None) -> ModelCard:
     """What is known of a model; of one that is not loaded, what the registry tells."""
     engine = engine or engines.loaded(source)
     known = MODELS.get(source)
     card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)
     if engine is None:
         return card
-    config = engine.encoder.config
+    config = engine.config
     told = {} if config is None else config.pretrained_cfg
     return card.model_copy(
         update={
@@ -97,6 +101,6 @@ def _card(engines: Engines, name: str, source: str, engine: Engine | None = None
             "dim": engine.embed_dim,
             "fingerprint": engine.fingerprint,
             "license": card.license or told.get("license"),
-            "preprocessing": vars(engine.encoder.transform.preprocessing),
+            "preprocessing": vars(engine.preprocessing),
         }
     )

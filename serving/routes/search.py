@@ -30,7 +30,7 @@ from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, Se
 from ..searching import search_each
 from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
 from .described import form_body, json_body
-from .state import AppDecoding, AppMetrics, AppSettings, AppWorkbench
+from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 MAX_QUERIES = 64
@@ -54,10 +54,12 @@ async def search(
     settings: AppSettings,
     metrics: AppMetrics,
     decoding: AppDecoding,
+    fetcher: AppFetcher,
 ) -> Response:
     """The nearest items of an id, a picture (or a box on it), a vector or several examples, best first."""
     query = await _read(request)
-    [answer] = await search_each(bench, metrics, name, [query], limit=settings.max_images, decoding=decoding)
+    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
+    [answer] = await search_each(bench, metrics, name, [query], **limits)
     if isinstance(answer, NNCLRHubError):
         raise answer
     return VectorResponse({"matches": _matches(answer)})
@@ -76,11 +78,13 @@ async def search_batch(
     settings: AppSettings,
     metrics: AppMetrics,
     decoding: AppDecoding,
+    fetcher: AppFetcher,
 ) -> Response:
     """Up to 64 searches at once: matches or an error each."""
     if len(body.queries) > MAX_QUERIES:
         raise RequestTooLarge(f"{len(body.queries)} queries are too many for one request: send at most {MAX_QUERIES}.")
-    found = await search_each(bench, metrics, name, body.queries, limit=settings.max_images, decoding=decoding)
+    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
+    found = await search_each(bench, metrics, name, body.queries, **limits)
     results: list[dict[str, Any]] = []
     for answer in found:
         if isinstance(answer, NNCLRHubError):

@@ -10,9 +10,9 @@ from fastapi import Depends, Request
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
-from ..engine import Engine
-from ..models import Engines
+from ..models import Engines, Model
 from ..privacy import public_name
+from ..security.fetching import Fetcher
 from ..settings import Settings
 from ..telemetry import Metrics
 
@@ -39,9 +39,14 @@ def _decoding(request: Request) -> CapacityLimiter:
     return request.app.state.decoding
 
 
+def _fetcher(request: Request) -> Fetcher | None:
+    return request.app.state.fetcher
+
+
 AppSettings = Annotated[Settings, Depends(_settings)]
 AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
+AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
 # how many requests may hold decoded pictures at once, beside those in the engine
 AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
@@ -58,7 +63,7 @@ def served_names(engines: Engines) -> dict[str, str]:
     return names
 
 
-def served_engine(engines: Engines, name: str | None) -> Engine:
+def served_engine(engines: Engines, name: str | None) -> Model:
     """The engine of a model that a request names: one that is served, never any source whatever.
 
     Args:
@@ -76,6 +81,6 @@ def served_engine(engines: Engines, name: str | None) -> Engine:
     return engines.get(source)
 
 
-def name_of(engines: Engines, engine: Engine) -> str:
+def name_of(engines: Engines, engine: Model) -> str:
     """What requests call an engine's model."""
     return next((name for name, source in served_names(engines).items() if source == engine.name), engine.name)

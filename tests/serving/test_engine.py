@@ -1,152 +1,322 @@
-"""The engine answers every picture exactly once, whatever happens around it."""
+"""The engine answers every request exactly once, whatever happens around it."""
 
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
+from fake_encoder import FakeEncoder
 
 from nnclr_hub import ImageError, load_encoder
-from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, ServiceError
+from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine
 from serving.settings import Settings
+from serving.telemetry import Metrics, Timings, current
 
 
-@pytest.fixture
-def engine(model):
+@pytest.fixture(scope="module")
+def real(model):
     made = Engine(load_encoder(model, device="cpu"), Settings(capacity=200, max_batch=8))
+    made.warm_up()
     yield made
     made.close()
 
 
-def test_it_gives_the_encoders_own_vectors(engine, model, pictures):
-    np.testing.assert_allclose(engine.embed(pictures), load_encoder(model, device="cpu").embed(pictures), atol=1e-5)
-    assert engine.embed([]).shape == (0, 32)
+@pytest.fixture
+def make():
+    """make(encoder, **settings) -> an engine that is closed at the end."""
+    made = []
+
+    def start(encoder, **settings) -> Engine:
+        settings = {"decode_threads": 2, "max_batch": 8, "stall_s": 5, **settings}
+        made.append(Engine(encoder, Settings(**settings), Metrics()))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close(0.2)
 
 
-def test_many_callers_with_bad_pictures_among_them_all_get_their_own(engine, pictures):
-    want = engine.embed(pictures)
-    outcomes: dict[int, object] = {}
-
-    def ask(i):
-        mixed = [pictures[i], b"garbage", pictures[(i + 1) % 60]]
-        outcomes[i] = engine.embed_each(mixed)
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(60)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, results in outcomes.items():
-        np.testing.assert_allclose(results[0], want[i], atol=1e-5)
-        assert isinstance(results[1], ImageError)
-        np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
+def numbers(*values: int) -> list[bytes]:
+    return [str(value).encode() for value in values]
 
 
-def test_a_busy_engine_fills_its_batches(engine, pictures, monkeypatch):
-    """While the device works, what arrives is collected, up to max_batch."""
-    sizes, original = [], engine.encoder.forward_crops
-
-    def slow(crops):
-        sizes.append(len(crops))
-        time.sleep(0.05)
-        return original(crops)
-
-    monkeypatch.setattr(engine.encoder, "forward_crops", slow)
-    engine.embed(pictures)
-    assert max(sizes) == 8
-    assert sum(sizes) == 60
+def first_column(results) -> list[float]:
+    return [float(result[0]) for result in results]
 
 
-def test_only_the_poison_fails_when_a_batch_fails(engine, pictures, monkeypatch):
-    original = engine.encoder.forward_crops
-    poison = engine.encoder.prepare(pictures[5])
-
-    def fragile(crops):
-        if any(np.array_equal(crop, poison) for crop in crops):
-            raise RuntimeError("CUDA error")
-        return original(crops)
-
-    monkeypatch.setattr(engine.encoder, "forward_crops", fragile)
-    answers = engine._admit(pictures[:12])
-    for i, answer in enumerate(answers):
-        if i == 5:
-            with pytest.raises(ServiceError, match="RuntimeError"):
-                answer.result(10)
-        else:
-            assert isinstance(answer.result(10), np.ndarray)
-    assert engine.healthy
+def sample(engine: Engine, name: str, **labels: str) -> float:
+    return engine._metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def test_too_much_at_once_is_refused_whole_and_the_permits_come_back(engine, pictures, monkeypatch):
-    release = threading.Event()
-    original = engine.encoder.forward_crops
-    monkeypatch.setattr(engine.encoder, "forward_crops", lambda crops: (release.wait(10), original(crops))[1])
-    first = engine._admit(pictures * 3)
-    with pytest.raises(Overloaded) as refused:
-        engine.embed(pictures[:21])
-    assert refused.value.retry_after > 0
-    release.set()
-    assert len([answer.result(20) for answer in first]) == 180
-    assert len(engine.embed(pictures * 3)) == 180
-    with pytest.raises(InvalidRequest, match="at most 200"):
-        engine.embed([pictures[0]] * 201)
+def until(condition, seconds=10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
 
 
-def test_work_past_its_deadline_is_dropped(model, pictures, monkeypatch):
-    engine = Engine(load_encoder(model, device="cpu"), Settings(deadline_s=0.2, max_batch=1))
-    original, ran = engine.encoder.forward_crops, []
-    monkeypatch.setattr(
-        engine.encoder, "forward_crops", lambda crops: (ran.append(1), time.sleep(0.15), original(crops))[2]
+@contextmanager
+def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
+    """The device has a picture in hand, and nothing goes on before the release."""
+    begun = threading.Event()
+    encoder.before = lambda: (begun.set(), release.wait(10))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.embed_each, numbers(1))
+        assert begun.wait(10)
+        yield
+        assert first_column(first.result()) == [1]
+
+
+# ---- vectors
+
+
+def test_it_gives_the_encoders_own_vectors(real, model, pictures):
+    np.testing.assert_allclose(real.embed(pictures), load_encoder(model, device="cpu").embed(pictures), atol=1e-5)
+    assert real.embed([]).shape == (0, 32)
+    assert real.embed_each([]) == []
+
+
+def test_a_picture_has_the_same_vector_alone_and_in_a_full_batch(real, pictures):
+    together = real.embed(pictures[:16])
+    alone = np.concatenate([real.embed([picture]) for picture in pictures[:16]])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_many_callers_with_bad_pictures_among_them_all_get_their_own(real, pictures):
+    want = real.embed(pictures)
+    with ThreadPoolExecutor(60) as pool:
+        asked = pool.map(lambda i: real.embed_each([pictures[i], b"garbage", pictures[(i + 1) % 60]]), range(60))
+        for i, results in enumerate(asked):
+            np.testing.assert_allclose(results[0], want[i], atol=1e-5)
+            assert isinstance(results[1], ImageError)
+            np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
+
+
+def test_feature_maps_come_straight_from_the_encoder(real, model, pictures):
+    np.testing.assert_allclose(
+        real.tokens(pictures[:2]), load_encoder(model, device="cpu").tokens(pictures[:2]), atol=1e-5
     )
-    answers = engine._admit(pictures[:8])
-    outcomes = [answer.exception(10) for answer in answers]
-    assert any(isinstance(outcome, DeadlineExceeded) for outcome in outcomes)
-    assert len(ran) < 8
-    engine.close()
+    assert real.in_work == 0
 
 
-def test_cancelled_work_is_not_computed(engine, pictures, monkeypatch):
-    release, original, ran = threading.Event(), engine.encoder.forward_crops, []
+# ---- batches
 
-    def held(crops):
-        ran.append(len(crops))
-        release.wait(10)
-        return original(crops)
 
-    monkeypatch.setattr(engine.encoder, "forward_crops", held)
+def test_an_idle_device_begins_at_once_and_a_busy_one_fills_its_batches(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    engine = make(encoder)
+    with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
+        late = pool.submit(engine.embed_each, numbers(*range(2, 22)))
+        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 20)
+        release.set()
+        assert first_column(late.result()) == list(range(2, 22))
+    assert encoder.batches == [1, 8, 8, 4]
+
+
+def test_batches_are_filled_up_to_the_sizes_that_the_backend_is_compiled_for(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.backend.buckets = (1, 2, 4)
+    engine = make(encoder)
+    engine.warm_up()
+    assert encoder.batches == [1, 2, 4, 1]
+    with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.embed_each, numbers(*range(1, 8)))
+        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 7)
+        release.set()
+        assert first_column(asked.result()) == list(range(1, 8))
+    assert encoder.batches[4:] == [1, 4, 4]  # the last: three, filled up to four
+
+
+def test_only_the_culprits_request_fails_when_a_batch_fails(make):
+    encoder, release = FakeEncoder(), threading.Event()
+
+    def fail():
+        raise RuntimeError("device-side assert")
+
+    encoder.forwarding["poison"] = fail
+    engine = make(encoder)
+    with busy(engine, encoder, release), ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(engine.embed_each, numbers(i)) for i in range(1, 7)]
+        poisoned = pool.submit(engine.embed_each, [b"poison", *numbers(9)])
+        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 8)
+        release.set()
+        assert [first_column(one.result()) for one in asked] == [[float(i)] for i in range(1, 7)]
+        with pytest.raises(ServiceError, match="RuntimeError"):
+            poisoned.result()
+    assert engine.healthy
+    until(lambda: engine.in_work == 0)
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_halved_from_then_on(make):
+    encoder, release = FakeEncoder(), threading.Event()
+
+    def only_three():
+        if encoder.batches[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    encoder.forwarding["3"] = only_three
+    engine = make(encoder)
+    with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.embed_each, numbers(*[3] * 8))
+        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 8)
+        release.set()
+        assert first_column(asked.result()) == [3] * 8
+    assert encoder.batches == [1, 8, 4, 2, 2, 4, 2, 2]
+    assert first_column(engine.embed_each(numbers(*[3] * 9))) == [3] * 9
+    assert max(encoder.batches[8:]) <= 2
+
+
+def test_a_vector_that_is_not_finite_is_never_given_out(make):
+    encoder = FakeEncoder()
+    encoder.forward_crops = lambda crops: np.full((len(crops), 2), np.nan, np.float32)
+    with pytest.raises(ServiceError, match="no finite vector"):
+        make(encoder).embed_each(numbers(1))
+
+
+# ---- admission
+
+
+def test_too_much_at_once_is_refused_whole_and_the_permits_come_back(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(10)
+    engine = make(encoder, capacity=20, capacity_bytes=100)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.embed_each, numbers(*range(1, 19)))
+        until(lambda: engine.in_work == 18)
+        with pytest.raises(Overloaded) as refused:
+            engine.embed(numbers(1, 2, 3))
+        assert refused.value.retry_after > 0
+        with pytest.raises(Overloaded):
+            engine.embed([b"1" + b" " * 80])
+        assert engine.in_work == 18
+        release.set()
+        assert len(first.result()) == 18
+    assert engine.in_work == 0
+    assert len(engine.embed(numbers(*range(1, 21)))) == 20
+    with pytest.raises(RequestTooLarge, match="at most 20, and 100 bytes"):
+        engine.embed_each(numbers(*range(21)))
+    with pytest.raises(RequestTooLarge):
+        engine.embed_each([b"1" + b" " * 100])
+
+
+# ---- giving up
+
+
+def test_work_past_its_deadline_is_dropped_and_its_request_told_so_in_time(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(10)
+    engine = make(encoder, deadline_s=0.3, max_batch=1)
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        engine.embed_each(numbers(*range(1, 9)))
+    assert time.monotonic() - begun < 5
+    release.set()
+    until(lambda: engine.in_work == 0)
+    assert encoder.batches == [1]
+    assert sample(engine, "nnclr_images_total", model="fake", outcome="expired") == 7  # the eighth was with the device
+
+
+def test_a_caller_may_have_less_patience_than_the_server(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(10)
+    engine = make(encoder)
+    with pytest.raises(DeadlineExceeded):
+        engine.embed_each(numbers(1), deadline_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(engine.embed_each_async(numbers(1), deadline_s=0.1))
+    for impossible in (0, -1, float("nan")):
+        with pytest.raises(InvalidRequest, match="deadline"):
+            engine.embed_each(numbers(1), deadline_s=impossible)
+    release.set()
+
+
+def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
+    encoder, release, begun = FakeEncoder(), threading.Event(), threading.Event()
+    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(10))
+    engine = make(encoder, decode_threads=1)
 
     async def give_up():
-        first = asyncio.create_task(engine.embed_each_async(pictures[:1]))
-        await asyncio.sleep(0.2)
-        second = asyncio.create_task(engine.embed_each_async(pictures[:30]))
-        await asyncio.sleep(0.2)
-        second.cancel()
-        await asyncio.sleep(0.1)
-        release.set()
-        return await first
+        task = asyncio.create_task(engine.embed_each_async([b"slow", *numbers(*range(1, 30))]))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
-    assert isinstance(asyncio.run(give_up())[0], np.ndarray)
-    assert len(engine.embed(pictures[:2])) == 2
-    assert sum(ran) < 10
+    asyncio.run(give_up())
+    assert engine.in_work == 30  # the bytes are still there: one of them is being decoded
+    assert len(engine._decoding.line) == 0
+    release.set()
+    until(lambda: engine.in_work == 0)
+    assert first_column(engine.embed_each(numbers(1, 2))) == [1, 2]
+    assert sum(encoder.batches) == 2
+    assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
 
 
-def test_a_closed_engine_finishes_its_work_and_takes_no_more(model, pictures):
-    engine = Engine(load_encoder(model, device="cpu"), Settings())
-    answers = engine._admit(pictures)
-    engine.close()
-    assert all(isinstance(answer.result(0), np.ndarray) for answer in answers)
+def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
+    encoder = FakeEncoder()
+    encoder.before = lambda: time.sleep(0.02)
+    engine = make(encoder, max_batch=2)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.embed_each, numbers(*range(1, 30)))
+        until(lambda: engine.in_work == 29)
+        engine.drain()
+        with pytest.raises(NotReady, match="shutting down"):
+            engine.embed_each(numbers(1))
+        assert not asked.done()
+        engine.close()
+        assert first_column(asked.result(0)) == list(range(1, 30))
     with pytest.raises(NotReady):
-        engine.embed(pictures[:1])
+        engine.embed_each(numbers(1))
 
 
-def test_an_overdue_batch_shows_as_ill(model, pictures, monkeypatch):
-    engine = Engine(load_encoder(model, device="cpu"), Settings(stall_s=0.05))
-    original = engine.encoder.forward_crops
-    monkeypatch.setattr(engine.encoder, "forward_crops", lambda crops: (time.sleep(0.5), original(crops))[1])
-    answers = engine._admit(pictures[:1])
-    time.sleep(0.25)
-    assert not engine.healthy
-    answers[0].result(10)
-    engine.close()
+def test_an_engine_that_must_close_now_answers_what_it_leaves_undone(make):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(10)
+    engine = make(encoder, max_batch=1)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.embed_each, numbers(1, 2, 3))
+        until(lambda: encoder.batches == [1])
+        engine.close(0.1)
+        with pytest.raises(NotReady, match="shut down"):
+            asked.result(5)
+    release.set()
+
+
+# ---- telling
+
+
+def test_a_request_is_told_how_long_each_stage_took(make):
+    encoder = FakeEncoder(decoding={"slow": lambda: time.sleep(0.05)})
+    encoder.before = lambda: time.sleep(0.1)
+    engine = make(encoder)
+
+    async def ask() -> Timings:
+        timings = Timings()
+        current.set(timings)
+        await engine.embed_each_async([b"slow", *numbers(1)])
+        return timings
+
+    seconds = asyncio.run(ask()).seconds
+    assert list(seconds) == ["decode", "queue", "forward", "embed"]
+    assert seconds["decode"] >= 0.05
+    assert seconds["forward"] >= 0.1
+    assert seconds["embed"] >= 0.15
+
+
+def test_metrics_count_every_picture_once(make):
+    engine = make(FakeEncoder())
+    engine.embed_each([b"bad", *numbers(1, 2), b"bad", b"bad"])
+    for outcome, count in (("embedded", 2), ("broken", 3), ("failed", 0), ("expired", 0), ("cancelled", 0)):
+        assert sample(engine, "nnclr_images_total", model="fake", outcome=outcome) == count
+    assert sample(engine, "nnclr_stage_seconds_count", stage="decode") == 5
+    assert sample(engine, "nnclr_stage_seconds_count", stage="queue") == 2
+    assert sample(engine, "nnclr_batch_images_sum", model="fake") == 2
+    for gauge in ("nnclr_images_in_work", "nnclr_bytes_in_work"):
+        assert sample(engine, gauge) == 0
+    assert sample(engine, "nnclr_queued_images", model="fake") == 0

@@ -1,0 +1,59 @@
+"""Decoding: bytes to crops, in a thread a core; a picture that cannot be read is its own error."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
+
+from ..telemetry import Metrics
+from .crew import Crew, Worker, shut_down
+from .line import Line
+from .request import Work
+
+log = logging.getLogger(__name__)
+
+
+class Decoding:
+    """The line of pictures as they came, and the threads that decode them.
+
+    Args:
+        encoder: whose `prepare` does it.
+        threads: how many.
+        onward: the line that decoded works go to.
+        look: see `Crew`.
+    """
+
+    def __init__(self, encoder: Encoder, threads: int, onward: Line, metrics: Metrics, look: threading.Event) -> None:
+        self._encoder = encoder
+        self._onward = onward
+        self._observed = metrics.stage_seconds.labels("decode")
+        self.line = Line()
+        self.crew = Crew("a decoding thread", threads, lambda: self.line.take(1), self._decode, look)
+
+    def _decode(self, works: Sequence[Work], worker: Worker) -> None:
+        (work,) = works
+        if not work.wanted():
+            return
+        begun = time.perf_counter()
+        image: Any = work.image
+        work.image = None  # pictures are large: the crop is all that is needed from here on
+        try:
+            work.crop = self._encoder.prepare(image)
+        except ImageError as error:
+            work.settle(error)
+        except NNCLRHubError as error:
+            work.fail(error)
+        except Exception as error:
+            log.exception("decoding failed")
+            work.fail(ServiceError(f"Decoding failed ({type(error).__name__}): the server's log says why."))
+        seconds = time.perf_counter() - begun
+        self._observed.observe(seconds)
+        work.request.spent("decode", seconds)
+        if work.crop is not None and not self._onward.put([work]):
+            work.fail(shut_down())

@@ -1,0 +1,118 @@
+"""Device: the one thread that runs the encoder's forward pass, on batches of whatever waits.
+
+A batch that fails is run again picture by picture, so that only the culprit's request fails; one that does not
+fit into the GPU's memory is halved, and batches stay at that size.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.errors import ServiceError
+
+from ..telemetry import Metrics
+from .crew import Crew, Worker
+from .line import Line
+from .request import Work
+
+log = logging.getLogger(__name__)
+
+
+class Device:
+    """The line of decoded works, and the thread that embeds them.
+
+    Args:
+        encoder: whose `forward_crops` does it.
+        max_batch: pictures a forward pass.
+        max_wait_s: how long a busy device gives a batch to fill, from its first picture's arrival.
+        look: see `Crew`.
+    """
+
+    def __init__(
+        self, encoder: Encoder, max_batch: int, max_wait_s: float, metrics: Metrics, look: threading.Event
+    ) -> None:
+        self._encoder = encoder
+        self._max_wait_s = max_wait_s
+        backend = getattr(encoder, "backend", None)
+        self.buckets: tuple[int, ...] = (backend.buckets or ()) if backend is not None else ()
+        self.max_batch = min(max_batch, *self.buckets[-1:]) if self.buckets else max_batch
+        self.failures_in_a_row = 0
+        self._queued = metrics.stage_seconds.labels("queue")
+        self._forwarded = metrics.stage_seconds.labels("forward")
+        self._batches = metrics.batch_images.labels(encoder.name)
+        self.line = Line(metrics.queued.labels(encoder.name))
+        take = lambda: self.line.take(self.max_batch, self._max_wait_s)  # noqa: E731
+        self.crew = Crew("the device thread", 1, take, self._run, look)
+
+    def _run(self, works: Sequence[Work], worker: Worker) -> None:
+        wanted = [work for work in works if work.wanted()]
+        now = time.monotonic()
+        for work in wanted:
+            self._queued.observe(now - work.since)
+            work.request.spent("queue", now - work.since)
+        if wanted:
+            self._embed(wanted, worker)
+
+    def _embed(self, works: Sequence[Work], worker: Worker) -> None:
+        """Every work gets its vector or fails its request; a failed batch is run again in smaller ones."""
+        worker.goes_on()
+        begun = time.perf_counter()
+        try:
+            vectors = self._forward(works)
+        except torch.OutOfMemoryError:
+            smaller = self._smaller_batch(len(works))
+            trouble = "has not enough memory for one picture"
+        except Exception as error:
+            log.exception("a batch of %d failed", len(works))
+            self.failures_in_a_row += 1
+            smaller = 1 if len(works) > 1 else 0
+            trouble = f"failed on this picture ({type(error).__name__})"
+        else:
+            if not worker.given_up:
+                self._settle(works, vectors, time.perf_counter() - begun)
+            return
+        # out of the handlers, whose traceback keeps the failed batch in memory
+        if not smaller:
+            works[0].fail(ServiceError(f"The encoder {trouble}: the server's log says why."))
+            return
+        for first in range(0, len(works), smaller):
+            part = [work for work in works[first : first + smaller] if not worker.given_up and work.wanted()]
+            if part:
+                self._embed(part, worker)
+
+    def _forward(self, works: Sequence[Work]) -> np.ndarray:
+        """(N, D) float32: the batch, filled up to the next bucket where the backend is compiled for some sizes."""
+        crops = [work.crop for work in works]
+        size = next((bucket for bucket in self.buckets if bucket >= len(works)), len(works))
+        crops += crops[:1] * (size - len(works))
+        vectors = self._encoder.forward_crops(np.stack(crops))  # type: ignore[arg-type]  # decoded works have crops
+        if vectors.shape != (size, self._encoder.embed_dim):
+            raise ValueError(f"{vectors.shape} from {size} crops")
+        return vectors[: len(works)]
+
+    def _settle(self, works: Sequence[Work], vectors: np.ndarray, seconds: float) -> None:
+        self.failures_in_a_row = 0
+        self._forwarded.observe(seconds)
+        self._batches.observe(len(works))
+        for request in {work.request for work in works}:
+            request.spent("forward", seconds)
+        for work, vector in zip(works, vectors, strict=True):
+            if np.isfinite(vector).all():
+                work.settle(vector)
+            else:
+                work.fail(ServiceError("The encoder gave no finite vector for a picture: its weights are damaged."))
+
+    def _smaller_batch(self, size: int) -> int:
+        """Half of what was too much, from now on; 0: it was one picture."""
+        half = size // 2
+        if half:
+            self.max_batch = min(self.max_batch, half)
+            log.warning("%d pictures do not fit into the device's memory: %d a batch from now on", size, half)
+        return half

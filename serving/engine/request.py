@@ -1,0 +1,155 @@
+"""Request: the pictures that one caller asked for together, and their one answer.
+
+Each picture leaves its request exactly once, with a result or without; when the last has left, the answer is
+given and the permits go back. A request that failed, expired or was cancelled is over at once, and its
+pictures leave wherever they are next looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError
+
+Result = np.ndarray | ImageError
+STAGES = ("decode", "queue", "forward")
+
+
+class Request:
+    """See the module.
+
+    Args:
+        images: one or more.
+        deadline: of time.monotonic(); what is not done by then is not wanted any more.
+        counted: called with the outcome of each picture that leaves: embedded, broken, failed, expired, cancelled.
+        withdrawn: called once if the request is over before its pictures have left.
+        gone: called once when the last picture has left.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[ImageLike],
+        deadline: float,
+        *,
+        counted: Callable[[str], None],
+        withdrawn: Callable[[Request], None],
+        gone: Callable[[], None],
+    ) -> None:
+        self.works = [Work(self, index, image) for index, image in enumerate(images)]
+        self.deadline = deadline
+        self.answer: Future[list[Result]] = Future()
+        self.over = False
+        self._fate = "failed"
+        self._counted, self._withdrawn, self._gone = counted, withdrawn, gone
+        self._lock = threading.Lock()
+        self._inside = set(range(len(images)))
+        self._results: list[Result | None] = [None] * len(images)
+        self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.answer.add_done_callback(self._maybe_cancelled)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage: decode is summed over the pictures, queue the longest wait, forward summed over batches."""
+        with self._lock:
+            return dict(self._seconds)
+
+    def spent(self, stage: str, seconds: float) -> None:
+        """Notes time that the request spent in a stage."""
+        with self._lock:
+            known = self._seconds[stage]
+            self._seconds[stage] = max(known, seconds) if stage == "queue" else known + seconds
+
+    def fail(self, error: NNCLRHubError, fate: str = "failed") -> None:
+        """Answers with an error, unless there is an answer; pictures still inside are not wanted any more."""
+        with self._lock:
+            if self.over:
+                return
+            self.over, self._fate = True, fate
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
+        self._withdrawn(self)
+
+    def expire(self) -> None:
+        """Fails because the deadline has passed."""
+        self.fail(
+            DeadlineExceeded("The request was not done by its deadline: try again later, or send less."), "expired"
+        )
+
+    def settle(self, index: int, result: Result) -> None:
+        """One picture is done."""
+        self._leave(index, "broken" if isinstance(result, ImageError) else "embedded", result)
+
+    def drop(self, index: int) -> None:
+        """One picture is given up, after the request was over."""
+        self._leave(index, self._fate, None)
+
+    def _leave(self, index: int, outcome: str, result: Result | None) -> None:
+        with self._lock:
+            if index not in self._inside:
+                return  # a thread that had been given up came back with it
+            self._inside.discard(index)
+            self._results[index] = result
+            gone = not self._inside
+            complete = gone and not self.over
+            self.over = self.over or complete
+        self._counted(outcome)
+        if gone:
+            self._gone()  # before the answer: who has it may ask again at once
+        if complete and self.answer.set_running_or_notify_cancel():
+            self.answer.set_result([one for one in self._results if one is not None])
+
+    def _maybe_cancelled(self, answer: Future[list[Result]]) -> None:
+        if answer.cancelled():
+            with self._lock:
+                if self.over:
+                    return
+                self.over, self._fate = True, "cancelled"
+            self._withdrawn(self)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One picture of a request, on its way.
+
+    image: as it was given; None once decoded.
+    crop: (S, S, 3) uint8, once decoded.
+    since: when it entered the line that it stands in, by time.monotonic().
+    """
+
+    request: Request
+    index: int
+    image: ImageLike | None
+    crop: np.ndarray | None = None
+    since: float = 0.0
+
+    def wanted(self) -> bool:
+        """Whether to go on with it; if not, it has left."""
+        if time.monotonic() >= self.request.deadline:
+            self.request.expire()
+        if self.request.over:
+            self.drop()
+            return False
+        return True
+
+    def settle(self, result: Result) -> None:
+        self.request.settle(self.index, result)
+
+    def drop(self) -> None:
+        self.request.drop(self.index)
+
+    def fail(self, error: NNCLRHubError) -> None:
+        """Its whole request fails with it."""
+        self.request.fail(error)
+        self.drop()
