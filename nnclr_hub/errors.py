@@ -38,6 +38,7 @@
     │   ├── DeadlineExceeded        the answer would have come too late
     │   ├── RequestTooLarge         too many bytes or pictures in one request
     │   ├── RequestTooSlow          its body did not come in time
+    │   ├── ServerUnreachable       no server of ours answers at the address
     │   └── PortInUse               another program listens there
     └── MissingDependency           an optional package is not installed
 
@@ -298,6 +299,12 @@ class RequestTooSlow(ServiceError):
     """The body of a request did not come in time."""
 
     code = "request_too_slow"
+
+
+class ServerUnreachable(ServiceError):
+    """No server answers at the address, or something else does."""
+
+    code = "server_unreachable"
 
 
 class PortInUse(ServiceError):
