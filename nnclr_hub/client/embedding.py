@@ -27,12 +27,12 @@ class ServedModel:
     """A model that a server has.
 
     name: what requests call it.
-    embed_dim: D; None in a list, where the model may not be loaded.
-    fingerprint: hash of weights and preprocessing; "" where embed_dim is None.
+    embed_dim: D; 0 where it is not told, as in a list of models that may not be loaded.
+    fingerprint: hash of weights and preprocessing; "" where it is not told.
     """
 
     name: str
-    embed_dim: int | None = None
+    embed_dim: int = 0
     fingerprint: str = ""
 
 
@@ -120,7 +120,7 @@ def embed(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[np.
     if results:
         return np.stack([result for result in results if isinstance(result, np.ndarray)])
     name = model if model is not None else (yield from list_models())[0].name
-    return np.zeros((0, (yield from served_model(name)).embed_dim or 0), np.float32)
+    return np.zeros((0, (yield from served_model(name)).embed_dim), np.float32)
 
 
 def image_error(error: NNCLRHubError) -> ImageError:
@@ -156,4 +156,4 @@ def _ready(answer: Answer) -> bool:
 
 
 def _model(entry: dict[str, Any]) -> ServedModel:
-    return ServedModel(entry["id"], entry.get("dim"), entry.get("fingerprint", ""))
+    return ServedModel(entry["id"], entry.get("dim") or 0, entry.get("fingerprint") or "")
