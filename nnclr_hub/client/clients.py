@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from nnclr_hub.client import collections, embedding, uploading
+from nnclr_hub.client import collections, embedding, jobs, probes, uploading
 from nnclr_hub.client.drivers import Awaiting, Blocking
 from nnclr_hub.client.http import Address
 from nnclr_hub.client.retrying import Policy
@@ -123,6 +123,26 @@ class RemoteCollections(_Part):
     list = waits(collections.list_collections)
 
 
+class RemoteProbes(_Part):
+    """A server's linear probes."""
+
+    fit = waits(probes.fit)
+    get = waits(probes.get)
+    list = waits(probes.list_probes)
+    delete = waits(probes.delete)
+    predict = waits(probes.predict)
+    export = waits(probes.export)
+
+
+class RemoteJobs(_Part):
+    """What a server does in the background."""
+
+    get = waits(jobs.get)
+    list = waits(jobs.list_jobs)
+    wait = waits(jobs.wait)
+    cancel = waits(jobs.cancel)
+
+
 class Client(_Part):
     """A server's verbs, each of which waits for its result. Threads may share one.
 
@@ -137,6 +157,8 @@ class Client(_Part):
     ) -> None:
         super().__init__(Blocking(Address(url, api_key), Policy(_positive(timeout))))
         self.collections = RemoteCollections(self._driver)
+        self.probes = RemoteProbes(self._driver)
+        self.jobs = RemoteJobs(self._driver)
 
     ready = waits(embedding.ready)
     list_models = waits(embedding.list_models)
@@ -187,6 +209,26 @@ class AsyncRemoteCollections(_AsyncPart):
     list = awaits(collections.list_collections)
 
 
+class AsyncRemoteProbes(_AsyncPart):
+    """A server's linear probes, awaited."""
+
+    fit = awaits(probes.fit)
+    get = awaits(probes.get)
+    list = awaits(probes.list_probes)
+    delete = awaits(probes.delete)
+    predict = awaits(probes.predict)
+    export = awaits(probes.export)
+
+
+class AsyncRemoteJobs(_AsyncPart):
+    """What a server does in the background, awaited."""
+
+    get = awaits(jobs.get)
+    list = awaits(jobs.list_jobs)
+    wait = awaits(jobs.wait)
+    cancel = awaits(jobs.cancel)
+
+
 class AsyncClient(_AsyncPart):
     """A server's verbs, each of which is awaited; for asyncio.
 
@@ -198,6 +240,8 @@ class AsyncClient(_AsyncPart):
     ) -> None:
         super().__init__(Awaiting(Address(url, api_key), Policy(_positive(timeout))))
         self.collections = AsyncRemoteCollections(self._driver)
+        self.probes = AsyncRemoteProbes(self._driver)
+        self.jobs = AsyncRemoteJobs(self._driver)
 
     ready = awaits(embedding.ready)
     list_models = awaits(embedding.list_models)

@@ -89,7 +89,7 @@ def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
         if item.thumbnail is not None:
             raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes itself: send its picture.")
     rows = [
-        {"id": check_name(item.id, "Item id"), "vector": _text(item.vector), "metadata": dict(item.metadata)}
+        {"id": check_name(item.id, "Item id"), "vector": vector_text(item.vector), "metadata": dict(item.metadata)}
         for item in items
     ]
     seq = 0
@@ -186,7 +186,7 @@ def search(
     optional = {"where": where, "box": box, "id": id, "score_threshold": score_threshold, "effort": effort}
     query |= {key: value for key, value in optional.items() if value is not None}
     if vector is not None:
-        query["vector"] = _text(vector)
+        query["vector"] = vector_text(vector)
     path = f"{_path(name)}/search"
     if image is None:
         return (yield from ask(Call("POST", path, _matches, json=query)))
@@ -211,8 +211,12 @@ def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     return bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE)
 
 
-def _text(vector: Any) -> str:
-    """Base64 of little-endian float32."""
+def vector_text(vector: Any) -> str:
+    """A vector (D,) as base64 of little-endian float32.
+
+    Raises:
+        InvalidRequest: it is no vector.
+    """
     row = np.asarray(vector)
     if row.ndim != 1 or row.dtype.kind not in "fiu":
         raise InvalidRequest(f"A vector of shape {row.shape} and type {row.dtype} is not possible: give (D,) floats.")

@@ -171,13 +171,14 @@ def _upload(name: str, files: list[tuple[str, bytes]], about: list[tuple[str, An
         errors = [one.get("error") for one in answer.json()["results"]]
         return [None if one is None else image_error(make_error(one["code"], one["detail"])) for one in errors]
 
+    key = uuid.uuid4().hex  # and the same bytes each time, so that the server knows the request again
     return Call(
         "POST",
         f"{ROOT}/{check_name(name, 'Collection name')}/items",
         read,
         files=[("files", file) for file in files],
         fields={"items": to_json([{"id": id, "metadata": dict(metadata)} for id, metadata in about])},
-        headers={"Idempotency-Key": uuid.uuid4().hex},
+        headers={"Idempotency-Key": key, "Content-Type": f"multipart/form-data; boundary={key}"},
         takes=told_by_part(len(files)),
         patience=PATIENCE_S,
     )
