@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
-from serving.first_key import first_key
+from serving.security.first_key import first_key
 from serving.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -236,7 +236,9 @@ def _read(image: ImageLike) -> tuple[str, bytes] | NNCLRHubError:
 
 
 def _info(body: dict[str, Any]) -> ProbeInfo:
-    return ProbeInfo(**{one.name: body[one.name] for one in fields(ProbeInfo)} | {"classes": tuple(body["classes"])})
+    known: dict[str, Any] = {one.name: body[one.name] for one in fields(ProbeInfo)}
+    known["classes"] = tuple(body["classes"])
+    return ProbeInfo(**known)
 
 
 def _unzip(content: bytes, folder: Path) -> Path:
