@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from nnclr_hub import errors
 from nnclr_hub.errors import NNCLRHubError
@@ -118,4 +119,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NNCLRHubError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, unexpected)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client went away while its body was read: no failure of the server's, and nobody hears the answer."""
+    return Response(status_code=499)
