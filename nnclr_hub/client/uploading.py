@@ -107,7 +107,7 @@ def index_folder(
     known = _of_this_source(name, origin, root, found, (yield from _held(name)))
     changes = yield from aside(lambda: find_changes(root, found, known, origin=origin))
     run = _Run(name, shrink, len(changes.wanted), progress)
-    share = max(SMALLEST, min(MOST, -(-len(changes.wanted) // workers)))  # a small folder keeps all workers busy too
+    share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder keeps all workers busy too
     batches = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
     yield from spread(batches, run.take_up, workers)
     removed = (yield from delete(name, changes.gone)) if prune else 0

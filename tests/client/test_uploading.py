@@ -13,6 +13,7 @@ from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, open_store
 from nnclr_hub.client import pictures as limits
+from nnclr_hub.client import uploading
 from nnclr_hub.client.pictures import bounded
 from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
@@ -148,7 +149,8 @@ def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, c
     assert (report.added, report.unchanged) == (60 - held, held)
 
 
-def test_a_refusal_ends_all_workers(client, folder):
+def test_a_refusal_ends_all_workers(client, folder, monkeypatch):
+    monkeypatch.setattr(uploading, "MOST", 5)  # a dozen requests, so that some are still to come
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").index_folder(folder)
     client.collections.create("vanishing")
