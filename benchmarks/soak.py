@@ -80,7 +80,8 @@ async def load(server: ServerProcess, seconds: float, callers: int, dim: int) ->
     """Callers for so long; what they heard, how the server's process was, and what it must hold."""
     heard, samples, began = Heard(), [], time.monotonic()
     pictures = make_pictures(64)
-    limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers)
+    # a connection that the server closes as idle, while it is being used again, would look like a lost request
+    limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
         crowd = [Caller(i, http, dim, pictures, heard) for i in range(callers)]
         running = [asyncio.create_task(caller.run(began + seconds)) for caller in crowd]

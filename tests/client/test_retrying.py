@@ -86,6 +86,9 @@ def test_the_pauses_grow_to_a_cap_and_end_at_the_deadline():
 def test_retry_after_is_waited_for():
     waiting = answer(503, "not_ready", **{"retry-after": "7"})
     assert play(CALL, [waiting, FINE]) == ("done", [7.0])
+    # the first attempt under this Idempotency-Key is still at work
+    in_flight = answer(409, "idempotency_in_flight", **{"retry-after": "1"})
+    assert play(CALL, [in_flight, FINE]) == ("done", [1.0])
     outcome, pauses = play(CALL, [waiting], timeout=5)
     assert outcome.code == "not_ready"
     assert pauses == []
@@ -126,6 +129,9 @@ def test_an_upload_is_repeated_under_one_idempotency_key(server, client):
     keys = [headers["idempotency-key"] for _, _, headers in server.asked]
     assert len(keys) == 4
     assert len(set(keys)) == 1
+    # the same bytes as well: by them a server knows the request again
+    assert len({headers["content-type"] for _, _, headers in server.asked}) == 1
+    assert len({headers["content-length"] for _, _, headers in server.asked}) == 1
     client.collection("photos").add_images([Picture("a", b"x")])
     assert server.asked[-1][2]["idempotency-key"] != keys[0]
 
