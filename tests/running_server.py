@@ -32,9 +32,7 @@ class Running:
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
     """Serves until the generator is closed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     chosen = Settings(port=port, **settings)
     with open_store(str(store)) as opened:
         engines = Engines(str(model), chosen)
@@ -52,6 +50,12 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
             server.should_exit = True
             thread.join()
             engines.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait(url: str) -> None:
