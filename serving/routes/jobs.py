@@ -1,0 +1,154 @@
+"""/api/v1/jobs, and the jobs that collections start: reembed, duplicates."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, JobNotFound, UnknownModel
+from nnclr_hub.store.succession import successor_of
+from nnclr_hub.workbench.reembedding import abandon
+
+from ..job_schemas import (
+    DuplicatesRequest,
+    JobKind,
+    JobRequest,
+    JobResponse,
+    JobsResponse,
+    JobState,
+    ReembedRequest,
+)
+from ..jobs import Job, Jobs
+from ..jobs.events import is_over, stream
+from ..problems import answers
+from .state import AppEngines, AppSettings, AppWorkbench, served_engine
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+_ID = re.compile(r"[0-9a-f]{14}")
+
+
+def _jobs(request: Request) -> Jobs:
+    return request.app.state.jobs
+
+
+AppJobs = Annotated[Jobs, Depends(_jobs)]
+LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
+
+
+def accepted(job: Job, response: Response) -> JobResponse:
+    """The answer for a job that was made just now."""
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    return JobResponse.of(job)
+
+
+def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
+    """What a route that makes a job answers."""
+    made = {"description": "The job was accepted; Location says where to look.", "headers": LOCATION}
+    return {202: made, **answers(*kinds)}
+
+
+@router.get("/jobs", responses=answers())
+def list_jobs(
+    jobs: AppJobs,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(description="of the page before")] = None,
+    kind: JobKind | None = None,
+    state: JobState | None = None,
+) -> JobsResponse:
+    """Jobs, the newest first. Ended ones are kept for a while."""
+    if cursor is not None and not _ID.fullmatch(cursor):
+        raise InvalidRequest(f"The cursor {cursor!r:.60} is none: give the one that the page before came with.")
+    found, after = jobs.list(limit, cursor, kind=kind, state=state)
+    return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
+
+
+@router.post("/jobs", status_code=202, responses=answers_of_job(CollectionNotFound))
+def look_after(body: JobRequest, response: Response, jobs: AppJobs, bench: AppWorkbench) -> JobResponse:
+    """Verifies or compacts a collection in the background."""
+    bench.collection(body.collection)
+    return accepted(jobs.submit(body.kind, {"collection": body.collection}), response)
+
+
+@router.get("/jobs/{id}", responses=answers(JobNotFound))
+def get_job(id: str, jobs: AppJobs) -> JobResponse:
+    """One job as it is now."""
+    return JobResponse.of(jobs.get(id))
+
+
+@router.delete("/jobs/{id}", responses=answers(JobNotFound))
+def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
+    """Cancels a job: one that waits at once, one that runs at its next step. One that has ended stays as it is."""
+    return JobResponse.of(jobs.cancel(id))
+
+
+@router.get(
+    "/jobs/{id}/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Events `state` and `progress` whose data is the job, until it has ended.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The job has ended, and the client has seen that."},
+        **answers(JobNotFound),
+    },
+)
+async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+    """Server-sent events of a job."""
+    job = await run_in_threadpool(jobs.get, id)
+    if is_over(job, last_event_id):
+        return Response(status_code=204)
+    told = stream(jobs, job, last_event_id, lambda job: JobResponse.of(job).model_dump())
+    return StreamingResponse(
+        told, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    )
+
+
+@router.post("/collections/{name}/duplicates", status_code=202, responses=answers_of_job(CollectionNotFound))
+def find_duplicates(
+    name: str, body: DuplicatesRequest, response: Response, jobs: AppJobs, bench: AppWorkbench
+) -> JobResponse:
+    """Looks for items that are there twice."""
+    collection = bench.collection(name)
+    if body.threshold is None and (body.where is not None or body.exact):
+        raise InvalidRequest("where and exact go with a threshold: give one, or leave them out.")
+    if body.where is not None:
+        collection.count(body.where)  # a filter that cannot be read is refused now
+    return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}), response)
+
+
+@router.post("/collections/{name}/reembed", status_code=202, responses=answers_of_job(CollectionNotFound, UnknownModel))
+def start_reembed(
+    name: str,
+    body: ReembedRequest,
+    response: Response,
+    jobs: AppJobs,
+    bench: AppWorkbench,
+    engines: AppEngines,
+    settings: AppSettings,
+) -> JobResponse:
+    """Builds the collection anew with another model beside the old one, then swaps them.
+
+    Cancelling the job takes away what was built. After a failure it is kept for the next call.
+    """
+    bench.collection(name)
+    served_engine(engines, body.model)
+    if not settings.source_folders:
+        raise InvalidRequest(
+            "This server reads no files, so it cannot embed a collection's pictures anew: have NNCLR_SOURCE_FOLDERS "
+            'name the folders that were indexed, as JSON like ["/photos"].'
+        )
+    return accepted(jobs.submit("reembed", {"collection": name, **body.model_dump()}), response)
+
+
+@router.delete("/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound))
+def abandon_reembed(name: str, bench: AppWorkbench) -> None:
+    """Takes away what a re-embedding that failed had built; nothing happens where there is nothing."""
+    if bench.reembedding.locked():
+        raise InvalidRequest("A collection is being re-embedded just now: cancel its job.")
+    if successor_of(bench.store, name) is not None:
+        abandon(bench, name)

@@ -1,0 +1,221 @@
+"""/api/v1/probes: fit, list, describe, delete, predict, export."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    FingerprintMismatch,
+    ImageError,
+    InvalidRequest,
+    NNCLRHubError,
+    ProbeExists,
+    ProbeNotFound,
+    RequestTooLarge,
+    UnknownModel,
+)
+from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.probes import (
+    Labelling,
+    delete_probe,
+    get_probe,
+    list_probes,
+    probe_files,
+    probe_in_one_file,
+    refuse_taken_probe,
+)
+
+from ..job_schemas import JobResponse
+from ..payloads import decode_text, decode_vector
+from ..privacy import public_name, without_paths
+from ..probe_schemas import (
+    ItemError,
+    PredictionEntry,
+    PredictRequest,
+    PredictResponse,
+    Probability,
+    ProbeRequest,
+    ProbeResponse,
+    ProbesResponse,
+)
+from ..problems import answers, problem
+from .jobs import AppJobs, accepted, answers_of_job
+from .state import AppEngines, AppSettings, AppWorkbench, served_engine
+
+router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
+EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
+_PREDICT_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": PredictRequest.model_json_schema()},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["files"],
+                "properties": {
+                    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "top": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
+                },
+            }
+        },
+    },
+}
+
+
+@router.get("", responses=answers())
+def list_all(bench: AppWorkbench) -> ProbesResponse:
+    """All probes, by name."""
+    return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
+
+
+@router.post("", status_code=202, responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel))
+def fit(body: ProbeRequest, response: Response, bench: AppWorkbench, engines: AppEngines, jobs: AppJobs) -> JobResponse:
+    """Fits a probe in the background; the job's result says how it does on held-out rows."""
+    check_name(body.name, "Probe name")
+    if not body.replace:
+        refuse_taken_probe(bench.store.records, body.name)
+    if body.collection is not None and body.field is not None:
+        require_field(bench.collection(body.collection), body.field, body.where)
+    pictures = any(item.image is not None for item in body.items or ())
+    if pictures or body.model is not None:
+        served_engine(engines, body.model)
+    params = body.model_dump(include={"name", "collection", "field", "where", "model", "replace"})
+    params |= {"options": body.model_dump(include={"l2", "balanced", "threshold"}), "pictures": pictures}
+    params |= {"items": None if body.items is None else len(body.items)}
+    items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
+    return accepted(jobs.submit("probe_fit", params, items), response)
+
+
+@router.get("/{name}", responses=answers(ProbeNotFound))
+def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
+    """One probe, and how it did on held-out rows."""
+    return ProbeResponse.of(get_probe(bench.store.records, name))
+
+
+@router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound))
+def delete(name: str, bench: AppWorkbench) -> None:
+    """Deletes a probe."""
+    delete_probe(bench.store.records, name)
+
+
+@router.get(
+    "/{name}/export",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A zip of probe.safetensors, probe.json and card.json, or the first alone, which holds all.",
+            "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
+        },
+        **answers(ProbeNotFound),
+    },
+)
+def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"] = "zip") -> Response:
+    """A probe as files that `LinearProbe.load` and `nnclr probe predict` read."""
+    kept = get_probe(bench.store.records, name)
+    model = public_name(kept.probe.model) if kept.probe.model else ""
+    kept = replace(kept, probe=replace(kept.probe, model=model))
+    content = _zipped(probe_files(kept)) if format == "zip" else probe_in_one_file(kept)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{format}"'}
+    return Response(content, media_type=EXPORTS[format], headers=headers)
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    """The same bytes for the same files."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, content in files.items():
+            zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()
+
+
+@router.post(
+    "/{name}/predict",
+    response_model=PredictResponse,
+    response_model_exclude_none=True,
+    responses=answers(ProbeNotFound, CollectionNotFound, FingerprintMismatch, ImageError),
+    openapi_extra={"requestBody": _PREDICT_BODY},
+)
+async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings) -> Any:
+    """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
+    query, files = await _read(request)
+    pictures = len(query.images or ())
+    if pictures > settings.max_images:
+        raise RequestTooLarge(f"{pictures} pictures are too many for one request: send at most {settings.max_images}.")
+    results = await run_in_threadpool(_predicted, bench, name, query, [data for _, data in files])
+    names: Sequence[dict[str, Any]] = (
+        [{"id": id} for id in query.ids or ()] or [{"name": file} for file, _ in files] or [{}] * len(results)
+    )
+    entries = [
+        PredictionEntry(index=i, **about, **_entry(result))
+        for i, (result, about) in enumerate(zip(results, names, strict=True))
+    ]
+    broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
+    if len(broken) == len(entries):
+        detail = f"None of the {len(entries)} could be answered; the first: {broken[0]['detail']}"
+        return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
+    return PredictResponse(probe=name, results=entries)
+
+
+def _predicted(
+    bench: Workbench, name: str, query: PredictRequest, pictures: list[bytes]
+) -> list[Labelling | NNCLRHubError]:
+    get_probe(bench.store.records, name)  # a wrong name is told before anything is decoded
+    if query.images is not None and not pictures:
+        pictures = [decode_text(text, f"images[{i}]") for i, text in enumerate(query.images)]
+    vectors = None
+    if query.vectors is not None:
+        rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
+        if len({len(row) for row in rows}) > 1:
+            raise InvalidRequest("The vectors are of several lengths: give those of one encoder.")
+        vectors = np.stack(rows)
+    return bench.predict(
+        name,
+        images=pictures or None,
+        vectors=vectors,
+        collection=query.collection,
+        ids=query.ids,
+        fingerprint=query.fingerprint,
+        k=query.top,
+    )
+
+
+async def _read(request: Request) -> tuple[PredictRequest, list[tuple[str | None, bytes]]]:
+    """The query, and the files of a multipart request."""
+    files: list[tuple[str | None, bytes]] = []
+    try:
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            return PredictRequest.model_validate_json(await request.body()), files
+        async with request.form() as form:
+            for part in form.getlist("files"):
+                if isinstance(part, UploadFile):
+                    files.append((part.filename, await part.read()))
+            if not files or set(form) - {"files", "top"}:
+                raise InvalidRequest("A multipart prediction has file parts named files, and may have a field top.")
+            # their number stands for the pictures, so that everything else is checked as in JSON
+            return PredictRequest.model_validate({"images": [""] * len(files), "top": form.get("top", 5)}), files
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from error
+
+
+def _entry(result: Labelling | NNCLRHubError) -> dict[str, Any]:
+    if isinstance(result, NNCLRHubError):
+        return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
+    top = [Probability(label=label, probability=value) for label, value in result.top]
+    if isinstance(result.label, tuple):
+        return {"labels": list(result.label), "top": top}
+    return {"label": result.label, "top": top}
