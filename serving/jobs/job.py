@@ -17,6 +17,7 @@ class Job:
 
     id: later jobs have greater ones.
     kind: see `kinds`; params: what it was asked for, as JSON.
+    mark: equal for requests that are the same, sent again; "" where nobody knows.
     done, total: progress, in units of the kind; total is 0 until it is known.
     created, started, ended: seconds since 1970; None: not yet.
     attempts: how often it was begun and neither ended nor was interrupted in an orderly way.
@@ -31,6 +32,7 @@ class Job:
     kind: str
     params: Mapping[str, Any]
     created: float
+    mark: str = ""
     state: State = "queued"
     done: int = 0
     total: int = 0

@@ -111,12 +111,13 @@ class Jobs:
 
     # ---- asking
 
-    def submit(self, kind: str, params: Mapping[str, Any], input: bytes | None = None) -> Job:
+    def submit(self, kind: str, params: Mapping[str, Any], input: bytes | None = None, *, mark: str = "") -> Job:
         """A new job, which is durable when this returns.
 
         Args:
             params: JSON.
             input: bytes for the work; kept until the job has ended.
+            mark: of the request; if a job has it already, that one is meant, and its maker died before it was told.
 
         Raises:
             Overloaded: as many wait as may.
@@ -124,9 +125,12 @@ class Jobs:
         """
         board = self._started()
         with board.lock:
+            there = next((job for job in board.ledger.newest_first() if job.mark == mark), None) if mark else None
+            if there is not None:
+                return board.now(there)
             if board.waiting >= self._most_waiting:
                 raise Overloaded(f"{self._most_waiting} jobs wait already: try again when some are done.", 10.0)
-            job = Job(board.ledger.new_id(), kind, params, time.time())
+            job = Job(board.ledger.new_id(), kind, params, time.time(), mark)
             board.ledger.add(job, input)
             self._queue(board.enter(job))
             return job

@@ -13,6 +13,7 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest, JobNotFound, Un
 from nnclr_hub.store.succession import successor_of
 from nnclr_hub.workbench.reembedding import abandon
 
+from ..idempotency import MARK
 from ..job_schemas import (
     DuplicatesRequest,
     JobKind,
@@ -35,7 +36,12 @@ def _jobs(request: Request) -> Jobs:
     return request.app.state.jobs
 
 
+def _mark(request: Request) -> str:
+    return getattr(request.state, MARK, "")
+
+
 AppJobs = Annotated[Jobs, Depends(_jobs)]
+Mark = Annotated[str, Depends(_mark)]
 LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
 
 
@@ -67,10 +73,10 @@ def list_jobs(
 
 
 @router.post("/jobs", status_code=202, responses=answers_of_job(CollectionNotFound))
-def look_after(body: JobRequest, response: Response, jobs: AppJobs, bench: AppWorkbench) -> JobResponse:
+def look_after(body: JobRequest, response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark) -> JobResponse:
     """Verifies or compacts a collection in the background."""
     bench.collection(body.collection)
-    return accepted(jobs.submit(body.kind, {"collection": body.collection}), response)
+    return accepted(jobs.submit(body.kind, {"collection": body.collection}, mark=mark), response)
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))
@@ -110,7 +116,7 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
 
 @router.post("/collections/{name}/duplicates", status_code=202, responses=answers_of_job(CollectionNotFound))
 def find_duplicates(
-    name: str, body: DuplicatesRequest, response: Response, jobs: AppJobs, bench: AppWorkbench
+    name: str, body: DuplicatesRequest, response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
 ) -> JobResponse:
     """Looks for items that are there twice."""
     collection = bench.collection(name)
@@ -118,7 +124,7 @@ def find_duplicates(
         raise InvalidRequest("where and exact go with a threshold: give one, or leave them out.")
     if body.where is not None:
         collection.count(body.where)  # a filter that cannot be read is refused now
-    return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}), response)
+    return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}, mark=mark), response)
 
 
 @router.post("/collections/{name}/reembed", status_code=202, responses=answers_of_job(CollectionNotFound, UnknownModel))
@@ -130,6 +136,7 @@ def start_reembed(
     bench: AppWorkbench,
     engines: AppEngines,
     settings: AppSettings,
+    mark: Mark,
 ) -> JobResponse:
     """Builds the collection anew with another model beside the old one, then swaps them.
 
@@ -142,7 +149,7 @@ def start_reembed(
             "This server reads no files, so it cannot embed a collection's pictures anew: have NNCLR_SOURCE_FOLDERS "
             'name the folders that were indexed, as JSON like ["/photos"].'
         )
-    return accepted(jobs.submit("reembed", {"collection": name, **body.model_dump()}), response)
+    return accepted(jobs.submit("reembed", {"collection": name, **body.model_dump()}, mark=mark), response)
 
 
 @router.delete("/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound))

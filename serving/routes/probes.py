@@ -54,7 +54,7 @@ from ..probe_schemas import (
     ProbesResponse,
 )
 from ..problems import answers, problem
-from .jobs import AppJobs, accepted, answers_of_job
+from .jobs import AppJobs, Mark, accepted, answers_of_job
 from .state import AppEngines, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
@@ -84,7 +84,9 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
 
 
 @router.post("", status_code=202, responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel))
-def fit(body: ProbeRequest, response: Response, bench: AppWorkbench, engines: AppEngines, jobs: AppJobs) -> JobResponse:
+def fit(
+    body: ProbeRequest, response: Response, bench: AppWorkbench, engines: AppEngines, jobs: AppJobs, mark: Mark
+) -> JobResponse:
     """Fits a probe in the background; the job's result says how it does on held-out rows."""
     check_name(body.name, "Probe name")
     if not body.replace:
@@ -98,7 +100,7 @@ def fit(body: ProbeRequest, response: Response, bench: AppWorkbench, engines: Ap
     params |= {"options": body.model_dump(include={"l2", "balanced", "threshold"}), "pictures": pictures}
     params |= {"items": None if body.items is None else len(body.items)}
     items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
-    return accepted(jobs.submit("probe_fit", params, items), response)
+    return accepted(jobs.submit("probe_fit", params, items, mark=mark), response)
 
 
 @router.get("/{name}", responses=answers(ProbeNotFound))

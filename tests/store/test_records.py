@@ -62,10 +62,15 @@ def test_a_kind_is_listed_by_name_from_either_end_and_from_any_place(records):
 
 def test_an_exception_undoes_all_that_was_changed_together(records):
     records.put(Record("job", "a", {"n": 1}))
-    with pytest.raises(KeyError), records.together():
-        records.put(Record("job", "a", {"n": 2}), Record("job", "b", {}))
-        records.delete("job", "a")
-        raise KeyError
+
+    def change_and_fail() -> None:
+        with records.together():
+            records.put(Record("job", "a", {"n": 2}), Record("job", "b", {}))
+            records.delete("job", "a")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        change_and_fail()
     assert [(one.name, one.content) for one in records.list("job")] == [("a", {"n": 1})]
     with records.together():
         assert records.get("job", "a") is not None
