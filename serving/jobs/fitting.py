@@ -29,8 +29,7 @@ def fit(task: Task) -> Outcome:
         )
     else:
         examples = [_example(one, i) for i, one in enumerate(json.loads(task.input))]
-        known = params["pictures"] or params["model"] is not None
-        embedder = task.bench.models.get(params["model"]) if known else None
+        embedder = task.bench.models.get(params["source"]) if params["source"] else None
         kept, broken = fit_on_examples(examples, params["name"], embedder, options, progress=task.progress)
     task.check()
     return Outcome(_told(kept, broken), partial(keep_probe, kept=kept, replace=params["replace"]))

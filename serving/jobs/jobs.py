@@ -24,6 +24,7 @@ from .task import Interrupted
 
 log = logging.getLogger(__name__)
 MOST_ATTEMPTS = 3
+LATEST = "latest"
 RESTARTED = 1 << 32  # added to the number of changes at a restart, as nobody knows how many were not noted
 
 
@@ -138,11 +139,16 @@ class Jobs:
     def get(self, id: str) -> Job:
         """How a job is now.
 
+        Args:
+            id: or "latest".
+
         Raises:
             JobNotFound: there is none, or no longer.
         """
         board = self._started()
         with board.lock:
+            if id == LATEST:
+                id = next((job.id for job in board.ledger.newest_first()), id)
             run = board.run(id)
             job = run.job if run else board.ledger.get(id)
         if job is None:
@@ -172,6 +178,7 @@ class Jobs:
         """
         board = self._started()
         with board.lock:
+            id = self.get(id).id
             run = board.run(id)
             if run is None or run.job.has_ended:
                 return self.get(id)

@@ -67,7 +67,7 @@ def _reembed(task: Task) -> Outcome:
     done = reembed(
         task.bench,
         task.params["collection"],
-        task.params["model"],
+        task.params["source"],
         skip_missing=task.params["skip_missing"],
         folders=task.source_folders,
         progress=task.progress,

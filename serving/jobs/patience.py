@@ -32,7 +32,17 @@ class PatientModels:
         return self._models.default
 
     def get(self, source: str | None = None) -> Embedder:
-        return cast(Embedder, Patient(self._models.get(source), self._wait))
+        """See `Models.get`."""
+        while True:
+            try:
+                return cast(Embedder, Patient(self._models.get(source), self._wait))
+            except Overloaded as error:  # the memory for models is full of others that are at work
+                self._wait(min(error.retry_after, LONGEST_S))
+
+    def by_fingerprint(self, fingerprint: str) -> Embedder | None:
+        """See `Models.by_fingerprint`."""
+        found = self._models.by_fingerprint(fingerprint)
+        return None if found is None else cast(Embedder, Patient(found, self._wait))
 
 
 class Patient:

@@ -9,12 +9,25 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, JobNotFound, UnknownModel
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DiskFull,
+    InvalidFilter,
+    InvalidRequest,
+    JobNotFound,
+    ModelError,
+    StoreReadOnly,
+    UnknownModel,
+)
 from nnclr_hub.store.succession import successor_of
 from nnclr_hub.workbench.reembedding import abandon
 
 from ..idempotency import MARK
-from ..job_schemas import (
+from ..jobs import Job, Jobs
+from ..jobs.events import is_over, stream
+from ..problems import answers
+from ..schemas.jobs import (
+    SOURCE,
     DuplicatesRequest,
     JobKind,
     JobRequest,
@@ -23,9 +36,6 @@ from ..job_schemas import (
     JobState,
     ReembedRequest,
 )
-from ..jobs import Job, Jobs
-from ..jobs.events import is_over, stream
-from ..problems import answers
 from .state import AppEngines, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -54,7 +64,7 @@ def accepted(job: Job, response: Response) -> JobResponse:
 def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
     """What a route that makes a job answers."""
     made = {"description": "The job was accepted; Location says where to look.", "headers": LOCATION}
-    return {202: made, **answers(*kinds)}
+    return {202: made, **answers(StoreReadOnly, DiskFull, "unsupported_media_type", *kinds)}
 
 
 @router.get("/jobs", responses=answers())
@@ -81,11 +91,11 @@ def look_after(body: JobRequest, response: Response, jobs: AppJobs, bench: AppWo
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))
 def get_job(id: str, jobs: AppJobs) -> JobResponse:
-    """One job as it is now."""
+    """One job as it is now; `latest` is the one that was made last."""
     return JobResponse.of(jobs.get(id))
 
 
-@router.delete("/jobs/{id}", responses=answers(JobNotFound))
+@router.delete("/jobs/{id}", responses=answers(JobNotFound, StoreReadOnly, DiskFull))
 def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
     """Cancels a job: one that waits at once, one that runs at its next step. One that has ended stays as it is."""
     return JobResponse.of(jobs.cancel(id))
@@ -114,7 +124,9 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
     )
 
 
-@router.post("/collections/{name}/duplicates", status_code=202, responses=answers_of_job(CollectionNotFound))
+@router.post(
+    "/collections/{name}/duplicates", status_code=202, responses=answers_of_job(CollectionNotFound, InvalidFilter)
+)
 def find_duplicates(
     name: str, body: DuplicatesRequest, response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
 ) -> JobResponse:
@@ -127,7 +139,11 @@ def find_duplicates(
     return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}, mark=mark), response)
 
 
-@router.post("/collections/{name}/reembed", status_code=202, responses=answers_of_job(CollectionNotFound, UnknownModel))
+@router.post(
+    "/collections/{name}/reembed",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, UnknownModel, ModelError),
+)
 def start_reembed(
     name: str,
     body: ReembedRequest,
@@ -143,16 +159,20 @@ def start_reembed(
     Cancelling the job takes away what was built. After a failure it is kept for the next call.
     """
     bench.collection(name)
-    served_engine(engines, body.model)
+    source = served_engine(engines, body.model).name
     if not settings.source_folders:
         raise InvalidRequest(
             "This server reads no files, so it cannot embed a collection's pictures anew: have NNCLR_SOURCE_FOLDERS "
             'name the folders that were indexed, as JSON like ["/photos"].'
         )
-    return accepted(jobs.submit("reembed", {"collection": name, **body.model_dump()}, mark=mark), response)
+    return accepted(
+        jobs.submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source}, mark=mark), response
+    )
 
 
-@router.delete("/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound))
+@router.delete(
+    "/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull)
+)
 def abandon_reembed(name: str, bench: AppWorkbench) -> None:
     """Takes away what a re-embedding that failed had built; nothing happens where there is nothing."""
     if bench.reembedding.locked():

@@ -12,20 +12,23 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
 
 from nnclr_hub.errors import (
     CollectionNotFound,
+    DeadlineExceeded,
+    DiskFull,
     FingerprintMismatch,
     ImageError,
+    ImageTooLarge,
+    InvalidFilter,
     InvalidRequest,
+    ModelError,
     NNCLRHubError,
     ProbeExists,
     ProbeNotFound,
-    RequestTooLarge,
+    StoreReadOnly,
     UnknownModel,
+    UnsupportedImage,
 )
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import Workbench
@@ -40,11 +43,13 @@ from nnclr_hub.workbench.probes import (
     refuse_taken_probe,
 )
 
-from ..job_schemas import JobResponse
-from ..payloads import decode_text, decode_vector
+from ..payloads import decode_vector
 from ..privacy import public_name, without_paths
-from ..probe_schemas import (
-    ItemError,
+from ..problems import answers, problem
+from ..schemas import ItemError
+from ..schemas.jobs import SOURCE, JobResponse
+from ..schemas.probes import (
+    TOP,
     PredictionEntry,
     PredictRequest,
     PredictResponse,
@@ -53,28 +58,16 @@ from ..probe_schemas import (
     ProbeResponse,
     ProbesResponse,
 )
-from ..problems import answers, problem
+from ..uploads import FORM, JSON, Picture, check_count, decode_each, kind_of, parse, read_form, read_json, unsupported
+from .described import form_body
 from .jobs import AppJobs, Mark, accepted, answers_of_job
 from .state import AppEngines, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
-_PREDICT_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {"schema": PredictRequest.model_json_schema()},
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["files"],
-                "properties": {
-                    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                    "top": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
-                },
-            }
-        },
-    },
-}
+_PREDICT_BODY = form_body(
+    {"files": "many", "top": "how many classes to give the probabilities of"}, required=["files"], json=PredictRequest
+)
 
 
 @router.get("", responses=answers())
@@ -83,7 +76,11 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
     return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
 
 
-@router.post("", status_code=202, responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel))
+@router.post(
+    "",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter),
+)
 def fit(
     body: ProbeRequest, response: Response, bench: AppWorkbench, engines: AppEngines, jobs: AppJobs, mark: Mark
 ) -> JobResponse:
@@ -94,11 +91,14 @@ def fit(
     if body.collection is not None and body.field is not None:
         require_field(bench.collection(body.collection), body.field, body.where)
     pictures = any(item.image is not None for item in body.items or ())
-    if pictures or body.model is not None:
-        served_engine(engines, body.model)
-    params = body.model_dump(include={"name", "collection", "field", "where", "model", "replace"})
-    params |= {"options": body.model_dump(include={"l2", "balanced", "threshold"}), "pictures": pictures}
-    params |= {"items": None if body.items is None else len(body.items)}
+    known = pictures or body.model is not None
+    source = served_engine(engines, body.model).name if known else None
+    params = {
+        **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
+        "items": None if body.items is None else len(body.items),
+        "options": body.model_dump(include={"l2", "balanced", "threshold"}),
+        SOURCE: source,
+    }
     items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
     return accepted(jobs.submit("probe_fit", params, items, mark=mark), response)
 
@@ -109,7 +109,7 @@ def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
     return ProbeResponse.of(get_probe(bench.store.records, name))
 
 
-@router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound))
+@router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound, StoreReadOnly, DiskFull))
 def delete(name: str, bench: AppWorkbench) -> None:
     """Deletes a probe."""
     delete_probe(bench.store.records, name)
@@ -149,18 +149,25 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     "/{name}/predict",
     response_model=PredictResponse,
     response_model_exclude_none=True,
-    responses=answers(ProbeNotFound, CollectionNotFound, FingerprintMismatch, ImageError),
-    openapi_extra={"requestBody": _PREDICT_BODY},
+    responses=answers(
+        ProbeNotFound,
+        CollectionNotFound,
+        FingerprintMismatch,
+        ImageError,
+        UnsupportedImage,
+        ImageTooLarge,
+        ModelError,
+        DeadlineExceeded,
+        "unsupported_media_type",
+    ),
+    openapi_extra=_PREDICT_BODY,
 )
 async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings) -> Any:
     """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
-    query, files = await _read(request)
-    pictures = len(query.images or ())
-    if pictures > settings.max_images:
-        raise RequestTooLarge(f"{pictures} pictures are too many for one request: send at most {settings.max_images}.")
-    results = await run_in_threadpool(_predicted, bench, name, query, [data for _, data in files])
+    query, pictures = await _read(request, settings.max_images)
+    results = await run_in_threadpool(_predicted, bench, name, query, pictures)
     names: Sequence[dict[str, Any]] = (
-        [{"id": id} for id in query.ids or ()] or [{"name": file} for file, _ in files] or [{}] * len(results)
+        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in pictures] or [{}] * len(results)
     )
     entries = [
         PredictionEntry(index=i, **about, **_entry(result))
@@ -174,11 +181,12 @@ async def predict(name: str, request: Request, bench: AppWorkbench, settings: Ap
 
 
 def _predicted(
-    bench: Workbench, name: str, query: PredictRequest, pictures: list[bytes]
+    bench: Workbench, name: str, query: PredictRequest, pictures: list[Picture]
 ) -> list[Labelling | NNCLRHubError]:
-    get_probe(bench.store.records, name)  # a wrong name is told before anything is decoded
-    if query.images is not None and not pictures:
-        pictures = [decode_text(text, f"images[{i}]") for i, text in enumerate(query.images)]
+    if pictures:
+        good = [one.data for one in pictures if isinstance(one.data, bytes)]
+        said = iter(bench.predict(name, images=good, k=query.top))
+        return [one.data if isinstance(one.data, ImageError) else next(said) for one in pictures]
     vectors = None
     if query.vectors is not None:
         rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
@@ -187,7 +195,6 @@ def _predicted(
         vectors = np.stack(rows)
     return bench.predict(
         name,
-        images=pictures or None,
         vectors=vectors,
         collection=query.collection,
         ids=query.ids,
@@ -196,22 +203,23 @@ def _predicted(
     )
 
 
-async def _read(request: Request) -> tuple[PredictRequest, list[tuple[str | None, bytes]]]:
-    """The query, and the files of a multipart request."""
-    files: list[tuple[str | None, bytes]] = []
-    try:
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            return PredictRequest.model_validate_json(await request.body()), files
-        async with request.form() as form:
-            for part in form.getlist("files"):
-                if isinstance(part, UploadFile):
-                    files.append((part.filename, await part.read()))
-            if not files or set(form) - {"files", "top"}:
-                raise InvalidRequest("A multipart prediction has file parts named files, and may have a field top.")
-            # their number stands for the pictures, so that everything else is checked as in JSON
-            return PredictRequest.model_validate({"images": [""] * len(files), "top": form.get("top", 5)}), files
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from error
+async def _read(request: Request, limit: int) -> tuple[PredictRequest, list[Picture]]:
+    """The query, and its pictures."""
+    kind = kind_of(request)
+    if kind == JSON:
+        query = await read_json(request, PredictRequest)
+        check_count(len(query.images or ()), limit)
+        return query, decode_each(query.images or (), "images")
+    if kind != FORM:
+        raise unsupported(request, FORM, JSON)
+    form = await read_form(request)
+    pictures = form.pictures("files", limit)
+    unknown = form.texts.keys() - {"top"}
+    if unknown:
+        raise InvalidRequest(f"A prediction has no field {min(unknown)!r:.100}: it takes files and top.")
+    # the rest is checked as in JSON, where their texts stand
+    body = json.dumps({"images": [""] * len(pictures), "top": form.texts.get("top", TOP)})
+    return parse(body, PredictRequest, ("body",)), pictures
 
 
 def _entry(result: Labelling | NNCLRHubError) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pydantic import Field
 
 from nnclr_hub.store.checks import MAX_LIMIT
 
-from .jobs import Job
-from .schemas import Strict
+from ..jobs import Job
+from .words import Name, Strict, Where
 
+SOURCE = "source"  # parameter of a job: of the model, which may be a path of this machine
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -45,7 +46,8 @@ class JobResponse(Strict):
     def of(cls, job: Job) -> JobResponse:
         """What is told of a job."""
         told = {name: getattr(job, name) for name in cls.model_fields}
-        return cls.model_validate(told)
+        params = {name: value for name, value in job.params.items() if name != SOURCE}
+        return cls.model_validate({**told, "params": params})
 
 
 class JobsResponse(Strict):
@@ -59,7 +61,7 @@ class JobRequest(Strict):
     """Looking after a collection in the background."""
 
     kind: Literal["verify", "compact"]
-    collection: str
+    collection: Name
 
 
 class ReembedRequest(Strict):
@@ -75,6 +77,6 @@ class DuplicatesRequest(Strict):
     threshold: float | None = Field(
         None, description="the least score of a pair, as in a search; null: pictures with the same pixels"
     )
-    where: dict[str, Any] | None = Field(None, description="only items that pass; goes with a threshold")
+    where: Where | None = Field(None, description="only items that pass; goes with a threshold")
     exact: bool = Field(False, description="compare all with all, which takes the square of the time")
     limit: int = Field(1000, ge=1, le=MAX_LIMIT, description="groups to give, the largest first")

@@ -9,12 +9,13 @@ from pydantic import Field, FiniteFloat, StrictInt, StrictStr, model_validator
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.probes import KeptProbe
 
-from .privacy import public_name
-from .schemas import Strict
+from ..privacy import public_name
+from .words import ItemError, Name, Picture, Strict, Where
 
 Label = StrictInt | StrictStr
 MOST_ITEMS = 100_000
 MOST_TOP = 100
+TOP = 5
 
 
 class ProbeItem(Strict):
@@ -22,7 +23,7 @@ class ProbeItem(Strict):
 
     label: Label | list[Label]
     vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
-    image: str | None = Field(None, description="a data URI or base64 of a picture")
+    image: Picture | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -34,10 +35,10 @@ class ProbeItem(Strict):
 class ProbeRequest(Strict):
     """A probe to fit: on a collection and a field of its metadata, or on items."""
 
-    name: str
-    collection: str | None = None
+    name: Name
+    collection: Name | None = None
     field: str | None = Field(None, description="of the items' metadata: a label each, or a list of them")
-    where: dict[str, Any] | None = Field(None, description="fit only on items that pass")
+    where: Where | None = Field(None, description="fit only on items that pass")
     model: str | None = Field(None, description="what the items' vectors are of; default for pictures: the server's")
     items: Annotated[list[ProbeItem], Field(min_length=2, max_length=MOST_ITEMS)] | None = None
     l2: float | None = Field(None, ge=0, allow_inf_nan=False, description="penalty; null: chosen on held-out rows")
@@ -104,14 +105,14 @@ class ProbesResponse(Strict):
 class PredictRequest(Strict):
     """Exactly one of ids with their collection, vectors, and images."""
 
-    collection: str | None = None
+    collection: Name | None = None
     ids: list[str] | None = Field(None, min_length=1, max_length=MAX_LIMIT)
     vectors: list[list[FiniteFloat] | str] | None = Field(
         None, min_length=1, max_length=MAX_LIMIT, description="numbers, or base64 of little-endian float32"
     )
-    images: list[str] | None = Field(None, min_length=1, description="data URIs or base64 of pictures")
+    images: list[Picture] | None = Field(None, min_length=1)
     fingerprint: str = Field("", description="of the encoder that the vectors come from; empty: not checked")
-    top: int = Field(5, ge=1, le=MOST_TOP, description="how many classes to give the probabilities of")
+    top: int = Field(TOP, ge=1, le=MOST_TOP, description="how many classes to give the probabilities of")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -127,13 +128,6 @@ class Probability(Strict):
 
     label: Label
     probability: float
-
-
-class ItemError(Strict):
-    """Why one of the items has no answer."""
-
-    code: str
-    detail: str
 
 
 class PredictionEntry(Strict):
