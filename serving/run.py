@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,8 +30,18 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
+class Server(uvicorn.Server):
+    """uvicorn's, but streams that would go on for ever end when it goes down."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.jobs.hang_up()
+        await super().shutdown(sockets)
+
+
 def run(app: FastAPI, settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C, then finishes what is in work and returns."""
     # uvicorn raises the signal again when it is done, which must not end the program before the store is closed
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(server_config(app, settings)).run()
+    Server(server_config(app, settings)).run()
