@@ -20,7 +20,8 @@ import nnclr_hub
 from . import schemas
 from .examples import EXAMPLES
 from .routes import ROUTERS
-from .schemas.probes import PredictRequest
+from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
+from .schemas.probes import PredictRequest, ProbeRequest
 
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
@@ -52,6 +53,10 @@ _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
     schemas.SearchRequest,
     schemas.SearchBatchRequest,
     PredictRequest,
+    ProbeRequest,
+    JobRequest,
+    DuplicatesRequest,
+    ReembedRequest,
 )
 ANSWER_HEADERS = {
     "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from app.mount import mount_page

@@ -252,7 +252,8 @@ class Workbench:
         if ids is not None and collection is not None:
             return label_items(kept.probe, self.collection(collection), ids, k)
         if images is not None:
-            return label_images(kept.probe, self.models.get(kept.probe.model or None), images, k)
+            own = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
+            return label_images(kept.probe, embedder_for(self.models, own), images, k)
         return list(label_rows(kept.probe, np.asarray(vectors, np.float32), k, fingerprint=fingerprint))
 
     # ---- inside

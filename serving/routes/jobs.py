@@ -36,6 +36,8 @@ from ..schemas.jobs import (
     JobState,
     ReembedRequest,
 )
+from ..uploads import json_of
+from .described import json_body
 from .state import AppEngines, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -82,8 +84,12 @@ def list_jobs(
     return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
 
 
-@router.post("/jobs", status_code=202, responses=answers_of_job(CollectionNotFound))
-def look_after(body: JobRequest, response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark) -> JobResponse:
+@router.post(
+    "/jobs", status_code=202, responses=answers_of_job(CollectionNotFound), openapi_extra=json_body(JobRequest)
+)
+def look_after(
+    body: Annotated[JobRequest, json_of(JobRequest)], response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
+) -> JobResponse:
     """Verifies or compacts a collection in the background."""
     bench.collection(body.collection)
     return accepted(jobs.submit(body.kind, {"collection": body.collection}, mark=mark), response)
@@ -125,10 +131,18 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
 
 
 @router.post(
-    "/collections/{name}/duplicates", status_code=202, responses=answers_of_job(CollectionNotFound, InvalidFilter)
+    "/collections/{name}/duplicates",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, InvalidFilter),
+    openapi_extra=json_body(DuplicatesRequest),
 )
 def find_duplicates(
-    name: str, body: DuplicatesRequest, response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
+    name: str,
+    body: Annotated[DuplicatesRequest, json_of(DuplicatesRequest)],
+    response: Response,
+    jobs: AppJobs,
+    bench: AppWorkbench,
+    mark: Mark,
 ) -> JobResponse:
     """Looks for items that are there twice."""
     collection = bench.collection(name)
@@ -143,10 +157,11 @@ def find_duplicates(
     "/collections/{name}/reembed",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, UnknownModel, ModelError),
+    openapi_extra=json_body(ReembedRequest),
 )
 def start_reembed(
     name: str,
-    body: ReembedRequest,
+    body: Annotated[ReembedRequest, json_of(ReembedRequest)],
     response: Response,
     jobs: AppJobs,
     bench: AppWorkbench,

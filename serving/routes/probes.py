@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -58,10 +59,24 @@ from ..schemas.probes import (
     ProbeResponse,
     ProbesResponse,
 )
-from ..uploads import FORM, JSON, Picture, check_count, decode_each, kind_of, parse, read_form, read_json, unsupported
-from .described import form_body
+from ..security.fetching import Fetcher
+from ..uploads import (
+    FORM,
+    JSON,
+    Picture,
+    check_count,
+    decode_each,
+    fetch_each,
+    json_of,
+    kind_of,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
+from .described import form_body, json_body
 from .jobs import AppJobs, Mark, accepted, answers_of_job
-from .state import AppEngines, AppSettings, AppWorkbench, served_engine
+from .state import AppEngines, AppFetcher, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
@@ -80,9 +95,15 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
     "",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter),
+    openapi_extra=json_body(ProbeRequest),
 )
 def fit(
-    body: ProbeRequest, response: Response, bench: AppWorkbench, engines: AppEngines, jobs: AppJobs, mark: Mark
+    body: Annotated[ProbeRequest, json_of(ProbeRequest)],
+    response: Response,
+    bench: AppWorkbench,
+    engines: AppEngines,
+    jobs: AppJobs,
+    mark: Mark,
 ) -> JobResponse:
     """Fits a probe in the background; the job's result says how it does on held-out rows."""
     check_name(body.name, "Probe name")
@@ -162,9 +183,9 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     ),
     openapi_extra=_PREDICT_BODY,
 )
-async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings) -> Any:
+async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
     """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
-    query, pictures = await _read(request, settings.max_images)
+    query, pictures = await _read(request, settings.max_images, fetcher)
     results = await run_in_threadpool(_predicted, bench, name, query, pictures)
     names: Sequence[dict[str, Any]] = (
         [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in pictures] or [{}] * len(results)
@@ -203,13 +224,14 @@ def _predicted(
     )
 
 
-async def _read(request: Request, limit: int) -> tuple[PredictRequest, list[Picture]]:
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[Picture]]:
     """The query, and its pictures."""
     kind = kind_of(request)
     if kind == JSON:
         query = await read_json(request, PredictRequest)
-        check_count(len(query.images or ()), limit)
-        return query, decode_each(query.images or (), "images")
+        images = query.images or ()
+        check_count(len(images), limit)
+        return query, decode_each(images, "images", await fetch_each(images, fetcher))
     if kind != FORM:
         raise unsupported(request, FORM, JSON)
     form = await read_form(request)
@@ -218,7 +240,8 @@ async def _read(request: Request, limit: int) -> tuple[PredictRequest, list[Pict
     if unknown:
         raise InvalidRequest(f"A prediction has no field {min(unknown)!r:.100}: it takes files and top.")
     # the rest is checked as in JSON, where their texts stand
-    body = json.dumps({"images": [""] * len(pictures), "top": form.texts.get("top", TOP)})
+    top = form.texts.get("top", str(TOP))
+    body = json.dumps({"images": [""] * len(pictures), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
     return parse(body, PredictRequest, ("body",)), pictures
 
 

@@ -141,7 +141,7 @@ def test_items_vectors_and_pictures_are_labelled_alike(server, client, pets, pic
 def test_what_cannot_be_labelled_fails_alone(client, pets, pictures):
     files = [("files", ("broken.jpg", b"no picture")), ("files", ("good.jpg", pictures[0].read_bytes()))]
     answer = client.post(f"{PROBES}/pets/predict", files=files, data={"top": "1"})
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.text
     broken, good = answer.json()["results"]
     assert broken["error"]["code"] in ("undecodable_image", "unsupported_image")
     assert "label" not in broken
