@@ -10,19 +10,15 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from .models import Engines
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or both may let go of it at once
 GRACE_S = 5  # beyond the last request's deadline
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Ends gracefully at the first signal, and at once at the second."""
-
-    def __init__(self, config: uvicorn.Config, engines: Engines) -> None:
-        super().__init__(config)
-        self._engines = engines
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
@@ -30,7 +26,10 @@ class _Server(uvicorn.Server):
         self.should_exit = True  # uvicorn would also raise the signal again, before the store is closed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._engines.drain()  # here, for a signal may come while this thread holds the lock that it takes
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.engines.drain()  # here, for a signal may come while this thread holds the lock that it takes
+        app.state.jobs.hang_up()  # streams that would go on for ever
         await super().shutdown(sockets)
 
 
@@ -47,6 +46,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.deadline_s) + GRACE_S,
     )
 
@@ -56,4 +56,4 @@ def run(app: FastAPI, settings: Settings) -> None:
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    _Server(server_config(app, settings), app.state.engines).run()
+    Server(server_config(app, settings)).run()
