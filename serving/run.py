@@ -18,7 +18,10 @@ GRACE_S = 5  # beyond the last request's deadline
 
 
 class Server(uvicorn.Server):
-    """Ends gracefully at the first signal, and at once at the second."""
+    """Ends gracefully at the first signal, and at once at the second.
+
+    Gracefully: nobody new is let in, and every request that has begun is answered as at any other time.
+    """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
@@ -28,7 +31,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
         assert isinstance(app, FastAPI)
-        app.state.engines.drain()  # here, for a signal may come while this thread holds the lock that it takes
         app.state.jobs.hang_up()  # streams that would go on for ever
         await super().shutdown(sockets)
 
