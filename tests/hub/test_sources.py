@@ -36,7 +36,7 @@ def test_every_registered_model_is_there_and_verifies():
         assert resolved.config.num_features == info.embed_dim
         encoder = load_encoder(name, device="cpu")
         assert sum(p.numel() for p in encoder.backbone.parameters()) == info.parameters
-        assert encoder.transform.preprocessing.input_size == info.input_size
+        assert encoder.transform.preprocessing.input_size == info.input.size
         for metric, value in info.metrics.items():
             assert resolved.config.nnclr["metrics"][metric] == value
 
@@ -50,7 +50,7 @@ def test_changed_weights_are_refused(copy):
     weights = load_file(copy / "model.safetensors")
     weights["conv1.weight"][0, 0, 0, 0] += 1
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TamperedModel, match=r"model\.safetensors is not the published file"):
+    with pytest.raises(TamperedModel, match=r"model\.safetensors is not the file that its config\.json records"):
         load_encoder(copy)
 
 
@@ -103,7 +103,7 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
         ("random:resnet18@x", InvalidRequest, "whole number"),
         ("random:resnet_18", UnknownModel, "resnet18"),
         ("hf-hub:nonsense", InvalidRequest, "ORGANISATION/NAME"),
-        ("https://example.com/model", InvalidRequest, "web address"),
+        ("https://example.com/model", InvalidRequest, "pins no weights"),
     ],
 )
 def test_a_source_that_is_none_is_explained(source, kind, sentence):
