@@ -91,7 +91,13 @@ def doors(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
 
     def from_cache(weights: str, **arguments: Any) -> nn.Module:
         return torch.hub.load(  # type: ignore[return-value]
-            job["cached"], job["entry"], trust_repo=True, skip_validation=True, verbose=False, weights=weights, **arguments
+            job["cached"],
+            job["entry"],
+            trust_repo=True,
+            skip_validation=True,
+            verbose=False,
+            weights=weights,
+            **arguments,
         )
 
     if "cached" in job:  # in a process of its own: two checkouts cannot run in one

@@ -105,7 +105,7 @@ class _Answer(BaseHTTPRequestHandler):
             if f"/{repository}" in path and revision in path:
                 return self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
         for name, folder in self.hub.repositories.items():
-            if path.startswith((f"/api/models/{name}", f"/{name}/")):
+            if f"{path}/".startswith((f"/api/models/{name}/", f"/{name}/")):
                 return self._repository(name, folder, path)
         file = (self.hub.root or Path("/nowhere")) / path.lstrip("/")
         return self._file(file) if self.hub.root is not None and file.is_file() else self._send(404, b"", {})
