@@ -36,8 +36,8 @@ def pinned_digits(name: str) -> str | None:
     return found[1] if found and found.end() == len(name) else None
 
 
-def fetch(address: str, *, progress: bool = True) -> Path:
-    """A model folder in our cache with the weights of that address and the config.json beside it.
+def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
+    """A model folder in our cache with that address's weights and the config.json beside it, and the digits that pin them.
 
     Args:
         address: https://HOST/NAME-<at least 8 digits of the sha256>.safetensors.
@@ -53,7 +53,7 @@ def fetch(address: str, *, progress: bool = True) -> Path:
     digits = _require_pinned(address)
     folder = cache_folder() / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]
     if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
-        return folder
+        return folder, digits
     _refuse_when_offline(address, folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def fetch(address: str, *, progress: bool = True) -> Path:
             shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
         raise _no_place(address, error) from error
-    return folder
+    return folder, digits
 
 
 def _require_pinned(address: str) -> str:

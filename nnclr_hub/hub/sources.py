@@ -15,9 +15,11 @@ those that the folder's own config.json records (see `nnclr_hub.hub.integrity`).
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits
@@ -70,24 +72,26 @@ def resolve(source: str, *, progress: bool = True) -> Resolved:
         ModelError: a download failed, or a later version of the library wrote the folder.
         InvalidRequest: the source cannot be read as one.
     """
+    if not source:
+        raise InvalidRequest("The source is empty: give a model folder, or a name that `nnclr models` lists.")
     kind, colon, rest = source.partition(":")
     if colon and kind in ("timm", "random"):
         return _untrained_or_timm(kind, rest)
     if colon and kind == "hf-hub":
         return _folder(download(rest, progress=progress))
     if colon and kind == "local-dir":
-        return _folder(Path(rest).expanduser())
+        return _folder(_local(rest))
     if colon and kind in ("http", "https"):
-        _refuse_pickles(urlparse(source).path, source)
-        digits = pinned_digits(urlparse(source).path)
-        return _folder(fetch(source, progress=progress), Pins("address", {WEIGHTS: digits or ""}))
+        _refuse_pickles(source.partition("?")[0], source)
+        folder, digits = fetch(source, progress=progress)
+        return _folder(folder, Pins("address", {WEIGHTS: digits}))
     name, _, revision = source.partition("@")
     if name in MODELS:
         return _registered(name, revision, progress)
-    path = Path(unquote(urlparse(source).path) if colon and kind == "file" else source).expanduser()
-    if path.is_file():
+    path = _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
+    if os.path.isfile(path):  # unlike Path's own, false of names that no file can have
         return _file(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path)
     if colon or "/" in source or "\\" in source or source.startswith("."):
         raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists.")
@@ -108,6 +112,11 @@ def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
     return hash_again(found.folder, (CONFIG, found.weights, HEADS), found.pins)
 
 
+def _local(path: str) -> Path:
+    """With ~ read, where there is such a user."""
+    return Path(os.path.expanduser(path))
+
+
 def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     if not rest:
         raise InvalidRequest(f"{kind}: needs an architecture, for example {kind}:resnet50.")
@@ -116,7 +125,7 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     architecture, _, seed = rest.partition("@")
     if seed and not seed.isdecimal():
         raise InvalidRequest(f"random:{rest}: the seed after @ is a whole number, for example random:resnet50@0.")
-    if architecture in MODELS or (Path(architecture).expanduser() / CONFIG).is_file():
+    if architecture in MODELS or os.path.isfile(_local(architecture) / CONFIG):
         return replace(resolve(architecture), seed=int(seed or 0))
     return Resolved(None, architecture, int(seed or 0))
 
@@ -152,7 +161,7 @@ def _file(path: Path) -> Resolved:
 
 def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> Resolved:
     """Compares a model folder with the pins, if somebody else has set some, and with what its config records."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UnknownModel(f"{folder} is no folder: give a model folder, or a name that `nnclr models` lists.")
     require(folder, CONFIG)
     require(folder, weights)
