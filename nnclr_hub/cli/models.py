@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,18 +32,16 @@ def models(as_json: Json = False) -> None:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name", "architecture", "dim", "parameters", "input", "licence", "on the Hub", "measured"):
-        table.add_column(column, no_wrap=column == "name")
+    for column in ("name", "network", "dim", "input", "weights", "measured"):
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
     for model in MODELS.values():
         table.add_row(
             model.name,
-            model.architecture,
+            f"{model.architecture}\n{model.parameters / 1e6:.1f} M",
             str(model.embed_dim),
-            f"{model.parameters / 1e6:.1f} M",
             f"{model.input.size} px",
-            model.license,
-            f"{model.repository}@{model.revision}" if model.repository else "no, here",
-            ", ".join(f"{name} {value:.3f}" for name, value in model.metrics.items()),
+            model.repository or "here",
+            "\n".join(f"{name} {value:.3f}" for name, value in model.metrics.items()),
         )
     out.print(table)
     out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
@@ -80,9 +79,18 @@ def info(source: Source, as_json: Json = False) -> None:
         print_json(facts)
         return
     table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", "not published" if name == "repository" and value is None else str(value))
+        table.add_row(name, _in_words(value))
     out.print(table)
+
+
+def _in_words(value: Any) -> str:
+    """A mapping as lines; None as what it means of a repository, revision or folder."""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {one}" for name, one in value.items())
+    return "none" if value is None else str(value)
 
 
 def download(
@@ -120,12 +128,8 @@ def verify(source: Source, as_json: Json = False) -> None:
     if as_json:
         print_json({"source": source, "files": [asdict(one) for one in files]})
         return
-    table = Table(box=None, header_style="bold")
-    for column in ("file", "sha256", "as recorded by"):
-        table.add_column(column)
     for one in files:
-        table.add_row(one.name, one.sha256, one.pinned_by)
-    out.print(table)
+        out.print(f"{one.sha256}  {one.name}  (as recorded by {one.pinned_by})")
     out.print("Every weight of the architecture is there, none is left over, and all are finite.")
     if not any(one.pinned_by in ("registry", "address") for one in files):
         err.print(

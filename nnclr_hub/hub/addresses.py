@@ -37,7 +37,7 @@ def pinned_digits(name: str) -> str | None:
 
 
 def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
-    """A model folder in our cache with that address's weights and the config.json beside it, and the digits that pin them.
+    """A model folder in our cache with an address's weights and the config.json beside it, and the digits that pin it.
 
     Args:
         address: https://HOST/NAME-<at least 8 digits of the sha256>.safetensors.

@@ -37,7 +37,7 @@ def test_models_tells_all_that_is_known_of_each():
         assert one["input"]["mean"] == list(info.input.mean)
         assert {"license", "data", "recipe", "metrics", "repository", "revision", "architecture"} <= set(one)
     table = nnclr("models")
-    assert all(name in table for name in (*MODELS, *ARCHITECTURES, "no, here"))
+    assert all(name in table for name in (*MODELS, *ARCHITECTURES, "here", "knn20/mix128"))
 
 
 def test_info_says_what_a_load_was_verified_against(model):
@@ -47,7 +47,7 @@ def test_info_says_what_a_load_was_verified_against(model):
     assert facts["fingerprint"] == load_encoder(name, device="cpu").fingerprint
     assert facts["parameters"] == MODELS[name].parameters
     assert facts["sha256"] == dict(MODELS[name].sha256)
-    assert "not published" in nnclr("info", name)
+    assert all(digest[:30] in nnclr("info", name) for digest in MODELS[name].sha256.values())
     facts = json.loads(nnclr("info", model, "--json"))
     assert (facts["verified_against"], facts["folder"]) == ("config.json", str(model))
     assert json.loads(nnclr("info", "random:test_resnet", "--json"))["verified_against"] == "nobody"
@@ -83,7 +83,8 @@ def test_verify_names_every_file_and_who_vouches_for_it(model):
     assert {one["pinned_by"] for one in checked} == {"registry"}
     result = CliRunner().invoke(app, ["verify", str(model)])
     assert result.exit_code == 0
-    assert "config.json" in result.stdout
+    assert f"{sha256_of(model / WEIGHTS)}  {WEIGHTS}  (as recorded by config.json)\n" in result.stdout
+    assert f"{sha256_of(model / CONFIG)}  {CONFIG}  (as recorded by nobody)\n" in result.stdout
     assert "they show damage, not whether somebody changed it" in result.stderr
 
 

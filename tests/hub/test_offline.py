@@ -88,6 +88,7 @@ def test_demo_makes_its_gallery_from_what_is_installed(tmp_path):
         (gallery,) = json.loads(get(f"{address}/api/v1/collections"))["collections"]
         assert gallery["count"] > 100
     assert "scikit-image" in (tmp_path / "log").read_text()
+    assert "amazonaws" in (tmp_path / "tried").read_text()  # and so the cable was out
 
 
 def test_demo_of_ones_own_pictures_asks_nobody(tmp_path, photos):
