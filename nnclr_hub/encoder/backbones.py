@@ -78,9 +78,12 @@ def create_backbone(
         with _hub_kept_quiet():
             return timm.create_model(name, pretrained=pretrained, **{"num_classes": 0, **args})
     except OSError as error:  # huggingface_hub's errors are OSErrors, some of them ValueErrors as well
+        from huggingface_hub import constants
+
+        what = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else f"connect to {constants.ENDPOINT}"
         raise ModelFilesMissing(
-            f"timm's weights for {name} are not in the cache and cannot be fetched ({type(error).__name__}): connect "
-            "to the Hugging Face Hub, set HF_HUB_CACHE to a folder that has them, or give a local model folder."
+            f"timm's weights for {name} are not in the cache {constants.HF_HUB_CACHE} and cannot be fetched "
+            f"({type(error).__name__}): {what}, set HF_HUB_CACHE to a folder that has them, or give a model folder."
         ) from error
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error

@@ -50,7 +50,9 @@ def hub(model, make_model, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     (empty / "README.md").write_text("nothing here")
     repositories = {"org/name": model, "org/token": model, "org/spoilt": spoilt, "org/empty": empty}
-    with stand_in(repositories, refusals=REFUSALS, tokens={"org/token": "hf_right"}) as hub:
+    root = shutil.copytree(model, tmp_path_factory.mktemp("root") / "files")
+    (root / WEIGHTS).rename(root / f"named-{sha256_of(root / WEIGHTS)[:8]}.safetensors")
+    with stand_in(repositories, refusals=REFUSALS, tokens={"org/token": "hf_right"}, root=root) as hub:
         yield hub
 
 
@@ -152,3 +154,20 @@ def test_a_full_disk_is_one_sentence(hub, tmp_path):
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
     told = fetch(hub, tmp_path, "org/name", code=code)["org/name"]
     assert told.startswith(f"ModelError: There is no room for org/name in the cache {tmp_path}/hub: free some")
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_is_shown_or_not(hub, tmp_path, progress):
+    code = (
+        "import sys; from nnclr_hub.hub.sources import resolve\n"
+        f"resolve('hf-hub:org/name', progress={progress})\n"
+        f"resolve(sys.argv[1], progress={progress})"
+    )
+    environment = hub.environment(tmp_path)
+    del environment["HF_HUB_DISABLE_PROGRESS_BARS"]
+    (named,) = hub.root.glob("named-*")
+    command = [sys.executable, "-c", code, f"{hub.url}/{named.name}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert ("Fetching" in done.stderr, "model.safetensors: 100%" in done.stderr) == (progress, progress)
+    assert progress or done.stderr == ""
