@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.errors import ModelError, ModelFilesMissing, WeightsMismatch
+from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     Raises:
         ModelFilesMissing: there is none.
-        ModelError: a later version of the library wrote it.
+        ModelTooNew: a later version of the library wrote it.
         WeightsMismatch: it cannot be read, or a field is missing or of another type.
     """
     path = require(folder, CONFIG)
@@ -101,7 +101,7 @@ def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
     """Refuses a block of ours that this version cannot understand."""
     version = ours.get("format_version", FORMAT_VERSION)
     if isinstance(version, int) and version > FORMAT_VERSION:
-        raise ModelError(
+        raise ModelTooNew(
             f"{path} was written by a later version of nnclr_hub (format {version}; this one reads up to "
             f"{FORMAT_VERSION}): update nnclr_hub."
         )

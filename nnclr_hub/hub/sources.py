@@ -68,8 +68,8 @@ def resolve(source: str, *, progress: bool = True) -> Resolved:
         UnknownModel: no such name, folder, repository or revision.
         ModelFilesMissing: a file of the folder is not there, and cannot be fetched.
         TamperedModel: a file's sha256 is not the recorded one.
-        WeightsMismatch: config.json cannot be read.
-        ModelError: a download failed, or a later version of the library wrote the folder.
+        WeightsMismatch, ModelTooNew: config.json cannot be read.
+        ModelError: a download failed.
         InvalidRequest: the source cannot be read as one.
     """
     if not source:

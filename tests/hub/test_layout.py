@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
-from nnclr_hub.errors import ModelError, ModelFilesMissing, WeightsMismatch
+from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config, read_weights, require, sha256_of
 
 GOOD = {"architecture": "resnet18", "num_features": 32, "pretrained_cfg": {"input_size": [3, 48, 48]}}
@@ -58,7 +58,7 @@ def test_a_config_of_the_future_asks_for_a_newer_library(model, tmp_path):
     config["nnclr"]["format_version"] = 99
     (tmp_path / CONFIG).write_text(json.dumps(config))
     (tmp_path / WEIGHTS).write_bytes(b"")
-    with pytest.raises(ModelError, match=r"later version of nnclr_hub \(format 99; this one reads up to 1\): update"):
+    with pytest.raises(ModelTooNew, match=r"later version of nnclr_hub \(format 99; this one reads up to 1\): update"):
         load_encoder(tmp_path)
 
 
