@@ -9,48 +9,66 @@ It starts at once and loads in the background: /healthz answers from the first m
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse, Response
+from starlette.types import ASGIApp
 
 import nnclr_hub
-from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.workbench import Workbench
 
-from . import problems
+from . import docs_page, openapi, problems
 from .models import Engines
-from .routes import collections, embed, health, items, openai, search
-from .security import Door
+from .observing import Observing
+from .readiness import Loading
+from .routes import ROUTERS
+from .security.door import Door
+from .security.fetching import Fetcher
 from .settings import Settings
+from .telemetry import Metrics
 
-log = logging.getLogger(__name__)
+
+class Service(FastAPI):
+    """An app that is observed from outside everything that is ever put around its routes."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return Observing(super().build_middleware_stack(), self.state.metrics)
 
 
-def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:
-    """The API over a workbench whose models are the engines; closes neither."""
+def create_app(settings: Settings, engines: Engines, workbench: Workbench, metrics: Metrics | None = None) -> FastAPI:
+    """The API over a workbench whose models are the engines; closes neither.
+
+    Args:
+        metrics: what the engines count and time with; None: of its own.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(asyncio.to_thread(_load, app))
+        loading = asyncio.create_task(asyncio.to_thread(app.state.readiness.run))
         yield
         await loading
 
-    app = FastAPI(
-        title="nnclr_hub",
+    app = Service(
+        title=openapi.TITLE,
         version=nnclr_hub.__version__,
-        description="Image embeddings and retrieval with NNCLR encoders.",
         lifespan=lifespan,
         docs_url=None,  # both pages of the framework load their scripts from elsewhere
         redoc_url=None,
     )
-    app.state.settings, app.state.engines, app.state.workbench = settings, engines, workbench
-    app.state.ready, app.state.loading, app.state.failure = False, "starting", None
+    state = app.state
+    state.settings, state.engines, state.workbench = settings, engines, workbench
+    state.metrics = metrics or Metrics()
+    state.readiness = Loading(engines, workbench)
+    state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
+    state.decoding = CapacityLimiter(settings.decode_threads)
     problems.install(app)
-    for resource in (health, openai, embed, collections, items, search):
-        app.include_router(resource.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.include_router(docs_page.router)
+    app.openapi = openapi.document
 
     @app.get("/", include_in_schema=False)
     def root() -> RedirectResponse:
@@ -62,18 +80,3 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
 
     app.add_middleware(Door, settings=settings)
     return app
-
-
-def _load(app: FastAPI) -> None:
-    """Warms the default model and opens every collection."""
-    state = app.state
-    try:
-        state.loading = f"loading the model {state.engines.default}"
-        state.engines.get()
-        state.loading = "opening the collections"
-        state.workbench.store.list()
-    except NNCLRHubError as error:
-        log.error("not ready: %s", error)
-        state.failure = str(error)
-    else:
-        state.ready = True

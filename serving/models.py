@@ -145,7 +145,7 @@ class Engines:
         return None
 
     def served(self) -> list[str]:
-        """Names that a request may ask for: the default, what was loaded, and the published encoders."""
+        """Sources that a request may ask for: the default, what was loaded, and the published encoders."""
         return list(dict.fromkeys([self.default, *self._memory.fingerprints, *MODELS]))
 
     @property

@@ -1,23 +1,38 @@
-"""Pictures and vectors as text: base64 and data URIs."""
+"""Pictures and vectors as text: base64, data URIs, and web addresses where they may be fetched."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
 
-def decode_text(text: str, what: str) -> bytes:
-    """The bytes of a data URI or of base64.
+def is_address(text: str) -> bool:
+    """Whether a picture is given by its web address."""
+    return text[:8].lower().startswith(("http://", "https://"))
+
+
+def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None = None) -> bytes:
+    """The bytes of a data URI or of base64, or those that were fetched from a web address.
+
+    Args:
+        what: the name of the field, for the sentence.
+        fetched: by address: the bytes, or why there are none.
 
     Raises:
-        InvalidRequest: it is neither; a web address is not fetched.
+        InvalidRequest: it is none of these, or could not be fetched.
     """
-    if text.startswith(("http://", "https://")):
-        raise InvalidRequest(f"{what} is a web address, which this server does not fetch: send the picture itself.")
+    if is_address(text):
+        found = (fetched or {}).get(
+            text, "is a web address, which this server does not fetch: send the picture itself."
+        )
+        if isinstance(found, str):
+            raise InvalidRequest(f"{what} {found}")
+        return found
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):

@@ -1,19 +1,35 @@
-"""Errors on the wire: RFC 9457 problems, and OpenAI's envelope below /v1."""
+"""Errors on the wire: RFC 9457 problems, and OpenAI's envelope below /v1.
+
+    raise CollectionNotFound("There is no collection 'x': ...")     # anywhere below a route
+
+becomes 404 with the code collection_not_found. `REFUSALS` is the one table of all that a request can be refused with;
+the description of the API is made from it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from nnclr_hub import errors
-from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+
+from .privacy import without_paths
+from .telemetry import current, request_id
 
 log = logging.getLogger(__name__)
+PROBLEM = "application/problem+json"
 
 # the status of a class, or else that of its nearest ancestor here
 STATUS: dict[type[NNCLRHubError], int] = {
@@ -30,19 +46,117 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.CollectionExists: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
+    errors.StoreUnreachable: 503,
+    errors.StoreCorrupt: 503,
     errors.DiskFull: 507,
     errors.ServiceError: 500,
     errors.NotReady: 503,
     errors.Overloaded: 429,
     errors.DeadlineExceeded: 504,
     errors.RequestTooLarge: 413,
+    errors.RequestTooSlow: 408,
 }
-_HTTP_CODES = {400: "malformed", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One way to say no: the status, the stable code, and what it means."""
+
+    status: int
+    code: str
+    meaning: str
+
+
+# what is refused before one of the library's errors can arise
+REFUSALS: dict[str, Refusal] = {
+    one.code: one
+    for one in (
+        Refusal(400, "malformed", "The body is no JSON or no form, or breaks off."),
+        Refusal(401, "unauthorized", "A key is needed, and this is none."),
+        Refusal(403, "forbidden", "The key may not do this."),
+        Refusal(403, "host_not_allowed", "The Host header is none of this server's names."),
+        Refusal(403, "origin_not_allowed", "A page of another origin may not write."),
+        Refusal(404, "not_found", "There is nothing at this path."),
+        Refusal(405, "method_not_allowed", "The path does not take this method; Allow names those that it takes."),
+        Refusal(415, "unsupported_media_type", "The body is of a kind that the path does not take."),
+        Refusal(415, "unsupported_encoding", "The body is compressed: send it as it is."),
+        Refusal(429, "too_many_wrong_keys", "Too many wrong keys came from this address."),
+        Refusal(500, "internal", "The server failed; its log says why."),
+    )
+}
+_HTTP_CODES = {one.status: code for code, one in reversed(REFUSALS.items())}
+# every route stands behind the door, and may find the server busy
+ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
+    "malformed",
+    "unauthorized",
+    "forbidden",
+    "host_not_allowed",
+    "origin_not_allowed",
+    "internal",
+    InvalidRequest,
+    "unsupported_encoding",
+    "too_many_wrong_keys",
+    errors.RequestTooLarge,
+    errors.RequestTooSlow,
+    errors.RateLimited,
+    errors.Overloaded,
+    errors.NotReady,
+)
+
+
+class InvalidInput(NNCLRHubError):
+    """A refusal of one parameter of a request to /v1, which OpenAI's envelope names.
+
+    Args:
+        param: such as input[3].
+        reason: gives the sentence, the code and the status.
+    """
+
+    def __init__(self, param: str, reason: NNCLRHubError) -> None:
+        super().__init__(f"{param}: {reason}")
+        self.param = param
+        self.reason = reason
 
 
 def status_of(error: NNCLRHubError) -> int:
     """The HTTP status of an error."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def refusal_of(kind: str | type[NNCLRHubError]) -> Refusal:
+    """The row of a code of REFUSALS, or of an error's class."""
+    if isinstance(kind, str):
+        return REFUSALS[kind]
+    status = next(STATUS[one] for one in kind.__mro__ if one in STATUS)
+    return Refusal(status, kind.code, (kind.__doc__ or "").split("\n")[0])
+
+
+def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int | str, dict[str, Any]]:
+    """What a route can be refused with, for its description: these and what any route can be.
+
+    Args:
+        kinds: codes of REFUSALS, or classes of errors.
+        openai: a route below /v1, whose refusals wear OpenAI's envelope.
+    """
+    by_status: dict[int, list[Refusal]] = {}
+    for refusal in dict.fromkeys(refusal_of(kind) for kind in (*ANYWHERE, *kinds)):
+        status = 400 if openai and refusal.status in (415, 422) else refusal.status
+        by_status.setdefault(status, []).append(refusal)
+    schema = {"$ref": f"#/components/schemas/{'OpenAIError' if openai else 'Problem'}"}
+    content = {"application/json" if openai else PROBLEM: {"schema": schema}}
+    found: dict[int | str, dict[str, Any]] = {}
+    for status, refusals in sorted(by_status.items()):
+        codes = "\n".join(f"- `{one.code}`: {one.meaning}" for one in refusals)
+        found[status] = {"description": f"{HTTPStatus(status).phrase}\n\n{codes}", "content": content}
+    found[429]["headers"] = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+    return found
+
+
+class _Said(JSONResponse):
+    """JSON that can be written whatever a client sent: half surrogates, which UTF-8 has none of, become `?`."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def problem(
@@ -52,7 +166,8 @@ def problem(
     detail: str,
     *,
     items: list[dict[str, Any]] | None = None,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    param: str | None = None,
 ) -> JSONResponse:
     """The response for an error, in the envelope of the path.
 
@@ -63,55 +178,82 @@ def problem(
         detail: the sentence for a person.
         items: errors of single parts of the request.
         headers: further headers.
+        param: what OpenAI's envelope names as the culprit.
     """
+    timings = current.get()
+    if timings is not None:
+        timings.refusal = code
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-        body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": None, "code": code}}
-        return JSONResponse(body, status, headers=headers)
+        body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": code}}
+        return _Said(body, status, headers=headers)
+    instance = quote(path, errors="replace") + (f"#{request_id.get()}" if request_id.get() else "")
     body = {"type": f"urn:nnclr-hub:{code}", "title": code.replace("_", " ").capitalize(), "status": status}
-    body |= {"detail": detail, "instance": path, "code": code}
+    body |= {"detail": detail, "instance": instance, "code": code}
     if items:
         body["errors"] = items
-    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
+    return _Said(body, status, headers=headers, media_type=PROBLEM)
 
 
 def install(app: FastAPI) -> None:
     """Makes the app answer every error in our form."""
+    app.add_exception_handler(NNCLRHubError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unexpected)
 
-    async def ours(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, NNCLRHubError)
-        status = status_of(error)
-        if status == 500:
-            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        headers = (
-            {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
-        )
-        return problem(request.url.path, status, error.code, str(error), headers=headers)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        parts = error.errors()
-        if any(part["type"] == "json_invalid" for part in parts):
-            return problem(request.url.path, 400, "malformed", "The body is not valid JSON.")
-        items = [{"loc": ".".join(map(str, part["loc"])), "msg": part["msg"]} for part in parts]
-        detail = "; ".join(f"{item['loc']}: {item['msg']}" for item in items[:5])
-        return problem(
-            request.url.path, 422, "invalid_request", f"The request is not as it must be: {detail}.", items=items
-        )
+async def _ours(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NNCLRHubError)
+    path, param, text = request.url.path, None, str(error)
+    if isinstance(error, InvalidInput):
+        param, error = error.param, error.reason
+    status = status_of(error)
+    if path.startswith("/v1/") and status in (415, 422):  # OpenAI knows neither
+        status = 400
+    if status == 500:
+        log.error("%s %s failed", request.method, path, exc_info=error)
+    headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
+    return problem(path, status, error.code, without_paths(text), headers=headers, param=param)
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
-            return await ours(request, error.__cause__)
-        code = _HTTP_CODES.get(error.status_code, "http_error")
-        detail = f"{request.method} {request.url.path}: {error.detail}."
-        return problem(request.url.path, error.status_code, code, detail, headers=dict(error.headers or {}))
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem(request.url.path, 500, "internal", "The server failed on this request; its log says why.")
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    path, parts = request.url.path, error.errors()
+    if any(part["type"] == "json_invalid" for part in parts):
+        return problem(path, 400, "malformed", "The body is not valid JSON.")
+    items = [{"loc": ".".join(map(str, part["loc"])), "msg": part["msg"]} for part in parts]
+    detail = "; ".join(f"{item['loc']}: {item['msg']}" for item in items[:5])
+    detail = f"The request is not as it must be: {detail}."
+    if path.startswith("/v1/"):
+        where = [str(part) for part in parts[0]["loc"] if part != "body"]
+        return problem(path, 400, "invalid_request", detail, param=".".join(where) or None)
+    return problem(path, 422, "invalid_request", detail, items=items)
 
-    app.add_exception_handler(NNCLRHubError, ours)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
+        return await _ours(request, error.__cause__)
+    status = error.status_code
+    code = _HTTP_CODES.get(status, "http_error")
+    if status == 415 and request.url.path.startswith("/v1/"):
+        status = 400
+    detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
+    headers = dict(error.headers or {})
+    if status == 405:  # the framework names the methods of one route, where several have the path
+        template = getattr(request.scope.get("route"), "path", None)
+        methods = request.app.openapi()["paths"].get(template, {})
+        headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
+    return problem(request.url.path, status, code, detail, headers=headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(request.url.path, 500, "internal", REFUSALS["internal"].meaning)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client went away while its body was read: no failure of the server's, and nobody hears the answer."""
+    return Response(status_code=499)

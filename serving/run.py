@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from .models import Engines
+from .security.protocol import GuardedProtocol
 from .settings import Settings
 
 GRACE_S = 5  # beyond the last request's deadline
@@ -33,17 +34,26 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How uvicorn serves the app: it tells no name of itself, and trusts no proxy that the settings do not name."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=GuardedProtocol,
+        ws="none",
+        log_level="warning",
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(settings.deadline_s) + GRACE_S,
+    )
+
+
 def run(app: FastAPI, settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C; then takes no more work, answers all that it took, and returns.
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=math.ceil(settings.deadline_s) + GRACE_S,
-    )
-    _Server(config, app.state.engines).run()
+    _Server(server_config(app, settings), app.state.engines).run()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
+from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.errors import InvalidRequest
+
+from .security.keys import Keys
+from .security.sites import is_loopback
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
@@ -37,10 +41,22 @@ class Settings(BaseSettings):
     )
     max_images: int = Field(64, ge=1, description="pictures a request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
-    api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["..."]')
+    body_idle_s: float = Field(20.0, gt=0, description="seconds that a client may be silent within a body")
+    body_s: float = Field(120.0, gt=0, description="seconds in which a body must be here")
+    api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["name:secret"]')
     write_keys: tuple[SecretStr, ...] = Field((), description="keys that may read and write, as JSON")
+    keys_file: Path | None = Field(None, description="file of keys, a line each: read KEY or write KEY")
     insecure: bool = Field(False, description="serve on other addresses than this machine's without keys")
+    session_hours: float = Field(12.0, gt=0, description="hours that a login to the page lasts")
     allowed_hosts: tuple[str, ...] = Field((), description="further names in the Host header, as JSON")
+    cors_origins: tuple[str, ...] = Field((), description="origins of pages elsewhere that may use the API, as JSON")
+    trusted_proxies: tuple[str, ...] = Field((), description="addresses whose X-Forwarded headers count, as JSON")
+    rate_requests: int = Field(0, ge=0, description="requests a minute and key; 0: no limit")
+    rate_images: int = Field(0, ge=0, description="pictures a minute and key; 0: no limit")
+    allow_urls: bool = Field(False, description="fetch pictures that are given as web addresses")
+    url_domains: tuple[str, ...] = Field((), description="the only domains to fetch from, as JSON; none: any public")
+    url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
+    url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
 
     @field_validator("model_memory", mode="before")
     @classmethod
@@ -49,17 +65,31 @@ class Settings(BaseSettings):
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         return value if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in ("http", "https")
+                or not parts.netloc
+                or origin != f"{parts.scheme}://{parts.netloc}"
+            ):
+                raise ValueError("an origin is written https://example.com, without a path or a star")
+        return origins
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.api_keys or self.write_keys)
+        """Whether one needs a key."""
+        return bool(self.api_keys or self.write_keys or self.keys_file)
+
+    def keys(self) -> Keys:
+        """All keys.
+
+        Raises:
+            InvalidRequest: one is no key, or a weak one.
+        """
+        return Keys(self.api_keys, self.write_keys, self.keys_file)
 
     @classmethod
     def read(cls, **flags: Any) -> Self:
@@ -72,10 +102,10 @@ class Settings(BaseSettings):
             settings = cls(**flags)
         except (ValidationError, SettingsError) as error:
             raise InvalidRequest(f"The server's settings cannot be read: {_first(error)}") from error
-        if not settings.is_local and not settings.has_keys and not settings.insecure:
+        if not settings.keys() and not settings.insecure and not is_loopback(settings.host):
             raise InvalidRequest(
-                f"Listening on {settings.host} would let anyone on the network read and write: set NNCLR_WRITE_KEYS "
-                'and NNCLR_API_KEYS to lists like ["a-long-key"], or give --insecure.'
+                f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: set "
+                'NNCLR_WRITE_KEYS and NNCLR_API_KEYS to lists like ["name:a-long-key"], or give --insecure.'
             )
         return settings
 
@@ -84,5 +114,6 @@ def _first(error: ValidationError | SettingsError) -> str:
     if isinstance(error, SettingsError):
         return f"{error}; lists are written as JSON."
     part = error.errors()[0]
-    name = ".".join(map(str, part["loc"]))
-    return f"NNCLR_{name.upper()} (or its flag) is {part['input']!r}: {part['msg']}."
+    name = str(part["loc"][0]).upper()
+    given = "given" if name in ("API_KEYS", "WRITE_KEYS") else repr(part["input"])  # no secret in a sentence
+    return f"NNCLR_{name} (or its flag) is {given}: {part['msg']}."

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -23,9 +24,16 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass
 class Timings:
-    """Seconds that one request spent in each stage, in the order in which the stages were first entered."""
+    """What one request came to.
+
+    seconds: spent in each stage, in the order in which the stages were first entered.
+    images: pictures that it brought.
+    refusal: the code that it was refused with, or "".
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    images: int = 0
+    refusal: str = ""
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds to a stage."""
@@ -37,6 +45,14 @@ class Timings:
 
 
 current: ContextVar[Timings | None] = ContextVar("timings", default=None)
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+def note_images(count: int) -> None:
+    """Adds to the pictures of the current request, for its line in the log."""
+    timings = current.get()
+    if timings is not None:
+        timings.images += count
 
 
 class Metrics:
@@ -48,7 +64,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        on = {"registry": self.registry}
+        on: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("nnclr_http_requests", "Answered requests.", ("method", "route", "status"), **on)
         self.request_seconds = Histogram(
             "nnclr_http_request_seconds",

@@ -9,20 +9,23 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from app.mount import mount_page
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 from serving.api import create_app
 from serving.models import Engines
+from serving.run import server_config
 from serving.settings import Settings
 
 
 class Running:
     """A server's address and what is inside it."""
 
-    def __init__(self, port: int, engines: Engines, bench: Workbench) -> None:
+    def __init__(self, port: int, engines: Engines, bench: Workbench, app: FastAPI) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self.app = app
         self.engines = engines
         self.bench = bench
 
@@ -37,12 +40,12 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
         app = create_app(chosen, engines, bench)
         if page:
             mount_page(app, bench)
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+        server = uvicorn.Server(server_config(app, chosen))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
             wait(f"http://127.0.0.1:{port}/readyz")
-            yield Running(port, engines, bench)
+            yield Running(port, engines, bench, app)
         finally:
             server.should_exit = True
             thread.join()

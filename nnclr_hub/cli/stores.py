@@ -220,9 +220,12 @@ def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
 
     Example: nnclr store compact photos
     """
+    from nnclr_hub.progress import bar
+
     with opened(store) as there:
         for name in names or [info.name for info in there.list()]:
-            there.get(name).compact()
+            with bar(err, f"compacting {escape(name)}", unit="items") as advance:
+                there.get(name).compact(advance)
             out.print(f"{name}: compacted, {there.get(name).count()} items", markup=False)
 
 

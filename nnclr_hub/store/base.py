@@ -233,7 +233,7 @@ class Collection(Protocol):
         """Writes the index to disk now, so that the next start is quick."""
         ...
 
-    def compact(self) -> None:
+    def compact(self, progress: Progress = lambda done, total: None) -> None:
         """Builds the index anew without what was deleted; searches and writes go on."""
         ...
 

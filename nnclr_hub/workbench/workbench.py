@@ -20,10 +20,11 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.folder_changes import IndexReport
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
-from nnclr_hub.workbench.indexing import IndexReport, NewImage, add_images, index_folder
+from nnclr_hub.workbench.indexing import NewImage, add_images, index_folder
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
 from nnclr_hub.workbench.writing import Gate, Target

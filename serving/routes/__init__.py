@@ -1,1 +1,11 @@
 """The routes, one file a resource."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from . import aliases, collections, embed, health, items, openai, search
+
+ROUTERS: tuple[APIRouter, ...] = tuple(
+    resource.router for resource in (health, openai, embed, collections, aliases, items, search)
+)

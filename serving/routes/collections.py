@@ -1,53 +1,128 @@
-"""/api/v1/collections: make, list, describe, drop, snapshot, verify."""
+"""/api/v1/collections: make, list, describe, drop, count, snapshot, verify."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
+from pydantic import TypeAdapter
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    DiskFull,
+    InvalidFilter,
+    ModelError,
+    StoreReadOnly,
+    UnknownModel,
+)
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.workbench import Workbench
 
 from ..models import Engines
-from ..schemas import CollectionRequest, CollectionResponse
-from .state import AppEngines, AppWorkbench, served_engine
+from ..privacy import public_name, without_paths
+from ..problems import answers
+from ..schemas import CollectionRequest, CollectionResponse, CollectionsResponse, CountResponse, VerifyResponse
+from ..telemetry import measured
+from ..uploads import json_of
+from .described import json_body
+from .filters import WhereText, read_where
+from .state import AppEngines, AppMetrics, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
+_WRITE = (StoreReadOnly, DiskFull)
 
 
-def _response(info: CollectionInfo) -> CollectionResponse:
-    spec = asdict(info.spec)
-    about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq", "state")}
-    return CollectionResponse(**spec, **about, index_in_use=info.index)
-
-
-@router.get("")
-def list_collections(bench: AppWorkbench) -> dict[str, list[CollectionResponse]]:
+@router.get("", responses=answers())
+def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsResponse:
     """All collections by name."""
-    return {"collections": [_response(info) for info in bench.store.list()]}
+    with measured(metrics, "store"):
+        return CollectionsResponse(collections=[_response(info) for info in bench.store.list()])
 
 
-@router.put("/{name}")
+@router.put(
+    "/{name}",
+    responses={
+        **answers("unsupported_media_type", CollectionExists, UnknownModel, ModelError, *_WRITE),
+        201: {"model": CollectionResponse, "description": "made"},
+    },
+    openapi_extra=json_body(CollectionRequest),
+)
 async def create(
-    name: str, body: CollectionRequest, response: Response, bench: AppWorkbench, engines: AppEngines
+    name: str,
+    body: Annotated[CollectionRequest, json_of(CollectionRequest)],
+    response: Response,
+    bench: AppWorkbench,
+    engines: AppEngines,
+    metrics: AppMetrics,
 ) -> CollectionResponse:
     """Makes a collection (201); again with the same specification changes nothing (200)."""
-    info, made = await run_in_threadpool(_create, bench, engines, name, body)
+    spec = await run_in_threadpool(_spec, engines, body)
+    with measured(metrics, "store"):
+        info, made = await run_in_threadpool(_create, bench, name, spec)
     response.status_code = 201 if made else 200
     return _response(info)
 
 
-def _create(bench: Workbench, engines: Engines, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
+@router.get("/{name}", responses=answers(CollectionNotFound))
+def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionResponse:
+    """One collection, by its name or an alias."""
+    with measured(metrics, "store"):
+        return _response(bench.collection(name).info())
+
+
+@router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
+def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+    """Deletes a collection with everything in it and the aliases that mean it."""
+    with measured(metrics, "store"):
+        bench.drop(name)
+
+
+@router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
+def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None) -> CountResponse:
+    """How many items there are, or pass the filter."""
+    condition = read_where(where)
+    with measured(metrics, "store"):
+        return CountResponse(count=bench.collection(name).count(condition))
+
+
+@router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
+def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+    """Writes the index to disk now, so that the next start is quick."""
+    with measured(metrics, "store"):
+        bench.collection(name).snapshot()
+
+
+@router.post("/{name}/verify", responses=answers(CollectionNotFound))
+def verify(name: str, bench: AppWorkbench, metrics: AppMetrics) -> VerifyResponse:
+    """Reads every vector back, and compares the index with an exhaustive search on a sample."""
+    with measured(metrics, "store"):
+        report = bench.collection(name).verify()
+    return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
+
+
+_JSON_REPORT: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def _response(info: CollectionInfo) -> CollectionResponse:
+    spec = asdict(info.spec) | {"model": public_name(info.spec.model) if info.spec.model else ""}
+    about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq")}
+    return CollectionResponse(**spec, **about, state=without_paths(info.state), index_in_use=info.index)
+
+
+def _spec(engines: Engines, body: CollectionRequest) -> CollectionSpec:
+    """Of vectors of unknown origin where only their length is given; else of a model's."""
     if body.dim is not None and body.model is None:
         spec = CollectionSpec(body.dim, body.metric)
     else:
         engine = served_engine(engines, body.model)
         spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
-    spec = replace(spec, indexed=tuple(body.indexed), index=body.index, precision=body.precision)
+    return replace(spec, indexed=tuple(body.indexed), index=body.index, precision=body.precision)
+
+
+def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[CollectionInfo, bool]:
     try:
         existing = bench.collection(name)
     except CollectionNotFound:
@@ -57,28 +132,3 @@ def _create(bench: Workbench, engines: Engines, name: str, body: CollectionReque
             f"There is a collection {name!r} already, with another specification: drop it first, or take another name."
         )
     return existing.info(), False
-
-
-@router.get("/{name}")
-def describe(name: str, bench: AppWorkbench) -> CollectionResponse:
-    """One collection."""
-    return _response(bench.collection(name).info())
-
-
-@router.delete("/{name}", status_code=204)
-def drop(name: str, bench: AppWorkbench) -> None:
-    """Deletes a collection with everything in it."""
-    bench.drop(name)
-
-
-@router.post("/{name}/snapshot", status_code=204)
-def snapshot(name: str, bench: AppWorkbench) -> None:
-    """Writes the index to disk now."""
-    bench.collection(name).snapshot()
-
-
-@router.post("/{name}/verify")
-def verify(name: str, bench: AppWorkbench) -> dict[str, Any]:
-    """Reads every vector back, and compares the index with an exhaustive search on a sample."""
-    report = bench.collection(name).verify()
-    return {"ok": report.ok, **asdict(report)}

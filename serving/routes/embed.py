@@ -1,58 +1,97 @@
-"""POST /api/v1/embed: files in, vectors out, each file for itself."""
+"""POST /api/v1/embed: pictures in, vectors out, each picture for itself."""
 
 from __future__ import annotations
 
-import io
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from nnclr_hub.errors import ImageError, RequestTooLarge
+from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
 
-from ..problems import problem
-from .state import AppEngines, AppSettings, served_engine
+from ..payloads import encode_vector
+from ..problems import answers, problem
+from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
+from ..schemas import EmbedRequest, EmbedResponse
+from ..security.fetching import Fetcher
+from ..uploads import FORM, Picture, check_count, decode_each, fetch_each, kind_of, read_form, read_json, unsupported
+from .described import binary, form_body
+from .state import AppEngines, AppFetcher, AppSettings, name_of, served_engine
 
 router = APIRouter(prefix="/api/v1", tags=["embed"])
-NPY = "application/x-npy"
+_BODY = form_body({"files": "many", "model": "an id of GET /v1/models"}, required=["files"], json=EmbedRequest)
+_BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "format": "binary"}}
 
 
-@router.post("/embed")
+@router.post(
+    "/embed",
+    response_model=EmbedResponse,
+    responses={
+        **answers(
+            ImageError,
+            UnsupportedImage,
+            ImageTooLarge,
+            UnknownModel,
+            ModelError,
+            DeadlineExceeded,
+            "unsupported_media_type",
+        ),
+        200: {"content": {NPY: binary("(N, D) as numpy's file"), BYTES: binary("N x D little-endian numbers")}},
+    },
+    openapi_extra=_BODY,
+)
 async def embed(
     request: Request,
-    files: Annotated[list[UploadFile], File(description="pictures")],
     engines: AppEngines,
     settings: AppSettings,
-    model: Annotated[str | None, Form()] = None,
+    fetcher: AppFetcher,
+    dtype: Annotated[DType, Query(description="of arrays")] = "float32",
+    encoding_format: Annotated[Literal["float", "base64"], Query(description="of vectors in JSON")] = "float",
 ) -> Response:
-    """Vectors of pictures: 200 if any could be read, else 422. With Accept: application/x-npy all must be."""
-    if len(files) > settings.max_images:
-        raise RequestTooLarge(
-            f"{len(files)} pictures are too many for one request: send at most {settings.max_images}."
-        )
+    """Vectors of pictures: 200 if any could be read, else 422.
+
+    By `Accept` as JSON, as numpy's file or as bare numbers; as an array only if every picture could be read.
+    """
+    pictures, model = await _read(request, settings.max_images, fetcher)
     engine = await run_in_threadpool(served_engine, engines, model)
-    results = await engine.embed_each_async([await file.read() for file in files])
+    good = [picture.data for picture in pictures if isinstance(picture.data, bytes)]
+    vectors = iter(await engine.embed_each_async(good))
+    results = [picture.data if isinstance(picture.data, ImageError) else next(vectors) for picture in pictures]
     broken = [
-        {"index": i, "name": files[i].filename, "code": result.code, "detail": str(result)}
+        {"index": i, "name": pictures[i].name, "code": result.code, "detail": str(result)}
         for i, result in enumerate(results)
         if isinstance(result, ImageError)
     ]
-    as_npy = NPY in request.headers.get("accept", "")
-    if len(broken) == len(files) or (as_npy and broken):
-        detail = f"{len(broken)} of {len(files)} pictures could not be read; the first: {broken[0]['detail']}"
+    kind = wanted(request)
+    if len(broken) == len(results) or (kind != JSON and broken):
+        detail = f"{len(broken)} of {len(results)} pictures could not be read; the first: {broken[0]['detail']}"
         return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
-    if as_npy:
-        array = io.BytesIO()
-        np.save(array, np.stack([result for result in results if isinstance(result, np.ndarray)]))
-        return Response(array.getvalue(), media_type=NPY)
+    if kind != JSON:
+        return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
     data: list[dict[str, Any]] = []
-    for index, (file, result) in enumerate(zip(files, results, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": file.filename}
+    for index, (picture, result) in enumerate(zip(pictures, results, strict=True)):
+        entry: dict[str, Any] = {"index": index, "name": picture.name}
         if isinstance(result, ImageError):
             entry["error"] = {"code": result.code, "detail": str(result)}
         else:
-            entry["embedding"] = result.tolist()
+            entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
         data.append(entry)
-    return JSONResponse({"model": engine.name, "dim": engine.embed_dim, "data": data})
+    return VectorResponse({"model": name_of(engines, engine), "dim": engine.embed_dim, "data": data})
+
+
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], str | None]:
+    """The pictures, and the model that the request names."""
+    kind = kind_of(request)
+    if kind == FORM:
+        form = await read_form(request)
+        return form.pictures("files", limit), form.texts.get("model")
+    if kind == JSON:
+        body = await read_json(request, EmbedRequest)
+        check_count(len(body.images), limit)
+        return decode_each(body.images, "images", await fetch_each(body.images, fetcher)), body.model
+    if kind.startswith("image/"):
+        check_count(1, limit)
+        return [Picture(await request.body())], None
+    raise unsupported(request, FORM, JSON, "image/*")

@@ -3,133 +3,250 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
-from fastapi.concurrency import run_in_threadpool
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound, RequestTooLarge
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    DiskFull,
+    FingerprintMismatch,
+    ImageError,
+    ImageTooLarge,
+    InvalidFilter,
+    InvalidRequest,
+    ItemNotFound,
+    StoreReadOnly,
+)
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
 
+from ..cursors import read_cursor, write_cursor
 from ..payloads import decode_vector
-from ..problems import problem
-from ..schemas import ItemNote, ItemRequest, ItemResponse, ItemsResponse
-from .state import AppSettings, AppWorkbench
+from ..privacy import public_metadata
+from ..problems import answers, problem
+from ..responses import VectorResponse
+from ..schemas import (
+    ItemNote,
+    ItemResponse,
+    ItemsRequest,
+    ItemsResponse,
+    StoredResponse,
+    UploadRequest,
+    UploadResponse,
+)
+from ..security.fetching import Fetcher
+from ..telemetry import measured
+from ..uploads import (
+    FORM,
+    JSON,
+    Picture,
+    check_count,
+    decode_each,
+    fetch_each,
+    json_of,
+    kind_of,
+    parse_as,
+    read_form,
+    read_json,
+    unsupported,
+)
+from .described import binary, form_body, json_body
+from .filters import WhereText, read_where
+from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
+MAX_LIMIT = 10_000
+MAX_LIMIT_WITH_VECTORS = 1000  # a page of vectors is built in memory
 _NOTES = TypeAdapter(list[ItemNote])
-_WHERE = TypeAdapter(dict[str, Any])
+_FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one a file, in their order"}
 
 
-@router.post("")
-async def add_files(
+@router.post(
+    "",
+    response_model=UploadResponse,
+    responses=answers(
+        CollectionNotFound,
+        FingerprintMismatch,
+        ImageError,
+        ImageTooLarge,
+        DeadlineExceeded,
+        StoreReadOnly,
+        DiskFull,
+        "unsupported_media_type",
+    ),
+    openapi_extra=form_body(_FIELDS, required=["files"], json=UploadRequest),
+)
+async def add_pictures(
     name: str,
     request: Request,
-    files: Annotated[list[UploadFile], File(description="pictures")],
     bench: AppWorkbench,
     settings: AppSettings,
-    items: Annotated[str | None, Form(description="JSON list of {id, metadata}, one a file")] = None,
+    metrics: AppMetrics,
+    decoding: AppDecoding,
+    fetcher: AppFetcher,
 ) -> Response:
     """Embeds pictures into the collection: a result or an error each; 200 if any was stored, else 422."""
-    if len(files) > settings.max_images:
-        raise RequestTooLarge(
-            f"{len(files)} pictures are too many for one request: send at most {settings.max_images}."
-        )
-    notes = _notes(items, len(files))
+    pictures, notes = await _read(request, settings.max_images, fetcher)
+    results: list[ImageError | str] = []  # the error of a picture, or its id
     images = []
-    for file, note in zip(files, notes, strict=True):
-        data = await file.read()
-        id = check_name(note.id or hashlib.sha256(data).hexdigest()[:32], "Item id")
-        images.append(NewImage(id, data, {"name": file.filename, **note.metadata}))
-    errors = await run_in_threadpool(bench.add_images, name, images)
-    results: list[dict[str, Any]] = []
-    for index, (image, error) in enumerate(zip(images, errors, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": files[index].filename}
-        results.append(
-            entry | ({"id": image.id} if error is None else {"error": {"code": error.code, "detail": str(error)}})
-        )
-    broken = [{k: v for k, v in one.items() if k != "error"} | one["error"] for one in results if "error" in one]
-    if len(broken) == len(files):
-        detail = f"None of the {len(files)} pictures could be read; the first: {broken[0]['detail']}"
-        return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
-    return JSONResponse({"results": results})
+    for picture, note in zip(pictures, notes, strict=True):
+        if isinstance(picture.data, ImageError):
+            results.append(picture.data)
+            continue
+        id = check_name(note.id or hashlib.sha256(picture.data).hexdigest()[:32], "Item id")
+        named = {} if picture.name is None else {"name": picture.name}
+        images.append(NewImage(id, picture.data, {**named, **note.metadata}))
+        results.append(id)
+    with measured(metrics, "ingest"):
+        errors = await to_thread.run_sync(bench.add_images, name, images, limiter=decoding) if images else []
+    left = iter(errors)
+    results = [one if isinstance(one, ImageError) else next(left) or one for one in results]
+    return _uploaded(request.url.path, pictures, results)
 
 
-def _notes(text: str | None, count: int) -> list[ItemNote]:
-    if text is None:
-        return [ItemNote()] * count
-    try:
-        notes = _NOTES.validate_json(text)
-    except ValidationError as error:
-        raise InvalidRequest(f"items is not a JSON list of {{id, metadata}}: {error.errors()[0]['msg']}.") from error
-    if len(notes) != count:
-        raise InvalidRequest(f"items has {len(notes)} entries for {count} files: give one a file, in their order.")
-    return notes
-
-
-@router.put("")
-def put_vectors(name: str, body: list[ItemRequest], bench: AppWorkbench) -> dict[str, int]:
+@router.put(
+    "",
+    responses=answers("unsupported_media_type", CollectionNotFound, FingerprintMismatch, StoreReadOnly, DiskFull),
+    openapi_extra=json_body(ItemsRequest),
+)
+def put_vectors(
+    name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench, metrics: AppMetrics
+) -> StoredResponse:
     """Adds or replaces items by their vectors, all or none."""
-    items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body]
-    return {"stored": len(items), "seq": bench.upsert(name, items)}
+    _refuse_twice(one.id for one in body.root)
+    items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
+    with measured(metrics, "store"):
+        return StoredResponse(stored=len(items), seq=bench.upsert(name, items))
 
 
-@router.get("")
+@router.get("", response_model=ItemsResponse, responses=answers(CollectionNotFound, InvalidFilter))
 def list_items(
     name: str,
     bench: AppWorkbench,
-    cursor: str | None = None,
-    limit: int = 100,
-    where: str | None = None,
+    metrics: AppMetrics,
+    cursor: Annotated[str | None, Query(description="of the page before; none: the first page")] = None,
+    limit: Annotated[int, Query(description="1 to 10,000, with vectors 1000")] = 100,
+    where: WhereText = None,
     with_vector: bool = False,
-) -> ItemsResponse:
-    """A page of items in the order of their ids; `where` is JSON."""
-    try:
-        condition = _WHERE.validate_json(where) if where is not None else None
-    except ValidationError as error:
-        raise InvalidFilter(f"where is not a JSON object: {error.errors()[0]['msg']}.") from error
-    page = bench.collection(name).scroll(cursor, limit, condition)
-    return ItemsResponse(items=[_response(item, with_vector) for item in page.items], cursor=page.cursor)
+) -> Response:
+    """A page of items in the order of their ids."""
+    if with_vector and limit > MAX_LIMIT_WITH_VECTORS:
+        raise InvalidRequest(f"limit={limit} is too many with vectors: give 1 to {MAX_LIMIT_WITH_VECTORS}.")
+    condition = read_where(where)
+    last = None if cursor is None else read_cursor(name, condition, cursor)
+    with measured(metrics, "store"):
+        page = bench.collection(name).scroll(last, limit, condition, with_vector=with_vector)
+    following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
+    items = [_response(item, with_vector) for item in page.items]
+    return VectorResponse({"items": items, "cursor": following})
 
 
-@router.get("/{id}")
-def get_item(name: str, id: str, bench: AppWorkbench) -> ItemResponse:
+@router.get("/{id}", response_model=ItemResponse, responses=answers(CollectionNotFound, ItemNotFound))
+def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Response:
     """One item with its vector."""
-    return _response(_find(bench.collection(name), id), with_vector=True)
+    with measured(metrics, "store"):
+        collection = bench.collection(name)
+        found = collection.get([id])
+    if not found:
+        raise _not_found(collection, id)
+    return VectorResponse(_response(found[0], with_vector=True))
 
 
-@router.delete("/{id}", status_code=204)
-def delete_item(name: str, id: str, bench: AppWorkbench) -> None:
+@router.delete("/{id}", status_code=204, responses=answers(CollectionNotFound, ItemNotFound, StoreReadOnly, DiskFull))
+def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Deletes an item; when this returns, it is gone for good."""
-    if not bench.delete(name, [id]):
+    with measured(metrics, "store"):
+        deleted = bench.delete(name, [id])
+    if not deleted:
         raise _not_found(bench.collection(name), id)
 
 
-@router.get("/{id}/thumbnail")
-def thumbnail(name: str, id: str, bench: AppWorkbench) -> Response:
+@router.get(
+    "/{id}/thumbnail",
+    response_class=Response,
+    responses={
+        **answers(CollectionNotFound, ItemNotFound),
+        200: {"content": {"image/jpeg": binary("JPEG")}},
+        304: {"description": "the client has it already, as its If-None-Match says"},
+    },
+)
+def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics: AppMetrics) -> Response:
     """The item's JPEG, at most 256 pixels a side."""
-    jpeg = bench.collection(name).thumbnail(id)
+    with measured(metrics, "store"):
+        jpeg = bench.collection(name).thumbnail(id)
     if jpeg is None:
         raise ItemNotFound(f"Item {id!r} has no thumbnail: it was stored by its vector alone.")
     # an item may be replaced under its id, so a browser has to ask again
     tag = f'"{hashlib.sha256(jpeg).hexdigest()[:16]}"'
-    return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, no-cache", "ETag": tag})
+    headers = {"Cache-Control": "private, no-cache", "ETag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(jpeg, media_type="image/jpeg", headers=headers)
 
 
-def _find(collection: Collection, id: str) -> Item:
-    found = collection.get([id])
-    if not found:
-        raise _not_found(collection, id)
-    return found[0]
+# ---- inside
+
+
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], Sequence[ItemNote]]:
+    """The pictures of an upload, and what is said about each."""
+    kind = kind_of(request)
+    if kind == FORM:
+        form = await read_form(request, texts=("items",))
+        pictures = form.pictures("files", limit)
+        notes = parse_as(form.texts["items"], _NOTES, ("items",)) if "items" in form.texts else None
+        if notes is None:
+            return pictures, [ItemNote()] * len(pictures)
+        if len(notes) != len(pictures):
+            raise InvalidRequest(
+                f"items has {len(notes)} entries for {len(pictures)} files: give one a file, in their order."
+            )
+    elif kind == JSON:
+        notes = (await read_json(request, UploadRequest)).items
+        check_count(len(notes), limit)
+        texts = [note.image for note in notes]
+        pictures = decode_each(texts, "items", await fetch_each(texts, fetcher))
+    else:
+        raise unsupported(request, FORM, JSON)
+    _refuse_twice(note.id for note in notes if note.id is not None)
+    return pictures, notes
+
+
+def _refuse_twice(ids: Iterable[str]) -> None:
+    """One would overwrite the other, and nobody could tell which."""
+    twice = [id for id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"The id {twice[0]!r:.150} is given twice in one request: give each item its own.")
+
+
+def _uploaded(path: str, pictures: Sequence[Picture], results: Sequence[ImageError | str]) -> Response:
+    entries: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
+    for index, (picture, result) in enumerate(zip(pictures, results, strict=True)):
+        entry: dict[str, Any] = {"index": index, "name": picture.name}
+        if isinstance(result, str):
+            entries.append(entry | {"id": result})
+        else:
+            error = {"code": result.code, "detail": str(result)}
+            entries.append(entry | {"error": error})
+            broken.append(entry | error)
+    if len(broken) == len(entries):
+        detail = f"None of the {len(entries)} pictures could be read; the first: {broken[0]['detail']}"
+        return problem(path, 422, "undecodable_image", detail, items=broken)
+    return JSONResponse({"results": entries})
 
 
 def _not_found(collection: Collection, id: str) -> ItemNotFound:
     return ItemNotFound(f"Collection {collection.name!r} has no item {id!r}: list its items to see their ids.")
 
 
-def _response(item: Item, with_vector: bool) -> ItemResponse:
-    return ItemResponse(id=item.id, metadata=dict(item.metadata), vector=item.vector.tolist() if with_vector else None)
+def _response(item: Item, with_vector: bool) -> dict[str, Any]:
+    vector = item.vector if with_vector else None
+    return {"id": item.id, "metadata": public_metadata(item.metadata), "vector": vector}

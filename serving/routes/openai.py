@@ -2,54 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 
-from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
+from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
+from nnclr_hub.hub.registry import MODELS
 
+from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
-from ..schemas import EmbeddingsRequest, ModelCard
-from .state import AppEngines, AppSettings, served_engine
+from ..problems import InvalidInput, answers
+from ..responses import VectorResponse
+from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
+from ..security.fetching import Fetched
+from ..uploads import check_count, fetch_each, json_of
+from .described import json_body
+from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine, served_names
 
 router = APIRouter(prefix="/v1", tags=["openai"])
+_WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
 
 
-@router.post("/embeddings")
-async def embeddings(body: EmbeddingsRequest, engines: AppEngines, settings: AppSettings) -> dict[str, Any]:
+@router.post(
+    "/embeddings",
+    response_model=EmbeddingsResponse,
+    responses=answers(*_WITH_MODEL, ImageError, "unsupported_media_type", openai=True),
+    openapi_extra=json_body(EmbeddingsRequest),
+)
+async def embeddings(
+    body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)],
+    engines: AppEngines,
+    settings: AppSettings,
+    fetcher: AppFetcher,
+) -> Response:
     """Vectors of pictures. One bad picture fails the request, which names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs:
-        raise InvalidRequest("input is empty: give a picture as a data URI or base64, or a list of them.")
-    if len(inputs) > settings.max_images:
-        raise RequestTooLarge(
-            f"{len(inputs)} pictures are too many for one request: send at most {settings.max_images}."
-        )
-    engine = await run_in_threadpool(served_engine, engines, body.model)
+        reason = InvalidRequest("it is empty: give a picture as a data URI or base64, or a list of them.")
+        raise InvalidInput("input", reason)
+    check_count(len(inputs), settings.max_images)
+    engine = await run_in_threadpool(_served, engines, body.model)
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
-        raise InvalidRequest(f"dimensions={body.dimensions} is not possible: {body.model} has {engine.embed_dim}.")
-    pictures = [decode_text(text, f"input[{i}]") for i, text in enumerate(inputs)]
-    results = await engine.embed_each_async(pictures)
-    data = []
+        reason = InvalidRequest(f"{body.dimensions} is not possible: vectors of {body.model} have {engine.embed_dim}.")
+        raise InvalidInput("dimensions", reason)
+    fetched = await fetch_each(inputs, fetcher)
+    results = await engine.embed_each_async([_decoded(text, index, fetched) for index, text in enumerate(inputs)])
+    data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         if isinstance(result, ImageError):
-            raise InvalidRequest(f"input[{index}]: {result}") from result
-        value = encode_vector(result) if body.encoding_format == "base64" else result.tolist()
+            raise InvalidInput(f"input[{index}]", result)
+        value = encode_vector(result) if body.encoding_format == "base64" else result
         data.append({"object": "embedding", "index": index, "embedding": value})
-    count = len(inputs)  # there are no tokens: pictures are counted
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "data": data, "model": body.model, "usage": usage}
+    usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
+    return VectorResponse({"object": "list", "data": data, "model": name_of(engines, engine), "usage": usage})
 
 
-@router.get("/models")
-async def models(engines: AppEngines) -> dict[str, Any]:
-    """The models that requests may name."""
-    return {"object": "list", "data": [ModelCard(id=name).model_dump() for name in engines.served()]}
+@router.get("/models", responses=answers(openai=True))
+async def models(engines: AppEngines) -> ModelsResponse:
+    """The models that requests may name, the default first."""
+    return ModelsResponse(data=[_card(engines, name, source) for name, source in served_names(engines).items()])
 
 
-@router.get("/models/{name:path}")
-async def model(name: str, engines: AppEngines) -> dict[str, Any]:
-    """One model, loaded if it was not, with its vector's length."""
-    engine = await run_in_threadpool(served_engine, engines, name)
-    return {**ModelCard(id=name).model_dump(), "dim": engine.embed_dim, "fingerprint": engine.fingerprint}
+@router.get("/models/{name:path}", responses=answers(*_WITH_MODEL, openai=True))
+async def model(name: str, engines: AppEngines) -> ModelCard:
+    """One model, loaded if it was not."""
+    engine = await run_in_threadpool(_served, engines, name)
+    return _card(engines, name if name == DEFAULT else name_of(engines, engine), engine.name, engine)
+
+
+def _served(engines: Engines, name: str) -> Model:
+    try:
+        return served_engine(engines, name)
+    except UnknownModel as error:
+        raise InvalidInput("model", error) from error
+
+
+def _decoded(text: str, index: int, fetched: Fetched) -> bytes:
+    try:
+        return decode_text(text, "the picture", fetched)
+    except InvalidRequest as error:
+        raise InvalidInput(f"input[{index}]", error) from error
+
+
+def _card(engines: Engines, name: str, source: str, engine: Model | None = None) -> ModelCard:
+    """What is known of a model; of one that is not loaded, what the registry tells."""
+    engine = engine or engines.loaded(source)
+    known = MODELS.get(source)
+    card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)
+    if engine is None:
+        return card
+    config = engine.config
+    told = {} if config is None else config.pretrained_cfg
+    return card.model_copy(
+        update={
+            "loaded": True,
+            "dim": engine.embed_dim,
+            "fingerprint": engine.fingerprint,
+            "license": card.license or told.get("license"),
+            "preprocessing": vars(engine.preprocessing),
+        }
+    )

@@ -1,95 +1,123 @@
-"""POST /api/v1/collections/{name}/search, as JSON or multipart."""
+"""POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
+from fastapi.responses import Response
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    FingerprintMismatch,
+    ImageError,
+    ImageTooLarge,
+    InvalidFilter,
+    InvalidRequest,
+    ItemNotFound,
+    NNCLRHubError,
+    RequestTooLarge,
+    UnsupportedImage,
+)
+from nnclr_hub.store.base import Match
 
-from ..payloads import decode_text, decode_vector
-from ..schemas import MatchResponse, SearchRequest, SearchResponse
-from .state import AppWorkbench
+from ..privacy import public_metadata, without_paths
+from ..problems import answers
+from ..responses import VectorResponse
+from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
+from ..searching import search_each
+from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
+from .described import form_body, json_body
+from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": SearchRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-            },
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image"],
-                    "properties": {
-                        "image": {"type": "string", "format": "binary"},
-                        "query": {"type": "string", "description": "JSON with the other fields"},
-                    },
-                }
-            },
-        },
-    }
-}
+MAX_QUERIES = 64
+_REFUSALS = (CollectionNotFound, FingerprintMismatch, DeadlineExceeded)
 
 
-@router.post("/search", openapi_extra=_BODY)
-async def search(name: str, request: Request, bench: AppWorkbench) -> SearchResponse:
-    """The nearest items of an id, a picture (or a box on it) or a vector, best first."""
-    query, picture = await _read(request)
+@router.post(
+    "/search",
+    response_model=SearchResponse,
+    responses=answers(
+        *_REFUSALS, ItemNotFound, InvalidFilter, ImageError, UnsupportedImage, ImageTooLarge, "unsupported_media_type"
+    ),
+    openapi_extra=form_body(
+        {"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest
+    ),
+)
+async def search(
+    name: str,
+    request: Request,
+    bench: AppWorkbench,
+    settings: AppSettings,
+    metrics: AppMetrics,
+    decoding: AppDecoding,
+    fetcher: AppFetcher,
+) -> Response:
+    """The nearest items of an id, a picture (or a box on it), a vector or several examples, best first."""
+    query = await _read(request)
+    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
+    [answer] = await search_each(bench, metrics, name, [query], **limits)
+    if isinstance(answer, NNCLRHubError):
+        raise answer
+    return VectorResponse({"matches": _matches(answer)})
+
+
+@router.post(
+    "/search/batch",
+    response_model=SearchBatchResponse,
+    responses=answers(*_REFUSALS, "unsupported_media_type"),
+    openapi_extra=json_body(SearchBatchRequest),
+)
+async def search_batch(
+    name: str,
+    body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)],
+    bench: AppWorkbench,
+    settings: AppSettings,
+    metrics: AppMetrics,
+    decoding: AppDecoding,
+    fetcher: AppFetcher,
+) -> Response:
+    """Up to 64 searches at once: matches or an error each."""
+    if len(body.queries) > MAX_QUERIES:
+        raise RequestTooLarge(f"{len(body.queries)} queries are too many for one request: send at most {MAX_QUERIES}.")
+    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
+    found = await search_each(bench, metrics, name, body.queries, **limits)
+    results: list[dict[str, Any]] = []
+    for answer in found:
+        if isinstance(answer, NNCLRHubError):
+            results.append({"error": {"code": answer.code, "detail": without_paths(str(answer))}})
+        else:
+            results.append({"matches": _matches(answer)})
+    return VectorResponse({"results": results})
+
+
+def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": match.id,
+            "score": match.score,
+            "metadata": public_metadata(match.metadata),
+            "vector": match.vector,
+        }
+        for match in matches
+    ]
+
+
+async def _read(request: Request) -> SearchRequest:
+    """The query; in a multipart request the picture is a file beside it."""
+    kind = kind_of(request)
+    if kind == JSON:
+        return await read_json(request, SearchRequest)
+    if kind != FORM:
+        raise unsupported(request, JSON, FORM)
+    form = await read_form(request, texts=("query",))
+    pictures = form.pictures("image", 1)
+    query = parse(form.texts.get("query") or "{}", SearchRequest, ("query",))
     if query.image is not None:
-        if picture is not None:
-            raise InvalidRequest("The picture is given twice: as a file, and in the query.")
-        picture = decode_text(query.image, "image")
-    matches = await run_in_threadpool(
-        bench.search,
-        name,
-        image=picture,
-        box=query.box,
-        vector=None if query.vector is None else decode_vector(query.vector, "vector"),
-        id=query.id,
-        k=query.k,
-        where=query.where,
-        exact=query.exact,
-        score_threshold=query.score_threshold,
-        with_vector=query.with_vector,
-        effort=query.effort,
-    )
-    return SearchResponse(
-        matches=[
-            MatchResponse(
-                id=match.id,
-                score=match.score,
-                metadata=dict(match.metadata),
-                vector=None if match.vector is None else match.vector.tolist(),
-            )
-            for match in matches
-        ]
-    )
-
-
-async def _read(request: Request) -> tuple[SearchRequest, bytes | None]:
-    """The query, and the picture of a multipart request."""
-    picture = None
-    text: str | bytes
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        async with request.form() as form:
-            file, part = form.get("image"), form.get("query")
-            if not isinstance(file, UploadFile):
-                raise InvalidRequest(
-                    "A multipart search has a file part named image, and may have a JSON part named query."
-                )
-            picture = await file.read()
-            text = await part.read() if isinstance(part, UploadFile) else part or "{}"
-    else:
-        text = await request.body()
-    try:
-        return SearchRequest.model_validate_json(text), picture
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from error
+        raise InvalidRequest("The picture is given twice: as a file, and in the query.")
+    assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded
+    query.attach(pictures[0].data)
+    return query

@@ -1,16 +1,22 @@
-"""What the routes work with: the server's settings, engines and workbench, from the app's state."""
+"""What the routes work with: the server's settings, engines, workbench and metrics, from the app's state."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
 from ..models import Engines, Model
+from ..privacy import public_name
+from ..security.fetching import Fetcher
 from ..settings import Settings
+from ..telemetry import Metrics
+
+DEFAULT = "default"
 
 
 def _settings(request: Request) -> Settings:
@@ -25,17 +31,56 @@ def _workbench(request: Request) -> Workbench:
     return request.app.state.workbench
 
 
+def _metrics(request: Request) -> Metrics:
+    return request.app.state.metrics
+
+
+def _decoding(request: Request) -> CapacityLimiter:
+    return request.app.state.decoding
+
+
+def _fetcher(request: Request) -> Fetcher | None:
+    return request.app.state.fetcher
+
+
 AppSettings = Annotated[Settings, Depends(_settings)]
 AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
+AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
+AppMetrics = Annotated[Metrics, Depends(_metrics)]
+# how many requests may hold decoded pictures at once, beside those in the engine
+AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
+
+
+def served_names(engines: Engines) -> dict[str, str]:
+    """Sources of the models by the names that requests give them: never a path of this machine."""
+    names: dict[str, str] = {}
+    for source in engines.served():
+        name, number = public_name(source), 2
+        while name in names:
+            name, number = f"{public_name(source)}-{number}", number + 1
+        names[name] = source
+    return names
 
 
 def served_engine(engines: Engines, name: str | None) -> Model:
-    """The model that a request names: one that is served, never any source whatever.
+    """The engine of a model that a request names: one that is served, never any source whatever.
+
+    Args:
+        name: of `served_names`, or "default" or None for the default. Who knows a source may name that.
 
     Raises:
         UnknownModel: names those that are served.
     """
-    if name is not None and name not in engines.served():
-        raise UnknownModel(f"This server has no model {name!r}: it serves {', '.join(engines.served())}.")
-    return engines.get(name)
+    names = served_names(engines)
+    if name is None or name in (DEFAULT, engines.default):
+        return engines.get(engines.default)
+    source = names.get(name, name)
+    if source not in names.values():
+        raise UnknownModel(f"This server has no model {name!r:.150}: it serves {', '.join(names)}.")
+    return engines.get(source)
+
+
+def name_of(engines: Engines, engine: Model) -> str:
+    """What requests call an engine's model."""
+    return next((name for name, source in served_names(engines).items() if source == engine.name), engine.name)

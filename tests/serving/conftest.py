@@ -5,10 +5,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from nnclr_hub import load_encoder
+
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     yield from serve(model, tmp_path_factory.mktemp("serving") / "store", capacity=100)
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    """The server's own encoder, to compare with."""
+    return load_encoder(model, device="cpu")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.ann import fold
 from nnclr_hub.store.ann import kinds as index_kinds
-from nnclr_hub.store.ann.kinds import GRAPH_BYTES, LIST_BYTES, choose_kind
+from nnclr_hub.store.ann.kinds import LIST_BYTES, choose_kind, graph_bytes
 from nnclr_hub.store.base import CollectionSpec, Item
 
 ROWS, DIM, K = 6000, 24, 10
@@ -111,9 +111,10 @@ def test_the_kind_goes_by_size_and_memory(monkeypatch):
     million = 1_000_000
     assert choose_kind(spec, 49_999, 1 << 40) == "flat"
     assert choose_kind(spec, million, 1 << 40) == "hnsw"
-    assert choose_kind(spec, million, 2 * million * (1024 + GRAPH_BYTES) - 1) == "ivf"
+    assert choose_kind(spec, million, 2 * million * (1024 + graph_bytes(spec)) - 1) == "ivf"
     assert choose_kind(spec, million, 2 * million * (1024 + LIST_BYTES) - 1) == "ivf_pq"
-    assert choose_kind(CollectionSpec(256, precision="f16"), million, 2 * million * (512 + GRAPH_BYTES)) == "hnsw"
+    half = CollectionSpec(256, precision="f16")
+    assert choose_kind(half, million, 2 * million * (512 + graph_bytes(half))) == "hnsw"
     assert choose_kind(CollectionSpec(256, index="ivf"), million, 1 << 40) == "ivf"
     assert choose_kind(CollectionSpec(256, index="hnsw"), 100, 1 << 40) == "flat"
 
@@ -154,3 +155,17 @@ def test_copies_do_not_make_the_judging_too_easy(tmp_path, kind):
         assert len(hits) == K * len(queries)
         assert np.mean(hits) >= 0.95
         assert collection.verify().ok
+
+
+def test_a_graph_with_more_links_than_are_made_today_grows_on_as_it_is(monkeypatch):
+    """As one does that an earlier release has left behind."""
+    spec = CollectionSpec(16, precision="f16", index="hnsw")
+    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    monkeypatch.setitem(index_kinds.LINKS, "f16", 24)
+    main = index_kinds.build_main(spec, "hnsw", 2000, lambda: iter([rows[:2000]]))
+    monkeypatch.setitem(index_kinds.LINKS, "f16", 16)
+    grown = index_kinds.extended(main, spec, iter([rows[2000:]]), 1000)
+    assert grown.index.hnsw.nb_neighbors(0) == 48
+    found = grown.search(rows, 1, effort=128)[1][:, 0]
+    assert (found == np.arange(3000)).mean() > 0.99

@@ -18,7 +18,7 @@ from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
 from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts
 from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, flat_bytes, judged
 from nnclr_hub.store.ann.main_index import MainIndex
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.base import CollectionSpec, Progress
 from nnclr_hub.store.failpoints import reached
 
 IDLE_DELTA = 512  # rows that are worth folding when there is nothing else to do
@@ -51,7 +51,14 @@ def due(index: AnnIndex, idle: bool) -> bool:
     return live >= FLAT_BELOW and index.kind == "flat" and choose_kind(index.spec, live, index.budget) != "flat"
 
 
-def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lambda: False) -> None:
+def fold(
+    index: AnnIndex,
+    fetch: Fetch,
+    *,
+    anew: bool = False,
+    stop: Stop = lambda: False,
+    progress: Progress = lambda done, total: None,
+) -> None:
     """Takes the delta into the main part; one fold at a time.
 
     Args:
@@ -59,6 +66,7 @@ def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lamb
         fetch: reads vectors of the catalog.
         anew: forget every dead row.
         stop: looked at every few thousand rows.
+        progress: called with (done, total) rows.
 
     Raises:
         Stopped: `stop` said so; nothing has changed.
@@ -76,13 +84,15 @@ def fold(index: AnnIndex, fetch: Fetch, *, anew: bool = False, stop: Stop = lamb
         _swap(index, before, Parts(None, np.zeros(0, np.int64), Deaths(0), _delta(index), before.seq))
         return
     if main is not None and not _must_build(index, kind, live, anew):
-        main = extended(main, index.spec, parts.delta.batches(before.count, fresh), len(rids), stop)
+        new_rows = _told(parts.delta.batches(before.count, fresh), len(rids), progress)
+        main = extended(main, index.spec, new_rows, len(rids), stop)
         keep = np.arange(len(parts.rids))
         deaths = Deaths(len(main))
         deaths.kill(np.setdiff1d(keep, before.living, assume_unique=True), before.seq)
     else:
         keep = before.living
-        main = build_main(index.spec, kind, live, lambda: _batches(before, keep, fresh, fetch), stop)
+        rows = lambda: _told(_batches(before, keep, fresh, fetch), live, progress)  # noqa: E731
+        main = build_main(index.spec, kind, live, rows, stop)
         deaths = Deaths(live)
     if len(main) >= 2 * main.judged:
         everything = lambda: _batches(before, keep, fresh, fetch)  # noqa: E731
@@ -115,6 +125,15 @@ def _batches(before: _Before, keep: np.ndarray, fresh: np.ndarray, fetch: Fetch)
         assert parts.main is not None
         yield parts.main.vectors(rows) if parts.main.lossless else np.nan_to_num(fetch(parts.rids[rows]))
     yield from parts.delta.batches(before.count, fresh)
+
+
+def _told(batches: Iterator[np.ndarray], total: int, progress: Progress) -> Iterator[np.ndarray]:
+    """The batches, telling how many rows have been taken."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        progress(done, total)
 
 
 def nearest(

@@ -21,9 +21,11 @@ from nnclr_hub.store.base import CollectionSpec
 log = logging.getLogger(__name__)
 FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact
 CODES = 256  # words of each piece's code book, fewer rows than which teach none
-LINKS = 32  # of a node in the graph's upper layers, twice as many in the lowest
+# of a node in the graph's upper layers, twice as many in the lowest; who takes f16 wants room before anything, and
+# with half the links a search that looks a little further finds as much
+LINKS = {"f32": 32, "f16": 16}
+MOST_GRAPH_BYTES = 272
 EF_CONSTRUCTION = 100
-GRAPH_BYTES = 272  # LINKS * 2 * 4 and the sparse upper layers
 LIST_BYTES = 16  # a row id in its list, and where it stands
 POINTS_A_LIST = 64  # k-means looks at so many vectors a list
 BATCH = 2_000  # rows between two looks at whether to stop
@@ -60,7 +62,7 @@ def choose_kind(spec: CollectionSpec, rows: int, budget: int) -> str:
         return "flat"
     if spec.index != "auto":
         return spec.index
-    for kind, overhead in (("hnsw", GRAPH_BYTES), ("ivf", LIST_BYTES)):
+    for kind, overhead in (("hnsw", graph_bytes(spec)), ("ivf", LIST_BYTES)):
         if 2 * (flat_bytes(spec, rows) + rows * overhead) <= budget:
             return kind
     return "ivf_pq"
@@ -69,6 +71,11 @@ def choose_kind(spec: CollectionSpec, rows: int, budget: int) -> str:
 def flat_bytes(spec: CollectionSpec, rows: int) -> int:
     """What so many vectors take."""
     return rows * spec.dim * (2 if spec.precision == "f16" else 4)
+
+
+def graph_bytes(spec: CollectionSpec) -> int:
+    """What a vector's links take: four bytes each in the lowest layer, and the sparse upper layers."""
+    return LINKS[spec.precision] * 2 * 4 + 16
 
 
 def default_budget() -> int:
@@ -99,7 +106,7 @@ def build_main(
     Raises:
         Stopped: it said so.
     """
-    index = _empty(spec, kind, rows)
+    index = _empty(spec, kind, rows, LINKS[spec.precision])
     if not index.is_trained:
         index.train(_sample(batches, rows, POINTS_A_LIST * getattr(index, "nlist", 1)))
     if kind in ("ivf", "ivf_pq"):
@@ -175,7 +182,7 @@ def _queries(main: MainIndex, spec: CollectionSpec, exact: Exact) -> np.ndarray:
     return np.ascontiguousarray(queries, np.float32)
 
 
-def _empty(spec: CollectionSpec, kind: str, rows: int) -> Any:
+def _empty(spec: CollectionSpec, kind: str, rows: int, links: int) -> Any:
     metric = faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
     stored = "Flat" if spec.precision == "f32" else "SQfp16"
     lists = max(1, min(int(4 * np.sqrt(rows)), rows // POINTS_A_LIST or 1))
@@ -183,7 +190,7 @@ def _empty(spec: CollectionSpec, kind: str, rows: int) -> Any:
         # a byte for eight numbers, but not so few bytes that short vectors all look alike
         pieces = next(n for n in range(min(spec.dim, max(spec.dim // 8, 16)), 0, -1) if spec.dim % n == 0)
         stored = f"PQ{pieces}"
-    factory = {"flat": stored, "hnsw": f"HNSW{LINKS},{stored}"}.get(kind, f"IVF{lists},{stored}")
+    factory = {"flat": stored, "hnsw": f"HNSW{links},{stored}"}.get(kind, f"IVF{lists},{stored}")
     index: Any = faiss.index_factory(spec.dim, factory, metric)
     if kind == "hnsw":
         index.hnsw.efConstruction = EF_CONSTRUCTION
@@ -220,7 +227,8 @@ def _reserve(index: Any, kind: str, rows: int) -> None:
 
 def _copied(main: MainIndex, spec: CollectionSpec, rows: int) -> Any:
     """A flat or graph index copied into one with room for `rows`; faiss's own clone has none to spare."""
-    copy = _empty(spec, main.kind, rows)
+    links = main.index.hnsw.nb_neighbors(1) if main.kind == "hnsw" else 0  # of a graph that may be an earlier release's
+    copy = _empty(spec, main.kind, rows, links)
     new: Any = faiss.downcast_index(copy.storage) if main.kind == "hnsw" else copy
     old: Any = faiss.downcast_index(main.index.storage) if main.kind == "hnsw" else main.index
     new.codes.resize(rows * new.code_size)

@@ -3,7 +3,7 @@
 | kind   | finds                                    | bytes a vector (f32; f16 halves the first term) |
 |--------|------------------------------------------|-------------------------------------------------|
 | flat   | everything, by looking at all            | 4 D                                             |
-| hnsw   | nearly everything, through a graph       | 4 D + 272                                       |
+| hnsw   | nearly everything, through a graph       | 4 D + 272 (f16: 2 D + 144)                      |
 | ivf    | nearly everything, in the nearest lists  | 4 D + 16                                        |
 | ivf_pq | candidates, whose vectors the catalog has | D / 8 + 24                                     |
 

@@ -15,6 +15,7 @@ from nnclr_hub.store.ann.fold import due, fold
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.kinds import Stopped
 from nnclr_hub.store.ann.main_index import threads
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.embedded.catalog import last_seq, reading, translated
 from nnclr_hub.store.embedded.connections import Connections
@@ -66,11 +67,11 @@ class Care:
 
     # ---- when asked for
 
-    def compact(self) -> None:
+    def compact(self, progress: Progress) -> None:
         """Builds the index anew without what was deleted."""
         try:
             with self._folding:
-                fold(self._index, self._fetch, anew=True, stop=self._maintenance.stopping)
+                fold(self._index, self._fetch, anew=True, stop=self._maintenance.stopping, progress=progress)
         except Stopped as error:
             raise StoreReadOnly(f"{self._path} is closed: open the store again.") from error
 

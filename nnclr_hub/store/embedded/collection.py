@@ -206,10 +206,10 @@ class EmbeddedCollection:
         self._writing()
         self._care.snapshot()
 
-    def compact(self) -> None:
+    def compact(self, progress: Progress = lambda done, total: None) -> None:
         writer = self._writing()
         writer.refuse_failed()
-        self._care.compact()
+        self._care.compact(progress)
         with translated(self._path):
             writer.exclusively(give_back_room)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, LifoQueue
 
 from nnclr_hub.errors import StoreReadOnly
 from nnclr_hub.store.embedded.catalog import connect, reading, translated
 
 # pages that the first connection keeps, and each further one fewer: enough for the items of a million rows, whose
 # matches lie anywhere
-CACHE_KIB = 64 << 10
+CACHE_KIB = 128 << 10
 IDLE_MOST = 8
 
 
@@ -28,7 +28,7 @@ class Connections:
     def __init__(self, path: Path, begun: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
         self._path = path
         self._begun = begun
-        self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()  # the last one's pages are the warmest
+        self._idle: deque[sqlite3.Connection] = deque()  # taken from the end, where the pages are the warmest
         self._open = 0
         self.closed = False
 
@@ -43,8 +43,8 @@ class Connections:
         if self.closed:
             raise StoreReadOnly(f"{self._path} is closed: open the store again.")
         try:
-            connection = self._idle.get_nowait()
-        except Empty:
+            connection = self._idle.pop()
+        except IndexError:
             connection = connect(self._path, read_only=True)
             self._open += 1
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // self._open}")
@@ -53,14 +53,14 @@ class Connections:
                 self._begun(connection)
                 yield connection
         finally:
-            if self.closed or self._idle.qsize() >= IDLE_MOST:
+            if self.closed or len(self._idle) >= IDLE_MOST:
                 self._open -= 1
                 connection.close()
             else:
-                self._idle.put(connection)
+                self._idle.append(connection)
 
     def close(self) -> None:
         """Closes those that are idle; the others when they are given back."""
         self.closed = True
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        while self._idle:
+            self._idle.pop().close()

@@ -29,7 +29,7 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
-from nnclr_hub.store.ann.kinds import GRAPH_BYTES
+from nnclr_hub.store.ann.kinds import MOST_GRAPH_BYTES
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
@@ -174,7 +174,7 @@ class _Hashed:
 
 def _bytes(state: State) -> int:
     """About what the file will take."""
-    main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + GRAPH_BYTES)
+    main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + MOST_GRAPH_BYTES)
     return main + state.delta_vectors.nbytes + 8 * (len(state.rids) + len(state.delta_rids))
 
 

@@ -164,9 +164,10 @@ class MilvusCollection:
         self.refuse_if_read_only()
         self.call("flush", timeout=SLOW_TIMEOUT)
 
-    def compact(self) -> None:
+    def compact(self, progress: Progress = lambda done, total: None) -> None:
         self.refuse_if_read_only()
         care.compact(self)
+        progress(1, 1)  # Milvus does not say how far it is
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         return care.verify(self, progress)

@@ -81,9 +81,13 @@ def foresee(world: World, operation: Operation) -> None:
         _rename(world, *arguments)
     elif kind == "promote":
         name, alias = arguments
+        before = aliases.get(alias)
         if alias in collections:
             numbers = ("", *map(str, range(2, 1000)))
-            _rename(world, alias, next(old for n in numbers if (old := f"{alias}.old{n}") not in collections))
+            before = next(old for n in numbers if (old := f"{alias}.old{n}") not in collections)
+            _rename(world, alias, before)
+        # whatever else it went by means the new one as well
+        world.aliases = {other: name if meant == before else meant for other, meant in world.aliases.items()}
         world.aliases[alias] = name
 
 

@@ -1,0 +1,41 @@
+"""/docs: the description of the API as one page, with examples that run; everything it loads is this server's own.
+
+The page is built here from the OpenAPI document; docs.js runs the examples, docs.css dresses it. Its
+Content-Security-Policy allows nothing from elsewhere and nothing inline.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
+
+from .render import render
+
+router = APIRouter(include_in_schema=False)
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_FOLDER = Path(__file__).parent
+
+
+@router.get("/docs")
+def docs(request: Request) -> HTMLResponse:
+    """The page; commands name the address that it was asked for at."""
+    base = str(request.base_url).rstrip("/")
+    text = render(request.app.openapi(), base, key=request.app.state.settings.has_keys)
+    return HTMLResponse(text, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"})
+
+
+@router.get("/docs/docs.js")
+def script() -> Response:
+    """What runs the examples."""
+    return Response((_FOLDER / "docs.js").read_bytes(), media_type="text/javascript")
+
+
+@router.get("/docs/docs.css")
+def style() -> Response:
+    """How the page looks."""
+    return Response((_FOLDER / "docs.css").read_bytes(), media_type="text/css")

@@ -1,0 +1,80 @@
+"use strict";
+// Runs the examples of the page: sends each form as it stands, and shows what comes back.
+
+const LONGEST = 20000; // characters of an answer that are shown
+
+function chosenPhoto() {
+  return document.getElementById("photo").files[0];
+}
+
+async function asBase64(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let i = 0; i < bytes.length; i += 32768) {
+    text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  }
+  return btoa(text);
+}
+
+async function requestOf(form) {
+  const headers = {};
+  const key = document.getElementById("key").value;
+  if (key) headers["Authorization"] = `Bearer ${key}`;
+  if (form.dataset.accept) headers["Accept"] = form.dataset.accept;
+  const request = { method: form.dataset.method, headers };
+  const files = form.dataset.files.split(",").filter(Boolean);
+  const json = form.querySelector("textarea");
+  const wantsPhoto = files.length > 0 || (json !== null && json.value.includes("BASE64_OF_PHOTO"));
+  if (wantsPhoto && !chosenPhoto()) throw new Error("Choose a picture at the top of the page first.");
+  if (json !== null) {
+    headers["Content-Type"] = "application/json";
+    request.body = wantsPhoto ? json.value.replaceAll("BASE64_OF_PHOTO", await asBase64(chosenPhoto())) : json.value;
+  } else if (files.length > 0) {
+    request.body = new FormData();
+    for (const name of files) request.body.append(name, chosenPhoto());
+    for (const field of form.querySelectorAll("input[name]")) request.body.append(field.name, field.value);
+  }
+  return request;
+}
+
+async function show(answer, output) {
+  const kind = answer.headers.get("Content-Type") || "";
+  const head = `${answer.status}  ${kind}\n${answer.headers.get("Server-Timing")}\n` +
+    `X-Request-ID: ${answer.headers.get("X-Request-ID")}\n\n`;
+  if (kind.startsWith("image/")) {
+    const picture = document.createElement("img");
+    picture.src = URL.createObjectURL(await answer.blob());
+    output.replaceChildren(head, picture);
+    return;
+  }
+  if (!kind.includes("json") && !kind.startsWith("text/")) {
+    output.textContent = `${head}${(await answer.arrayBuffer()).byteLength} bytes`;
+    return;
+  }
+  let text = await answer.text();
+  if (kind.includes("json")) text = JSON.stringify(JSON.parse(text), null, 1);
+  output.textContent = head + (text.length > LONGEST ? `${text.slice(0, LONGEST)} ...` : text);
+}
+
+async function run(event) {
+  event.preventDefault();
+  const form = event.currentTarget;
+  const output = form.querySelector("output");
+  output.textContent = "...";
+  try {
+    const path = form.querySelector(".path").value;
+    await show(await fetch(path.startsWith("/") ? path : `/${path}`, await requestOf(form)), output);
+  } catch (error) {
+    output.textContent = error.message;
+  }
+}
+
+function openNamed() {
+  const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (named instanceof HTMLDetailsElement) named.open = true;
+}
+
+for (const form of document.querySelectorAll("form.run")) form.addEventListener("submit", run);
+document.getElementById("settings").addEventListener("submit", (event) => event.preventDefault());
+window.addEventListener("hashchange", openNamed);
+openNamed();

@@ -1,0 +1,102 @@
+"""The description of the API, the same on every server; docs/openapi.json is a copy of it.
+
+python -m serving.openapi > docs/openapi.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from typing import Any
+
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import nnclr_hub
+
+from . import schemas
+from .examples import EXAMPLES
+from .routes import ROUTERS
+
+TITLE = "nnclr_hub"
+ABOUT = """Image embeddings and retrieval with NNCLR encoders.
+
+Errors are `application/problem+json` (RFC 9457) with a stable `code`, below `/v1` OpenAI's envelope. Every answer has
+an `X-Request-ID`, yours if you send one, and a `Server-Timing`. Where the server has keys, send
+`Authorization: Bearer KEY`."""
+TAGS = {
+    "health": "Whether the server lives, is ready, and what it counted.",
+    "openai": "What OpenAI's clients speak, for pictures.",
+    "embed": "Pictures to vectors.",
+    "collections": "Named sets of vectors, each bound to one encoder.",
+    "aliases": "Further names of collections.",
+    "items": "What is in a collection.",
+    "search": "Neighbours.",
+}
+# bodies that routes read by themselves, and so the framework does not see
+_READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
+    schemas.Problem,
+    schemas.OpenAIError,
+    schemas.EmbeddingsRequest,
+    schemas.EmbedRequest,
+    schemas.CollectionRequest,
+    schemas.AliasRequest,
+    schemas.ItemsRequest,
+    schemas.UploadRequest,
+    schemas.SearchRequest,
+    schemas.SearchBatchRequest,
+)
+ANSWER_HEADERS = {
+    "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},
+    "Server-Timing": {"description": "milliseconds by stage", "schema": {"type": "string"}},
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    for route in routes:
+        assert isinstance(route, APIRoute)
+        route.operation_id = f"{route.tags[0]}-{route.name.replace('_', '-')}"
+    found = get_openapi(
+        title=TITLE,
+        version=nnclr_hub.__version__,
+        description=ABOUT,
+        routes=routes,
+        tags=[{"name": name, "description": about} for name, about in TAGS.items()],
+    )
+    template = "#/components/schemas/{model}"
+    modes = [(model, "validation") for model in _READ_BY_ROUTES]
+    _, extra = models_json_schema(modes, ref_template=template)  # type: ignore[arg-type]
+    components = found.setdefault("components", {})
+    components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    found["security"] = [{}, {"key": []}]  # only where the server has keys
+    for name, operation in operations(found).items():
+        operation["x-codeSamples"] = [
+            {"lang": language, "label": label, "source": source}
+            for known, example in EXAMPLES
+            if known == name
+            for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
+        ]
+        for answer in operation["responses"].values():
+            answer.setdefault("headers", {}).update(ANSWER_HEADERS)
+    return found
+
+
+def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The operations of a document by their ids."""
+    return {one["operationId"]: one for methods in found["paths"].values() for one in methods.values()}
+
+
+def text() -> str:
+    """The document as it is kept."""
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

@@ -1,0 +1,89 @@
+"""Whether the server can do its work: loading in the background, and how far that is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+
+from nnclr_hub.errors import NNCLRHubError, StoreError
+from nnclr_hub.workbench import Workbench
+
+from .models import Engines
+from .privacy import without_paths
+from .schemas import Readiness
+
+log = logging.getLogger(__name__)
+
+
+class Loading:
+    """Warms the default model and opens every collection; `report` tells of it at any time, from any thread.
+
+    Args:
+        engines: their default model is loaded.
+        workbench: its store's collections are opened.
+    """
+
+    def __init__(self, engines: Engines, workbench: Workbench) -> None:
+        self._engines = engines
+        self._workbench = workbench
+        self._lock = threading.Lock()
+        self._detail: str | None = "starting"
+        self._failed = self._warm = False
+        self._done, self._total = 0, 0
+
+    def run(self) -> None:
+        """Loads; blocks until all is there or failed."""
+        try:
+            self._detail = "loading the model"
+            self._engines.get()
+            self._warm = True
+            self._detail = "opening the collections"
+            self._open_collections()
+        except NNCLRHubError as error:
+            log.error("not ready: %s", error)
+            self._detail, self._failed = without_paths(str(error)), True
+        except Exception as error:
+            log.exception("not ready")
+            self._detail, self._failed = f"Loading failed ({type(error).__name__}); the log says why.", True
+        else:
+            self._detail = None
+
+    def report(self) -> Readiness:
+        """How far the server is, and how its parts are; names no collection, for it is told without a key."""
+        alive = self._engines.healthy
+        detail, states = self._detail, {}
+        status = "failed" if self._failed else "ready" if detail is None else "loading"
+        if status == "ready":
+            states = self._states()
+            if not alive:
+                status, detail = "ill", "an engine's thread is dead or its batch is overdue"
+        return Readiness(
+            status=status,
+            detail=detail,
+            model_warm=self._warm,
+            threads_alive=alive,
+            collections_loaded=self._done,
+            collections_total=self._total,
+            collection_states=states,
+        )
+
+    def _open_collections(self) -> None:
+        """A damaged one keeps no other from being served."""
+        names = [info.name for info in self._workbench.store.list()]
+        self._total = len(names)
+        for name in names:
+            try:
+                self._workbench.store.get(name)
+            except StoreError as error:
+                log.error("collection %s: %s", name, error)
+            self._done += 1
+
+    def _states(self) -> dict[str, int]:
+        """How many collections are in which state."""
+        try:
+            infos = self._workbench.store.list()
+        except StoreError as error:
+            log.error("the store does not answer: %s", error)
+            return {"unreachable": self._total}
+        return dict(Counter(info.state.partition(":")[0] for info in infos))

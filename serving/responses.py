@@ -1,0 +1,48 @@
+"""Answers that carry vectors: JSON as fast as it can be written, arrays, or bare bytes.
+
+VectorResponse({"embedding": vector})           # vector: (D,) float32, written with the digits that float32 has
+array_response(vectors, "application/x-npy")    # (N, D)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+NPY = "application/x-npy"
+BYTES = "application/octet-stream"
+JSON = "application/json"
+DType = Literal["float32", "float16"]
+
+
+class VectorResponse(JSONResponse):
+    """JSON in which numpy arrays may stand for lists of numbers."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError:  # metadata may hold integers beyond 64 bits
+            return json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=np.ndarray.tolist).encode()
+
+
+def wanted(request: Request) -> str:
+    """The first of JSON, NPY and BYTES that the Accept header names; JSON where it names none of them."""
+    named = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
+    return next((one for one in named if one in (JSON, NPY, BYTES)), JSON)
+
+
+def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> Response:
+    """Vectors (N, D) as numpy's file, or as bare little-endian numbers row by row whose shape is in a header."""
+    rows = np.ascontiguousarray(vectors, {"float32": "<f4", "float16": "<f2"}[dtype])
+    headers = {"X-Shape": ",".join(map(str, rows.shape)), "X-DType": dtype, "Vary": "Accept"}
+    if kind == BYTES:
+        return Response(rows.tobytes(), media_type=BYTES, headers=headers)
+    file = io.BytesIO()
+    np.save(file, rows)
+    return Response(file.getvalue(), media_type=NPY, headers=headers)

@@ -1,0 +1,30 @@
+"""`where` in the query of a GET: a filter on metadata, as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import TypeAdapter, ValidationError
+
+from nnclr_hub.errors import InvalidFilter
+
+_WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+WhereText = Annotated[
+    str | None,
+    Query(description='a filter on metadata as JSON, like {"must": [{"key": "label", "match": "cat"}]}'),
+]
+
+
+def read_where(text: str | None) -> dict[str, Any] | None:
+    """The filter; None: no filter.
+
+    Raises:
+        InvalidFilter: it is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        return _WHERE.validate_json(text)
+    except ValidationError as error:
+        raise InvalidFilter(f"where is not a JSON object: {error.errors()[0]['msg']}.") from error

@@ -1,0 +1,70 @@
+"""The bodies of collections and their aliases."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from .words import FIRST_WRONG, Name, Strict
+
+
+class CollectionRequest(Strict):
+    """A new collection; without dim, one for the vectors of `model`."""
+
+    model: str | None = None
+    dim: int | None = None
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    indexed: Annotated[list[str], FIRST_WRONG] = Field(
+        default=["label"], description="metadata keys with an index for filters"
+    )
+    index: Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"] = "auto"
+    precision: Literal["f32", "f16"] = "f32"
+
+
+class CollectionResponse(BaseModel):
+    name: str
+    dim: int
+    metric: str
+    model: str
+    fingerprint: str
+    indexed: list[str]
+    index: str
+    precision: str
+    count: int
+    durable_seq: int
+    indexed_seq: int
+    state: str
+    index_in_use: str
+
+
+class CollectionsResponse(BaseModel):
+    collections: list[CollectionResponse]
+
+
+class VerifyResponse(BaseModel):
+    """All is well when the lists are empty and the recall is not below 0.9."""
+
+    ok: bool
+    items: int
+    damaged: list[str]
+    disagreements: list[str]
+    missing: list[str]
+    recall: float
+
+
+class CountResponse(BaseModel):
+    count: int
+
+
+class AliasRequest(Strict):
+    collection: Name
+
+
+class AliasResponse(BaseModel):
+    alias: str
+    collection: str
+
+
+class AliasesResponse(BaseModel):
+    aliases: list[AliasResponse]

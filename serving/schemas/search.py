@@ -1,0 +1,72 @@
+"""The bodies of searches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field, PrivateAttr
+
+from .words import FIRST_WRONG, Box, ItemError, Metadata, Picture, Strict, Vector, Where
+
+
+class Example(Strict):
+    """Exactly one of id, image and vector; a box goes with an image."""
+
+    id: str | None = Field(None, description="of an item of the collection")
+    image: Picture | None = None
+    vector: Vector | None = None
+    box: Box | None = None
+    _file: bytes | None = PrivateAttr(None)
+
+    def attach(self, file: bytes) -> None:
+        """Takes a picture that came as a file beside the JSON."""
+        self._file = file
+
+    @property
+    def picture(self) -> bytes | str | None:
+        """The picture as a file, or as text."""
+        return self.image if self._file is None else self._file
+
+    @property
+    def has_image(self) -> bool:
+        return self.picture is not None
+
+
+class SearchRequest(Example):
+    """Exactly one of id, image, vector and positive."""
+
+    positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near to")
+    negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be away from")
+    group_by: str | None = Field(None, description="metadata key: the nearest item of each of its values")
+    k: int = Field(10, description="1 to 1000")
+    where: Where | None = None
+    exact: bool = Field(False, description="compare with every item")
+    score_threshold: float | None = None
+    with_vector: bool = False
+    effort: int | None = Field(None, description="efSearch or nprobe of an approximate index, 1 to 10,000")
+
+
+class SearchBatchRequest(Strict):
+    queries: Annotated[list[SearchRequest], FIRST_WRONG] = Field(min_length=1)
+
+
+class MatchResponse(BaseModel):
+    id: str
+    score: float
+    metadata: Metadata
+    vector: list[float] | None = None
+
+
+class SearchResponse(BaseModel):
+    matches: list[MatchResponse]
+
+
+class SearchBatchEntry(BaseModel):
+    """Either matches or an error."""
+
+    matches: list[MatchResponse] | None = None
+    error: ItemError | None = None
+
+
+class SearchBatchResponse(BaseModel):
+    results: list[SearchBatchEntry]

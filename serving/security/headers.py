@@ -1,0 +1,75 @@
+"""What every answer carries, so that a browser does no more with it than it is meant for.
+
+A header that an answer has already is left as it is.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Scope, Send
+
+from .rates import Allowance
+from .routes import PAGE
+
+ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=(), payment=(), usb=()",
+}
+NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+# Gradio builds its components from inline scripts and templates that it compiles in the browser
+GRADIO = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
+    "connect-src 'self' data: blob:; object-src 'none'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+)
+EXPOSED = (
+    "Location, Retry-After, Server-Timing, X-Request-Id, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ratelimit-reset-requests, x-ratelimit-limit-images, x-ratelimit-remaining-images, x-ratelimit-reset-images"
+)
+
+
+def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance) -> Send:
+    """`send` that puts the headers on the answer's start.
+
+    Args:
+        origin: of a page elsewhere that may read the answer.
+        allowance: what the caller has left when the answer starts.
+    """
+    path: str = scope["path"]
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in (ALWAYS | allowance.headers()).items():
+                headers.setdefault(name, value)
+            headers.setdefault("Content-Security-Policy", _policy(path))
+            if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's own files may be kept
+                headers.setdefault("Cache-Control", "no-store")
+            if origin is not None:
+                headers["Access-Control-Allow-Origin"] = origin
+                headers["Access-Control-Expose-Headers"] = EXPOSED
+                headers.add_vary_header("Origin")
+        await send(message)
+
+    return with_headers
+
+
+def preflight(origin: str) -> dict[str, str]:
+    """The headers that let a page elsewhere send what it asks to; it must still have a key."""
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept, Idempotency-Key, X-Request-Id",
+        "Access-Control-Max-Age": "600",
+        "Vary": "Origin",
+    }
+
+
+def _policy(path: str) -> str:
+    if path == PAGE or path.startswith(f"{PAGE}/"):
+        return GRADIO
+    return NOTHING

@@ -1,0 +1,55 @@
+"""Every example of the documentation runs as it stands, against a server."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.examples import BASE, EXAMPLES
+from serving.openapi import document, operations
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, pictures):
+    """Where the examples are run: with a photo.jpg."""
+    made = tmp_path_factory.mktemp("examples")
+    shutil.copy(pictures[0], made / "photo.jpg")
+    return made
+
+
+def check_what_was_saved(folder) -> None:
+    assert np.load(folder / "vectors.npy").shape == (1, 32)
+    with Image.open(folder / "thumbnail.jpg") as picture:
+        assert picture.format == "JPEG"
+
+
+def test_every_operation_has_an_example_and_every_example_an_operation():
+    described = operations(document())
+    assert list(dict.fromkeys(name for name, _ in EXAMPLES)) == sorted(described, key=[n for n, _ in EXAMPLES].index)
+    for name, operation in described.items():
+        samples = {sample["label"]: sample["source"] for sample in operation["x-codeSamples"]}
+        assert samples.keys() == {"curl", "Python"}, name
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_every_curl_example_runs(server, folder, key):
+    """With a key as well, which a server without keys overlooks."""
+    for name, example in EXAMPLES:
+        text = example.curl(key=key).replace(BASE, server.url)
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "NNCLR_KEY": "a-key"}
+        done = subprocess.run(["sh", "-c", text], cwd=folder, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, (name, text, done.stdout, done.stderr)
+    check_what_was_saved(folder)
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_every_python_example_runs(server, folder, key, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("NNCLR_KEY", "a-key")
+    for name, example in EXAMPLES:
+        code = compile(example.python(key=key).replace(BASE, server.url), name, "exec")
+        exec(code, {})
+    check_what_was_saved(folder)
+    assert capsys.readouterr().out

@@ -1,0 +1,364 @@
+"""Fetching: what may be asked for, what is connected to, and that all failures look alike.
+
+Servers of this machine stand for the open internet: the resolver and the predicate are given, the rest is real.
+"""
+
+import asyncio
+import base64
+import ipaddress
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import InvalidRequest, Overloaded, RequestTooLarge
+from serving.payloads import decode_text
+from serving.security import fetching
+from serving.security.fetching import Fetcher, is_public
+from serving.settings import Settings
+
+LOOPBACK = ipaddress.ip_address("127.0.0.1")
+
+
+class Site(ThreadingHTTPServer):
+    """Answers by path, and remembers what it was asked."""
+
+    def __init__(self, picture: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.picture = picture
+        self.asked: list[tuple[str, str]] = []  # (Host, path)
+
+    @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.headers["Host"], self.path))
+        kind, _, rest = self.path.lstrip("/").partition("/")
+        if kind == "to":
+            self.send_response(302)
+            self.send_header("Location", rest)
+            self.end_headers()
+        elif kind == "status":
+            self.send_error(int(rest))
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self._body(kind)
+
+    def _body(self, kind: str) -> None:
+        if kind == "endless":
+            while True:
+                self.wfile.write(bytes(100_000))
+        elif kind == "slow":
+            time.sleep(1.5)
+        elif kind == "drip":
+            for _ in range(30):
+                self.wfile.write(b"x")
+                time.sleep(0.05)
+        else:
+            self.wfile.write(self.server.picture)
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the fetcher had enough
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def site(pictures) -> Iterator[Site]:
+    server = Site(pictures[0].read_bytes())
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def fetcher(site: Site | None = None, names: dict[str, list[str]] | None = None, **settings) -> Fetcher:
+    """One for which this machine is the open internet, and every name is its own but those that are given."""
+
+    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
+        try:
+            return [ipaddress.ip_address(host)]
+        except ValueError:
+            return [ipaddress.ip_address(one) for one in (names or {}).get(host, ["127.0.0.1"])]
+
+    ports = (80, 443, site.port) if site else (80, 443)
+    return Fetcher(Settings(url_ports=ports, **settings), resolve, lambda address: address == LOOPBACK)
+
+
+def fetch(fetcher: Fetcher, *urls: str) -> list[bytes]:
+    found = asyncio.run(fetcher.fetch_each(urls))
+    return [decode_text(url, "input[0]", found) for url in urls]
+
+
+def refused(fetcher: Fetcher, url: str) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        fetch(fetcher, url)
+    return str(caught.value)
+
+
+GENERIC = "input[0] could not be fetched: check its address, or send the picture itself."
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "0.1.2.3"),
+        *("192.0.0.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250"),
+        *("240.0.0.1", "255.255.255.255", "192.88.99.1", "::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8"),
+        *("::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:808:808::1"),
+        *("2001:db8::1", "fc00::1", "fd12::1", "fe80::1", "fec0::1", "ff02::1", "100::1", "5f00::1", "2001:2::1"),
+    ],
+)
+def test_what_is_not_the_open_internet(address):
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "100.63.255.255", "2606:4700::1111", "2a00:1450::1"])
+def test_what_is(address):
+    assert is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://example.com/x", "file:///etc/passwd", "gopher://example.com/", "data:,x", "//example.com/x", "x"),
+        *(
+            "http://",
+            "http:///x",
+            "https://user@example.com/",
+            "https://user:word@example.com/",
+        ),
+        *("http://2130706433/", "http://0x7f.1/", "http://0x7f000001/", "http://017700000001/", "http://127.1/"),
+        *("http://0177.0.0.1/", "http://[::1%25lo]/", "http://[::FFFF:127.0.0.1]/", "http://a..b/", "http://a b/"),
+        *(
+            "http://example.com\\@127.0.0.1/",
+            "http://127.0.0.1\\.example.com/",
+            "http://exa\nmple.com/",
+            "http://é.com/",
+        ),
+        *("http://example.com\t/", " http://example.com/", "http://example.com/\x00", "http://①②⑦.0.0.1/"),
+        *("http://example.com:99999/", "http://example.com:22/", "https://example.com:8443/", "http://example.com:0/"),
+        "http://example.com/" + "a" * 3000,
+    ],
+)
+def test_what_an_address_may_not_say(url):
+    """Refused by its text alone: nothing is resolved."""
+
+    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
+        pytest.fail(f"{host} was resolved")
+
+    with pytest.raises(InvalidRequest) as caught:
+        fetch(Fetcher(Settings(), resolve), url)
+    assert "input[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "[::1]", "169.254.169.254", "[::ffff:7f00:1]", "no-such-name.invalid"]
+)
+def test_this_machine_and_its_network_are_never_asked(site, host):
+    """By the real resolver and the real predicate."""
+    real = Fetcher(Settings(url_ports=(site.port,)))
+    assert refused(real, f"http://{host}:{site.port}/x") == GENERIC
+    assert site.asked == []
+
+
+def test_domains_may_be_listed(site):
+    listed = fetcher(site, url_domains=("example.com",))
+    for host in ("example.com", "EXAMPLE.com", "img.example.com", "example.com."):
+        assert fetch(listed, f"http://{host}:{site.port}/x") == [site.picture]
+    for host in ("example.com.evil.test", "evilexample.com", "127.0.0.1"):
+        assert "not on a domain" in refused(listed, f"http://{host}:{site.port}/x")
+
+
+# ---- the connection
+
+
+def test_a_picture_is_fetched_from_the_address_that_was_checked(site, pictures):
+    assert fetch(fetcher(site), f"http://img.example.com:{site.port}/a?b=c#d") == [pictures[0].read_bytes()]
+    assert site.asked == [(f"img.example.com:{site.port}", "/a?b=c")]
+
+
+def test_a_name_is_looked_up_once(site):
+    """One that answers with another address the second time gains nothing."""
+    answers = [[LOOPBACK], [ipaddress.ip_address("127.0.0.2")]]
+
+    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
+        return answers.pop(0)
+
+    rebinding = Fetcher(Settings(url_ports=(site.port,)), resolve, lambda address: address == LOOPBACK)
+    assert fetch(rebinding, f"http://rebind.example.com:{site.port}/x") == [site.picture]
+    assert len(answers) == 1
+
+
+def test_one_bad_address_of_a_name_is_enough(site):
+    mixed = fetcher(site, {"mixed.example.com": ["127.0.0.1", "10.0.0.1"]})
+    assert refused(mixed, f"http://mixed.example.com:{site.port}/x") == GENERIC
+    assert refused(fetcher(site, {"none.example.com": []}), f"http://none.example.com:{site.port}/x") == GENERIC
+    assert site.asked == []
+
+
+def test_redirects_are_checked_like_the_first_address(site):
+    names = {"inside.example.com": ["10.0.0.1"]}
+    base = f"http://a.example.com:{site.port}"
+    for target in (
+        "http://inside.example.com/",
+        f"http://169.254.169.254:{site.port}/",
+        "file:///etc/passwd",
+        f"http://user@a.example.com:{site.port}/",
+        "http://a.example.com:22/",
+        "",
+    ):
+        assert refused(fetcher(site, names), f"{base}/to/{target}") == GENERIC
+    assert {path for _, path in site.asked if not path.startswith("/to/")} == set()
+    assert fetch(fetcher(site), f"{base}/to//picture") == [site.picture]
+    assert fetch(fetcher(site), f"{base}/to/to/to/picture".replace("/to/to/to/", "/to//to//to//")) == [site.picture]
+    assert refused(fetcher(site), f"{base}/to//to//to//to//picture") == GENERIC
+
+
+def test_all_failures_look_alike(site):
+    """Whatever a scanner asks for: nothing there, no picture there, an error, a refusal, a name of the inside."""
+    base = f"http://a.example.com:{site.port}"
+    own = fetcher(site)
+    closed = Fetcher(Settings(url_ports=(1,)), own._resolve, own._allowed)
+    assert refused(closed, "http://a.example.com:1/") == GENERIC
+    assert refused(own, f"{base}/status/404") == GENERIC
+    assert refused(own, f"{base}/status/500") == GENERIC
+    assert refused(fetcher(site, {"a.example.com": ["10.0.0.1"]}), base) == GENERIC
+    assert refused(fetcher(site, url_s=0.3), f"{base}/slow") == GENERIC
+    assert refused(own, f"https://a.example.com:{site.port}/") == GENERIC
+
+
+# ---- how much, how long
+
+
+def test_bytes_are_counted_for_all_addresses_of_a_request_together(site):
+    base = f"http://a.example.com:{site.port}"
+    with pytest.raises(RequestTooLarge, match=r"0\.5 MB"):
+        fetch(fetcher(site, max_bytes=500_000), f"{base}/endless")
+    size = len(site.picture)
+    assert len(fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(3)])) == 3
+    with pytest.raises(RequestTooLarge):
+        fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(4)])
+
+
+def test_a_dripping_server_has_no_longer_than_the_whole_request(site):
+    """A byte now and then would keep each read below any timeout of its own."""
+    assert refused(fetcher(site, url_s=0.4), f"http://a.example.com:{site.port}/drip") == GENERIC
+
+
+def test_a_name_server_that_hangs_holds_nobody_up(site):
+    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
+        await asyncio.sleep(60)
+        return []
+
+    assert refused(Fetcher(Settings(url_s=0.2), resolve), "http://a.example.com/") == GENERIC
+
+
+def test_too_many_at_once_are_refused_and_give_their_places_back(site):
+    url = f"http://a.example.com:{site.port}/drip"
+    shared = fetcher(site, url_s=0.5)
+
+    async def crowd() -> list[object]:
+        asked = [shared.fetch_each([f"{url}?{i}" for i in range(8)]) for _ in range(5)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert sum(isinstance(one, Overloaded) for one in asyncio.run(crowd())) == 1
+    assert fetch(shared, f"http://a.example.com:{site.port}/x") == [site.picture]
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A self-signed certificate of img.example.com, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x"]
+    command += ["-addext", "subjectAltName=DNS:img.example.com"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_certificate_must_be_that_of_the_name_and_not_of_the_address(site, certificate):
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    names: list[str | None] = []
+    ours.sni_callback = lambda socket, name, context: names.append(name)
+    site.socket = ours.wrap_socket(site.socket, server_side=True)
+    trusting = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
+    plain = fetcher(site)
+
+    def over(certificates: ssl.SSLContext | None) -> Fetcher:
+        return Fetcher(Settings(url_ports=(site.port,)), plain._resolve, plain._allowed, certificates)
+
+    assert fetch(over(trusting), f"https://img.example.com:{site.port}/x") == [site.picture]
+    assert names == ["img.example.com"]
+    assert refused(over(trusting), f"https://other.example.com:{site.port}/x") == GENERIC
+    assert refused(over(None), f"https://img.example.com:{site.port}/x") == GENERIC
+
+
+# ---- over REST
+
+
+@pytest.fixture
+def fetching_server(server, site) -> Iterator:
+    server.app.state.fetcher = fetcher(site)
+    yield server
+    server.app.state.fetcher = None
+
+
+def test_pictures_are_searched_and_embedded_by_address(fetching_server, site, model, pictures):
+    url = f"http://a.example.com:{site.port}/x"
+    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    with httpx.Client(base_url=fetching_server.url, timeout=30) as client:
+        body = {"model": model.name, "input": [url, text, url.replace("http", "HTTP")]}
+        answer = client.post("/v1/embeddings", json=body)
+        vectors = [entry["embedding"] for entry in answer.json()["data"]]
+        np.testing.assert_allclose(vectors, [vectors[1]] * 3, atol=1e-5)
+        client.put("/api/v1/collections/fetched", json={})
+        client.put("/api/v1/collections/fetched/items", json=[{"id": "a", "vector": vectors[0]}])
+        found = client.post("/api/v1/collections/fetched/search", json={"image": url}).json()["matches"]
+        assert (found[0]["id"], round(found[0]["score"], 4)) == ("a", 1.0)
+        client.delete("/api/v1/collections/fetched")
+        answer = client.post("/v1/embeddings", json={"model": model.name, "input": [text, f"{url}/../status/404"]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "input[1]"
+        assert "could not be fetched" in answer.json()["error"]["message"]
+        answer = client.post("/api/v1/embed", json={"images": [url, f"{url}/../status/404", text]})
+        assert [entry.get("error", {}).get("code") for entry in answer.json()["data"]] == [
+            None,
+            "undecodable_image",
+            None,
+        ]
+
+
+def test_without_the_setting_nothing_is_fetched(server, site, model):
+    body = {"model": model.name, "input": f"http://127.0.0.1:{site.port}/x"}
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert "does not fetch" in answer.json()["error"]["message"]
+    assert site.asked == []

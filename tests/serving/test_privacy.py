@@ -1,0 +1,102 @@
+"""No path of this machine goes out."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from nnclr_hub.errors import StoreError
+from serving.privacy import public_name, without_paths
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("/home/me/models/mine is no folder: give one.", "mine is no folder: give one."),
+        ("local-dir:/etc/mine is damaged.", "mine is damaged."),
+        (
+            "[Errno 2] No such file or directory: '/tmp/x/catalog.sqlite'",
+            "[Errno 2] No such file or directory: 'catalog.sqlite'",
+        ),
+        ('see file:///usr/lib/a.so, (/var/lib/b), "/opt/c d"', 'see a.so, (b), "c d"'),
+        ("It lies in /tmp/x.", "It lies in x."),
+        ("POST /api/v1/embed: Missing boundary.", "POST /api/v1/embed: Missing boundary."),
+        ("https://example.com/usr/lib is no key; 1/2 and/or hf-hub:org/usr", None),
+        ("a" * 100_000 + "/" * 100_000, None),
+    ],
+)
+def test_paths_are_shortened_to_their_last_name(sentence, told):
+    assert without_paths(sentence) == (sentence if told is None else told)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("nnclr_resnet18_small_cpu_starter", "nnclr_resnet18_small_cpu_starter"),
+        ("/srv/models/mine", "mine"),
+        ("./mine", "mine"),
+        ("local-dir:/srv/models/mine", "mine"),
+        ("file:///srv/models/mine/", "mine"),
+        ("hf-hub:org/repo@1234", "hf-hub:org/repo@1234"),
+        ("timm:resnet50.a1_in1k", "timm:resnet50.a1_in1k"),
+        ("random:resnet50@0", "random:resnet50@0"),
+        ("random:/srv/models/mine@3", "random:mine@3"),
+        ("", ""),
+    ],
+)
+def test_clients_see_the_name_of_a_source(source, name):
+    assert public_name(source) == name
+
+
+def test_no_answer_holds_a_path_of_this_machine(server, client, model, pictures, monkeypatch):
+    """The model is a folder here, and the store too: their paths could come out in many places."""
+    secrets = [str(model.parent), tempfile.gettempdir(), str(Path.home()), "site-packages"]
+    one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]
+
+    def odd(*_, **__):
+        raise OSError(5, "Input/output error", str(model / "catalog.sqlite"))
+
+    def known(*_, **__):
+        raise StoreError(f"The store in {model / 'store'} is closed.")
+
+    def answers():
+        yield client.get("/v1/models")
+        yield client.get(f"/v1/models/{model.name}")
+        yield client.get("/v1/models/unknown")
+        yield client.get(f"/v1/models/local-dir:{model}/x")
+        yield client.put("/api/v1/collections/paths", json={})
+        yield client.put("/api/v1/collections/paths", json={"model": "/etc/passwd"})
+        yield client.get("/api/v1/collections")
+        yield client.get("/api/v1/collections/paths")
+        yield client.post("/api/v1/embed", files=one)
+        yield client.post("/api/v1/embed", files=[("files", ("a.jpg", b"x", "image/jpeg"))])
+        yield client.post("/api/v1/collections/paths/items", files=one)
+        yield client.get("/openapi.json")
+        for failure in (odd, known):
+            with monkeypatch.context() as patched:
+                patched.setattr(type(server.bench), "collection", failure)
+                close = {"Connection": "close"}  # as the server does after what it did not expect
+                yield client.get("/api/v1/collections/paths", headers=close)
+                yield client.post("/api/v1/collections/paths/search", json={"vector": [1]}, headers=close)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(server.engines), "get", known)
+            server.app.state.readiness.run()
+            yield client.get("/readyz")
+        server.app.state.readiness.run()
+        yield client.delete("/api/v1/collections/paths")
+
+    for answer in answers():
+        for secret in secrets:
+            assert secret not in answer.text, (answer.url, answer.text)
+            assert secret not in str(answer.headers), answer.url
+
+
+def test_a_model_goes_by_its_name(client, model, pictures):
+    """Everywhere: in the list, in requests, in answers, and for collections."""
+    assert client.get("/v1/models").json()["data"][0]["id"] == model.name
+    answer = client.post("/api/v1/embed", files={"files": pictures[0].read_bytes()}, data={"model": model.name})
+    assert answer.json()["model"] == model.name
+    assert client.put("/api/v1/collections/named", json={"model": model.name}).status_code == 201
+    assert client.get("/api/v1/collections/named").json()["model"] == model.name
+    assert client.post("/api/v1/collections/named/items", files={"files": pictures[0].read_bytes()}).status_code == 200
+    client.delete("/api/v1/collections/named")

@@ -1,0 +1,123 @@
+"""Rates: what a bucket gives, held against a list of the times at which tokens were taken; and over REST."""
+
+import asyncio
+import random
+
+import pytest
+from asked_door import READER, WRITER, ask, bearer, door_of
+
+from nnclr_hub.errors import RateLimited
+from serving.security import rates
+from serving.security.rates import Allowance, Buckets, caller_of
+from serving.settings import Settings
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_bucket_gives_what_a_slow_simulation_gives():
+    """The simulation adds a token every 60 / rate seconds, second by second."""
+    clock, generator = Clock(), random.Random(0)
+    buckets, tokens = Buckets(30, clock=clock), 30.0
+    for _ in range(2000):
+        seconds = generator.choice([0, 0, 1, 5])
+        clock.now += seconds
+        for _ in range(seconds):
+            tokens = min(30.0, tokens + 0.5)
+        count = generator.randint(1, 4)
+        wait = buckets.take("a", count)
+        if tokens >= count:
+            assert wait == 0
+            tokens -= count
+        else:
+            assert wait == pytest.approx((count - tokens) / 0.5)
+
+
+def test_after_the_wait_that_it_names_there_is_enough():
+    clock = Clock()
+    buckets = Buckets(60, clock=clock)
+    assert [buckets.take("a", 20) for _ in range(3)] == [0, 0, 0]
+    wait = buckets.take("a", 30)
+    clock.now += wait - 0.01
+    assert buckets.take("a", 30) > 0
+    clock.now += 0.02
+    assert buckets.take("a", 30) == 0
+    assert buckets.take("b", 30) == 0, "another caller has a bucket of its own"
+
+
+def test_a_million_callers_take_no_more_memory_than_ten_thousand():
+    buckets = Buckets(10)
+    for i in range(30_000):
+        buckets.take(str(i))
+    assert len(buckets._left) == rates.REMEMBERED
+
+
+def test_a_machine_cannot_change_its_name_within_its_ipv6_network():
+    assert caller_of(("2001:db8::1", 1)) == caller_of(("2001:db8::ffff:1", 9)) == "2001:db8::/64"
+    assert caller_of(("2001:db8:0:1::1", 1)) != caller_of(("2001:db8::1", 1))
+    assert caller_of(("::ffff:192.0.2.1", 1)) == caller_of(("192.0.2.1", 2)) == "192.0.2.1"
+    assert caller_of(None) == caller_of(("unix socket\r\n", 0)) == "unknown"
+
+
+def test_pictures_are_charged_to_the_request_in_work_and_to_nobody_outside_one():
+    allowance = Allowance("a", Buckets(0), Buckets(10))
+
+    async def request() -> None:
+        rates.use(allowance)
+        await asyncio.to_thread(rates.charge_images, 10)
+        with pytest.raises(RateLimited, match="10 pictures a minute"):
+            await asyncio.to_thread(rates.charge_images, 1)
+
+    asyncio.run(request())
+    rates.charge_images(1000)
+
+
+def test_requests_are_limited_for_each_key():
+    door = door_of(Settings(api_keys=(f"phone:{READER}",), write_keys=(f"ci:{WRITER}",), rate_requests=3))
+    answers = [ask(door, "/v1/models", client=f"192.0.2.{i}", **bearer(READER)) for i in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
+    assert 1 <= int(answers[3].headers["retry-after"]) <= 20
+    assert b'"code":"rate_limited"' in answers[3].body
+    assert ask(door, "/v1/models", **bearer(WRITER)).status == 200
+    assert ask(door, "/healthz").status == 200
+
+
+def test_without_keys_the_address_is_limited():
+    door = door_of(Settings(rate_requests=2))
+    answers = [ask(door, "/v1/models", client=client).status for client in ("192.0.2.1",) * 3 + ("192.0.2.2",)]
+    assert answers == [200, 200, 429, 200]
+
+
+def test_wrong_keys_are_soon_not_looked_at_but_known_callers_go_on():
+    door = door_of(Settings(api_keys=(READER, f"new:{WRITER}")))
+    assert ask(door, "/v1/models", **bearer(READER)).status == 200
+    statuses = [ask(door, "/v1/models", **bearer(f"guess-{i}")).status for i in range(25)]
+    assert statuses == [401] * 20 + [429] * 5
+    assert ask(door, "/v1/models", **bearer(WRITER)).status == 429, "or a guess would still succeed"
+    assert ask(door, "/v1/models", **bearer(READER)).status == 200
+    assert ask(door, "/v1/models", client="192.0.2.9", **bearer(WRITER)).status == 200
+    assert ask(door, "/v1/models").status == 401, "no key at all is no guess"
+
+
+def test_pictures_are_limited_over_rest(model, tmp_path, serve, pictures):
+    import httpx
+
+    one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]
+    for server in serve(model, tmp_path / "store", rate_images=1, max_images=4):
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            first = client.post("/api/v1/embed", files=one * 3)
+            assert first.status_code == 200
+            assert first.headers["x-ratelimit-remaining-images"] == "1"
+            second = client.post("/api/v1/embed", files=one * 3)
+            assert (second.status_code, second.json()["code"]) == (429, "rate_limited")
+            assert int(second.headers["retry-after"]) > 60
+            assert client.post("/api/v1/embed", files=one).status_code == 200
+            client.put("/api/v1/collections/c", json={})
+            assert client.post("/api/v1/collections/c/items", files=one).status_code == 429
+            assert client.get("/api/v1/collections/c").json()["count"] == 0

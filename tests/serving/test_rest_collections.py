@@ -1,0 +1,28 @@
+"""Collections over REST."""
+
+import base64
+
+from rest_requests import is_problem, upload
+
+
+def test_collections_are_made_once_and_described(client):
+    path = "/api/v1/collections/plain"
+    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 201
+    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 200
+    is_problem(client.put(path, json={"dim": 5}), 409, "collection_exists")
+    assert "plain" in [one["name"] for one in client.get("/api/v1/collections").json()["collections"]]
+    assert client.delete(path).status_code == 204
+    is_problem(client.get(path), 404, "collection_not_found")
+
+
+def test_a_collection_of_another_encoder_is_a_conflict(client, server, pictures):
+    from nnclr_hub.store.base import CollectionSpec
+
+    name = "foreign"
+    server.bench.store.create(name, CollectionSpec(32, fingerprint="f" * 32, model=server.engines.default))
+    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    response = client.post(f"/api/v1/collections/{name}/search", json={"image": text})
+    assert "nnclr store reembed" in is_problem(response, 409, "fingerprint_mismatch")
+    response = client.post(f"/api/v1/collections/{name}/items", files=upload(pictures[:1]))
+    is_problem(response, 409, "fingerprint_mismatch")
+    server.bench.store.drop(name)

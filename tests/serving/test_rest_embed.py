@@ -1,0 +1,141 @@
+"""POST /api/v1/embed: each picture for itself."""
+
+import base64
+import io
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+from rest_requests import as_text, is_problem, upload
+
+
+def test_embed_answers_each_file_for_itself(client, pictures, encoder):
+    files = [*upload(pictures[:2]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+    response = client.post("/api/v1/embed", files=files)
+    assert response.status_code == 200
+    body = response.json()
+    assert (body["dim"], len(body["data"])) == (32, 3)
+    np.testing.assert_allclose(
+        [entry["embedding"] for entry in body["data"][:2]], encoder.embed(pictures[:2]), atol=1e-5
+    )
+    assert body["data"][2]["error"]["code"] == "unsupported_image"
+    assert body["data"][2]["name"] == "bad.jpg"
+
+
+def test_embed_gives_an_array_on_request(client, pictures, encoder):
+    response = client.post("/api/v1/embed", files=upload(pictures[:5]), headers={"Accept": "application/x-npy"})
+    np.testing.assert_allclose(np.load(io.BytesIO(response.content)), encoder.embed(pictures[:5]), atol=1e-5)
+    mixed = [*upload(pictures[:1]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+    is_problem(
+        client.post("/api/v1/embed", files=mixed, headers={"Accept": "application/x-npy"}), 422, "undecodable_image"
+    )
+
+
+def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(client, pictures, encoder):
+    """64 files of noise, while another client asks for a good picture again and again."""
+    rng = np.random.default_rng(0)
+    garbage = [("files", (f"{i}.jpg", rng.bytes(3000), "image/jpeg")) for i in range(64)]
+    want = encoder.embed(pictures[:1])[0]
+    good: list[float] = []
+    stop = threading.Event()
+
+    def ask():
+        with httpx.Client(base_url=str(client.base_url), timeout=30) as other:
+            while not stop.is_set():
+                response = other.post("/api/v1/embed", files=upload(pictures[:1]))
+                assert response.status_code == 200
+                good.append(float(np.abs(np.array(response.json()["data"][0]["embedding"]) - want).max()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for _ in range(5):
+        seen = len(good)
+        response = client.post("/api/v1/embed", files=garbage)
+        assert "64 of 64" in is_problem(response, 422, "undecodable_image")
+        assert len(response.json()["errors"]) == 64
+        while thread.is_alive() and len(good) == seen:  # the other client was answered meanwhile
+            time.sleep(0.01)
+    stop.set()
+    thread.join()
+    assert good
+    assert max(good) < 1e-5
+    assert client.get("/readyz").status_code == 200
+
+
+def test_concurrent_requests_each_get_their_own_vectors(client, pictures, encoder):
+    want = encoder.embed(pictures)
+
+    def ask(i):
+        answer = client.post("/api/v1/embed", files=upload([pictures[i]]))
+        return np.array(answer.json()["data"][0]["embedding"])
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(ask, range(len(pictures))))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_what_is_too_much_is_refused_while_it_streams(client):
+    is_problem(
+        client.post("/api/v1/embed", files=[("files", ("a.jpg", b"x", "image/jpeg"))] * 65), 413, "request_too_large"
+    )
+    big = {"files": ("big.jpg", bytes(21_000_000), "image/jpeg")}
+    is_problem(client.post("/api/v1/embed", files=big), 413, "request_too_large")
+
+    def endless():  # without a Content-Length, it has to be counted
+        yield b'--b\r\nContent-Disposition: form-data; name="files"; filename="x.jpg"\r\n\r\n'
+        for _ in range(400):
+            yield bytes(100_000)
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    try:
+        response = client.post("/api/v1/embed", content=endless(), headers=headers)
+    except (httpx.WriteError, httpx.RemoteProtocolError):
+        pass  # the server closed the door in the middle, as it may
+    else:
+        is_problem(response, 413, "request_too_large")
+    assert client.get("/healthz").status_code == 200
+
+
+def test_pictures_come_as_json_too_each_for_itself(client, pictures, encoder):
+    images = [as_text(pictures[0]), "***", f"data:image/jpeg;base64,{as_text(pictures[1])}"]
+    body = client.post("/api/v1/embed", json={"images": images, "model": "default"}).json()
+    assert body["model"] == "resnet18"
+    assert body["data"][1]["error"]["code"] == "undecodable_image"
+    assert "images[1]" in body["data"][1]["error"]["detail"]
+    got = [body["data"][index]["embedding"] for index in (0, 2)]
+    np.testing.assert_allclose(got, encoder.embed(pictures[:2]), atol=1e-5)
+    is_problem(client.post("/api/v1/embed", json={"images": ["***"]}), 422, "undecodable_image")
+    is_problem(client.post("/api/v1/embed", json={"images": []}), 422, "invalid_request")
+    is_problem(client.post("/api/v1/embed", json={"images": images, "model": "other"}), 404, "unknown_model")
+    is_problem(client.post("/api/v1/embed", json={"images": ["YQ=="] * 65}), 413, "request_too_large")
+
+
+def test_a_body_may_be_one_picture(client, pictures, encoder):
+    headers = {"Content-Type": "image/jpeg"}
+    body = client.post("/api/v1/embed", content=pictures[0].read_bytes(), headers=headers).json()
+    np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3)])
+def test_vectors_come_as_bare_numbers_and_in_half_precision(client, pictures, encoder, dtype, tolerance):
+    want, files = encoder.embed(pictures[:3]), upload(pictures[:3])
+    asked = {"params": {"dtype": dtype}, "files": files}
+    bare = client.post("/api/v1/embed", headers={"Accept": "application/octet-stream"}, **asked)
+    shape = tuple(map(int, bare.headers["X-Shape"].split(",")))
+    np.testing.assert_allclose(np.frombuffer(bare.content, dtype).reshape(shape), want, atol=tolerance)
+    npy = np.load(io.BytesIO(client.post("/api/v1/embed", headers={"Accept": "application/x-npy"}, **asked).content))
+    assert npy.dtype == dtype
+    np.testing.assert_allclose(npy, want, atol=tolerance)
+
+
+def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, pictures):
+    files = upload(pictures[:1])
+    plain = client.post("/api/v1/embed", files=files)
+    numbers = plain.text.partition('"embedding":[')[2].partition("]")[0].split(",")
+    assert max(len(number.lstrip("-").replace(".", "").lstrip("0").partition("e")[0]) for number in numbers) <= 9
+    packed = client.post("/api/v1/embed", files=files, params={"encoding_format": "base64"}).json()["data"][0]
+    vector = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
+    assert np.array_equal(vector, np.float32(plain.json()["data"][0]["embedding"]))

@@ -1,0 +1,103 @@
+"""Health over REST: alive, ready, and what was counted."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rest_requests import upload
+
+from nnclr_hub.errors import ModelError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Workbench
+from serving.models import Engines
+from serving.readiness import Loading
+from serving.settings import Settings
+
+
+def samples(client) -> dict:
+    """Values by name and labels."""
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def test_alive_and_ready(client, collection):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    ready = client.get("/readyz")
+    assert ready.status_code == 200
+    body = ready.json()
+    assert (body["status"], body["model_warm"], body["threads_alive"]) == ("ready", True, True)
+    assert body["collection_states"] == {"ready": 1}
+    assert "photos" not in ready.text
+
+
+def test_readiness_counts_what_is_loaded_and_tells_a_damaged_collection(tmp_path, model):
+    with open_store(tmp_path / "store") as store:
+        for name in ("a", "b", "c"):
+            store.create(name, CollectionSpec(4))
+    [damaged, *_] = (tmp_path / "store" / "collections").glob("*.sqlite")
+    damaged.write_bytes(b"no database" * 1000)
+    engines = Engines(str(model), Settings())
+    try:
+        with open_store(tmp_path / "store") as store:
+            loading = Loading(engines, Workbench(engines, store))
+            before = loading.report()
+            assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
+            loading.run()
+            after = loading.report()
+    finally:
+        engines.close()
+    assert (after.status, after.collections_loaded, after.collections_total) == ("ready", 3, 3)
+    assert after.collection_states == {"ready": 2, "damaged": 1}
+
+
+def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
+    class Broken:
+        healthy = True
+
+        def get(self):
+            raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
+
+    with open_store(tmp_path / "store") as store:
+        loading = Loading(Broken(), Workbench(Broken(), store))  # type: ignore[arg-type]
+        loading.run()
+        told = loading.report()
+    assert (told.status, told.detail) == ("failed", "model.safetensors is damaged: fetch it again.")
+
+
+def test_every_request_and_stage_is_counted(client, collection, pictures):
+    before = samples(client)
+    client.post(f"{collection}/items", files=upload(pictures[:2]))
+    client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}])
+    client.post(f"{collection}/search", json={"id": "a"})
+    client.post("/api/v1/embed", files=upload(pictures[:2]))
+    for number in range(20):
+        client.get(f"/no/such/path/{number}")
+        client.get(f"{collection}/items/no-such-item-{number}")
+    client.post("/api/v1/embed", files=upload(pictures[:1] * 65))
+    after = samples(client)
+
+    def grown(name: str, **labels: str) -> float:
+        key = (name, *sorted(labels.items()))
+        return after.get(key, 0) - before.get(key, 0)
+
+    requests, search = "nnclr_http_requests_total", "/api/v1/collections/{name}/search"
+    assert grown(requests, method="POST", route=search, status="200") == 1
+    assert grown(requests, method="GET", route="none", status="404") == 20
+    assert grown(requests, method="GET", route="/api/v1/collections/{name}/items/{id}", status="404") == 20
+    assert grown("nnclr_http_request_seconds_count", route=search) == 1
+    assert grown("nnclr_refused_total", reason="request_too_large") == 1
+    for stage in ("body", "ingest", "store", "search"):
+        assert grown("nnclr_stage_seconds_count", stage=stage) >= 1, stage
+    routes = {dict(key[1:])["route"] for key in after if key[0] == requests}
+    assert not [route for route in routes if "such" in route or "photos" in route]
+
+
+@pytest.mark.parametrize("method", ["BREW", "get"])
+def test_an_odd_method_does_not_make_a_label_of_its_own(client, method):
+    client.request(method, "/healthz")
+    methods = {dict(key[1:])["method"] for key in samples(client) if key[0] == "nnclr_http_requests_total"}
+    assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"}

@@ -1,0 +1,98 @@
+"""Items over REST: in, listed, out."""
+
+import json
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from rest_requests import as_text, is_problem, upload
+
+
+def test_pages_and_filters_of_a_listing(client, collection):
+    items = [{"id": f"i{i:02}", "vector": [1.0] * 31 + [i], "metadata": {"n": i}} for i in range(25)]
+    client.put(f"{collection}/items", json=items)
+    seen, cursor = [], None
+    while True:
+        page = client.get(f"{collection}/items", params={"limit": 10} | ({"cursor": cursor} if cursor else {})).json()
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert seen == [item["id"] for item in items]
+    where = json.dumps({"must": [{"key": "n", "range": {"gte": 20}}]})
+    page = client.get(f"{collection}/items", params={"where": where, "with_vector": True}).json()
+    assert [item["id"] for item in page["items"]] == [f"i{i}" for i in range(20, 25)]
+    assert np.linalg.norm(page["items"][0]["vector"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_cursor_goes_with_its_own_listing_alone(client, collection):
+    client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])
+    cursor = client.get(f"{collection}/items", params={"limit": 2}).json()["cursor"]
+    assert "i1" not in cursor
+    client.delete(f"{collection}/items/i1")
+    rest = client.get(f"{collection}/items", params={"cursor": cursor}).json()
+    assert ([item["id"] for item in rest["items"]], rest["cursor"]) == (["i2", "i3", "i4"], None)
+    where = json.dumps({"must": []})
+    foreign = [{"cursor": cursor, "where": where}, {"cursor": "i1"}, {"cursor": cursor[:-2] + "AA"}, {"cursor": "ä"}]
+    for params in foreign:
+        assert "cursor" in is_problem(client.get(f"{collection}/items", params=params), 422, "invalid_request")
+    client.put("/api/v1/collections/other", json={})
+    response = client.get("/api/v1/collections/other/items", params={"cursor": cursor})
+    assert "none of this listing" in is_problem(response, 422, "invalid_request")
+    client.delete("/api/v1/collections/other")
+
+
+def test_pictures_without_ids_get_one_of_their_bytes(client, collection, pictures):
+    """The same picture again is the same item."""
+    for _ in range(2):
+        results = client.post(f"{collection}/items", files=upload(pictures[:2])).json()["results"]
+    assert [one["name"] for one in results] == ["00.jpg", "01.jpg"]
+    assert [one["id"] for one in results] == [sha256(p.read_bytes()).hexdigest()[:32] for p in pictures[:2]]
+    assert client.get(f"{collection}/count").json() == {"count": 2}
+    item = client.get(f"{collection}/items/{results[0]['id']}").json()
+    assert item["metadata"]["name"] == "00.jpg"
+    assert len(item["metadata"]["pixel_sha256"]) == 64
+
+
+def test_pictures_go_in_as_json_too(client, collection, pictures, encoder):
+    items = [
+        {"id": "a", "image": as_text(pictures[0]), "metadata": {"label": "x"}},
+        {"image": "***"},
+        {"image": as_text(pictures[1])},
+    ]
+    results = client.post(f"{collection}/items", json={"items": items}).json()["results"]
+    assert [("id" in one, "error" in one) for one in results] == [(True, False), (False, True), (True, False)]
+    item = client.get(f"{collection}/items/a").json()
+    assert item["metadata"]["label"] == "x"
+    np.testing.assert_allclose(item["vector"], encoder.embed(pictures[:1])[0], atol=1e-5)
+    is_problem(client.post(f"{collection}/items", json={"items": [{"image": "***"}]}), 422, "undecodable_image")
+
+
+def test_an_id_twice_in_a_request_is_refused_and_nothing_stored(client, collection, pictures):
+    note = json.dumps([{"id": "same"}] * 2)
+    response = client.post(f"{collection}/items", files=upload(pictures[:2]), data={"items": note})
+    assert "'same' is given twice" in is_problem(response, 422, "invalid_request")
+    is_problem(client.put(f"{collection}/items", json=[{"id": "x", "vector": [1.0] * 32}] * 2), 422, "invalid_request")
+    assert client.get(f"{collection}/count").json() == {"count": 0}
+
+
+def test_a_count_takes_a_filter(client, collection):
+    client.put(
+        f"{collection}/items", json=[{"id": f"i{n}", "vector": [1.0] * 32, "metadata": {"n": n}} for n in range(9)]
+    )
+    where = json.dumps({"must": [{"key": "n", "range": {"lt": 4}}]})
+    assert client.get(f"{collection}/count", params={"where": where}).json() == {"count": 4}
+    is_problem(client.get(f"{collection}/count", params={"where": "[]"}), 422, "invalid_filter")
+    is_problem(client.get("/api/v1/collections/nothing/count"), 404, "collection_not_found")
+
+
+def test_a_thumbnail_is_sent_once(client, collection, pictures):
+    client.post(f"{collection}/items", files=upload(pictures[:1]), data={"items": '[{"id": "a"}]'})
+    first = client.get(f"{collection}/items/a/thumbnail")
+    again = client.get(f"{collection}/items/a/thumbnail", headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+
+
+def test_integers_beyond_64_bits_in_metadata_come_back(client, collection):
+    client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32, "metadata": {"n": 2**70}}])
+    assert client.get(f"{collection}/items/a").json()["metadata"] == {"n": 2**70}

@@ -1,0 +1,99 @@
+"""/v1 with the official client, and its envelope of refusals."""
+
+import asyncio
+import base64
+
+import numpy as np
+import openai
+import pytest
+from rest_requests import as_text
+
+from nnclr_hub import model_info
+from nnclr_hub.hub.registry import default_model
+
+
+@pytest.fixture
+def official(server):
+    with openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ["default", "resnet18"])
+@pytest.mark.parametrize("extra", [{}, {"encoding_format": "float"}, {"dimensions": 32}])
+def test_the_official_client_gets_our_vectors(official, pictures, encoder, extra, name):
+    """Its default asks for base64 and decodes it."""
+    texts = [as_text(path) for path in pictures[:3]]
+    texts[1] = f"data:image/jpeg;base64,{texts[1]}"
+    answer = official.embeddings.create(model=name, input=texts, extra_body={"modality": "image"}, **extra)
+    np.testing.assert_allclose([entry.embedding for entry in answer.data], encoder.embed(pictures[:3]), atol=1e-5)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    assert answer.usage.total_tokens == 3
+    assert answer.model == "resnet18"
+
+
+def test_the_official_asynchronous_client_too(server, pictures, encoder):
+    async def ask():
+        async with openai.AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
+            answers = [client.embeddings.create(model="default", input=as_text(path)) for path in pictures[:8]]
+            return [answer.data[0].embedding for answer in await asyncio.gather(*answers)]
+
+    np.testing.assert_allclose(asyncio.run(ask()), encoder.embed(pictures[:8]), atol=1e-5)
+
+
+def test_the_official_client_raises_its_own_errors(official, pictures):
+    good = as_text(pictures[0])
+    with pytest.raises(openai.NotFoundError) as unknown:
+        official.embeddings.create(model="other", input=good)
+    assert (unknown.value.code, unknown.value.param) == ("unknown_model", "model")
+    with pytest.raises(openai.BadRequestError) as broken:
+        official.embeddings.create(model="default", input=[good, base64.b64encode(b"garbage").decode()])
+    assert (broken.value.code, broken.value.param) == ("unsupported_image", "input[1]")
+    with pytest.raises(openai.NotFoundError):
+        official.models.retrieve("other")
+
+
+def test_models_are_listed_with_what_is_known_of_them(official, server, encoder):
+    listed = {card.id: card for card in official.models.list()}
+    assert list(listed) == ["resnet18", default_model()]
+    ours = listed["resnet18"].model_dump()
+    assert (ours["dim"], ours["fingerprint"], ours["license"]) == (32, encoder.fingerprint, "apache-2.0")
+    assert ours["preprocessing"] == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(encoder.transform.preprocessing).items()
+    }
+    published = listed[default_model()].model_dump()
+    assert (published["loaded"], published["dim"]) == (False, model_info(default_model()).embed_dim)
+    assert official.models.retrieve("default").model_dump()["dim"] == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "part"),
+    [
+        ({"input": [base64.b64encode(b"garbage").decode()]}, 400, "input[0]", "not a picture"),
+        ({"input": ["***"]}, 400, "input[0]", "base64"),
+        ({"input": "https://example.com/x.jpg"}, 400, "input[0]", "web address"),
+        ({"input": []}, 400, "input", "empty"),
+        ({"input": [[1, 2]]}, 400, "input", "string"),
+        ({"model": "other"}, 404, "model", "has no model"),
+        ({"dimensions": 7}, 400, "dimensions", "have 32"),
+        ({"modality": "audio"}, 400, "modality", "image"),
+        ({"input": ["YQ=="] * 65}, 413, None, "at most 64"),
+    ],
+)
+def test_refusals_wear_openais_envelope(client, pictures, change, status, param, part):
+    response = client.post("/v1/embeddings", json={"model": "default", "input": as_text(pictures[0])} | change)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert {"message", "type", "param", "code"} == error.keys()
+    assert part in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param or (error["param"] or "").startswith("input.")
+    assert response.headers["X-Request-ID"]
+
+
+def test_what_is_no_json_is_refused_in_the_envelope_too(client):
+    for body, kind in ((b"{", "application/json"), (b"x", "text/plain")):
+        response = client.post("/v1/embeddings", content=body, headers={"Content-Type": kind})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"]
+    assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"

@@ -1,0 +1,199 @@
+"""Search over REST: by everything that can be asked with."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from rest_requests import as_text, is_problem, upload
+
+
+def test_pictures_go_in_and_come_back_as_neighbours(client, collection, pictures, encoder):
+    notes = [{"id": f"p{i}", "metadata": {"label": path.parent.name}} for i, path in enumerate(pictures[:20])]
+    files = [*upload(pictures[:20]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+    response = client.post(f"{collection}/items", files=files, data={"items": json.dumps([*notes, {"id": "bad"}])})
+    assert response.status_code == 200
+    results = response.json()["results"]
+    assert [one.get("id") for one in results] == [f"p{i}" for i in range(20)] + [None]
+    assert results[20]["error"]["code"] == "unsupported_image"
+    about = client.get(collection).json()
+    assert (about["count"], about["dim"], about["fingerprint"]) == (20, 32, encoder.fingerprint)
+
+    want = [f"p{i}" for i in np.argsort(-(encoder.embed(pictures[:20]) @ encoder.embed(pictures[3:4])[0]))[:5]]
+    picture = pictures[3].read_bytes()
+    text = base64.b64encode(picture).decode()
+    vector = encoder.embed(pictures[3:4])[0]
+    searches = [
+        {"json": {"image": text, "k": 5}},
+        {"json": {"image": f"data:image/jpeg;base64,{text}", "k": 5}},
+        {"json": {"vector": vector.tolist(), "k": 5}},
+        {"json": {"vector": base64.b64encode(vector.tobytes()).decode(), "k": 5}},
+        {"files": {"image": ("q.jpg", picture, "image/jpeg"), "query": (None, '{"k": 5}')}},
+        {
+            "files": {
+                "image": ("q.jpg", picture, "image/jpeg"),
+                "query": ("query.json", b'{"k": 5}', "application/json"),
+            }
+        },
+    ]
+    for search in searches:
+        answer = client.post(f"{collection}/search", **search)
+        assert [match["id"] for match in answer.json()["matches"]] == want, search.keys()
+    by_id = client.post(f"{collection}/search", json={"id": "p3", "k": 4}).json()["matches"]
+    assert [match["id"] for match in by_id] == [id for id in want if id != "p3"][:4]
+
+    where = {"must": [{"key": "label", "match": "astronaut"}]}
+    found = client.post(f"{collection}/search", json={"id": "p3", "k": 50, "where": where, "with_vector": True}).json()
+    assert {match["metadata"]["label"] for match in found["matches"]} == {"astronaut"}
+    assert len(found["matches"][0]["vector"]) == 32
+    assert client.post(f"{collection}/search", json={"id": "p3", "score_threshold": 2}).json() == {"matches": []}
+
+    thumbnail = client.get(f"{collection}/items/p3/thumbnail")
+    assert thumbnail.headers["content-type"] == "image/jpeg"
+    assert max(Image.open(io.BytesIO(thumbnail.content)).size) <= 256
+
+    assert client.delete(f"{collection}/items/p3").status_code == 204
+    is_problem(client.get(f"{collection}/items/p3"), 404, "item_not_found")
+    is_problem(client.delete(f"{collection}/items/p3"), 404, "item_not_found")
+    after = client.post(f"{collection}/search", json={"vector": vector.tolist(), "k": 5}).json()["matches"]
+    assert "p3" not in [match["id"] for match in after]
+    assert client.post(f"{collection}/verify").json()["ok"]
+    assert client.post(f"{collection}/snapshot").status_code == 204
+
+
+def test_a_box_searches_with_a_part_of_the_picture(client, collection, pictures, encoder):
+    """The crop is the one that Pillow cuts; a box off the picture is refused."""
+    picture = Image.open(pictures[0]).convert("RGB")
+    parts = [picture.crop((0, 0, 32, 32)), picture.crop((32, 32, 64, 64))]
+    vectors = encoder.embed(parts)
+    items = [{"id": f"part{i}", "vector": vector.tolist()} for i, vector in enumerate(vectors)]
+    assert client.put(f"{collection}/items", json=items).json()["stored"] == 2
+    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    for i, box in enumerate(([0, 0, 32, 32], [32, 32, 64, 64])):
+        best = client.post(f"{collection}/search", json={"image": text, "box": box, "k": 1}).json()["matches"][0]
+        assert best["id"] == f"part{i}"
+        assert best["score"] == pytest.approx(1, abs=1e-4)
+    for box in ([70, 0, 90, 20], [5, 5, 5, 9], [9, 9, 3, 3]):
+        is_problem(client.post(f"{collection}/search", json={"image": text, "box": box}), 422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 422, "invalid_request"),
+        ({"id": "a", "vector": [1.0]}, 422, "invalid_request"),
+        ({"id": "nobody"}, 404, "item_not_found"),
+        ({"vector": [1.0, 2.0]}, 422, "invalid_request"),
+        ({"vector": [0.0] * 32}, 422, "invalid_request"),
+        ({"vector": [1e39] * 32}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "k": 0}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "k": 10**9}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "where": {"most": []}}, 422, "invalid_filter"),
+        ({"vector": [1.0] * 32, "box": [0, 0, 1, 1]}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "unknown": 1}, 422, "invalid_request"),
+        ({"image": "YQ=="}, 415, "unsupported_image"),
+    ],
+)
+def test_a_bad_search_is_explained(client, collection, body, status, code):
+    is_problem(client.post(f"{collection}/search", json=body), status, code)
+
+
+@pytest.fixture
+def gallery(client, collection, pictures, encoder) -> tuple[str, np.ndarray]:
+    """Twenty pictures by their vectors, four albums; the collection's path, and the vectors."""
+    vectors = encoder.embed(pictures[::3])
+    items = [
+        {"id": f"p{i}", "vector": vector.tolist(), "metadata": {"album": i % 4}} for i, vector in enumerate(vectors)
+    ]
+    assert client.put(f"{collection}/items", json=items).status_code == 200
+    return collection, vectors
+
+
+def ids(answer) -> list[str]:
+    return [match["id"] for match in answer["matches"]]
+
+
+def ranked(vectors: np.ndarray, query: np.ndarray, without: tuple[int, ...] = ()) -> list[str]:
+    return [f"p{i}" for i in np.argsort(-(vectors @ query)) if i not in without]
+
+
+def test_several_examples_pull_and_push(client, gallery, pictures):
+    """The query is p + (p - n) of the means, and examples by id are no answers."""
+    path, vectors = gallery
+    query = 2 * vectors[[0, 1]].mean(axis=0) - vectors[7]
+    by_id = {"positive": [{"id": "p0"}, {"id": "p1"}], "negative": [{"id": "p7"}], "k": 5}
+    assert ids(client.post(f"{path}/search", json=by_id).json()) == ranked(vectors, query, (0, 1, 7))[:5]
+    mixed = {
+        "positive": [{"image": as_text(pictures[0])}, {"vector": vectors[1].tolist()}],
+        "negative": [{"vector": base64.b64encode(vectors[7].tobytes()).decode()}],
+        "k": 5,
+    }
+    assert ids(client.post(f"{path}/search", json=mixed).json()) == ranked(vectors, query)[:5]
+    query = 2 * vectors[0] - vectors[7]
+    away = {"id": "p0", "negative": [{"id": "p7"}], "k": 5}
+    assert ids(client.post(f"{path}/search", json=away).json()) == ranked(vectors, query, (0, 7))[:5]
+
+
+def test_a_search_gives_the_best_of_each_group(client, gallery):
+    path, vectors = gallery
+
+    def best(names: list[str]) -> list[str]:
+        first: dict[int, str] = {}
+        for name in names:
+            first.setdefault(int(name[1:]) % 4, name)
+        return list(first.values())
+
+    by_vector = {"vector": vectors[2].tolist(), "group_by": "album", "k": 3}
+    assert ids(client.post(f"{path}/search", json=by_vector).json()) == best(ranked(vectors, vectors[2]))[:3]
+    by_id = {"id": "p2", "group_by": "album", "k": 3}
+    assert ids(client.post(f"{path}/search", json=by_id).json()) == best(ranked(vectors, vectors[2]))[1:4]
+
+
+def test_many_searches_at_once_answer_each_for_itself(client, gallery, pictures):
+    path, vectors = gallery
+    good = [
+        {"id": "p3"},
+        {"vector": vectors[1].tolist()},
+        {"vector": vectors[2].tolist()},
+        {"image": as_text(pictures[0]), "k": 3},
+        {"image": as_text(pictures[3]), "box": [0, 0, 32, 32]},
+        {"positive": [{"id": "p4"}], "negative": [{"image": as_text(pictures[9])}]},
+    ]
+    bad = [{}, {"id": "nobody"}, {"vector": [1.0]}, {"image": "YQ=="}, {"image": "***"}, {"id": "p1", "k": 0}]
+    queries = [query for pair in zip(good, bad, strict=True) for query in pair]
+    results = client.post(f"{path}/search/batch", json={"queries": queries}).json()["results"]
+    for query, one in zip(good, results[::2], strict=True):
+        alone = client.post(f"{path}/search", json=query).json()
+        assert ids(one) == ids(alone)
+        scores = [[match["score"] for match in answer["matches"]] for answer in (one, alone)]
+        np.testing.assert_allclose(*scores, atol=1e-6)
+    codes = [one["error"]["code"] for one in results[1::2]]
+    assert codes == [client.post(f"{path}/search", json=query).json()["code"] for query in bad]
+    assert set(codes) == {"invalid_request", "item_not_found", "unsupported_image"}
+
+
+def test_too_much_in_one_batch_is_refused(client, collection):
+    for queries in ([{"id": "a"}] * 65, [{"positive": [{"image": "YQ=="}] * 33}] * 2):
+        response = client.post(f"{collection}/search/batch", json={"queries": queries})
+        is_problem(response, 413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"positive": []},
+        {"positive": [{}]},
+        {"positive": [{"id": "a", "vector": [1.0]}]},
+        {"positive": [{"id": "a", "k": 3}]},
+        {"id": "p0", "positive": [{"id": "a"}]},
+        {"negative": [{"id": "p0"}]},
+        {"positive": [{"id": "p0"}], "box": [0, 0, 1, 1]},
+        {"positive": [{"id": "p0"}], "group_by": "album"},
+        {"id": "p0", "group_by": 'a"b'},
+    ],
+)
+def test_examples_that_make_no_sense_are_refused(client, gallery, body):
+    response = client.post(f"{gallery[0]}/search", json=body)
+    assert response.status_code == 422, response.text

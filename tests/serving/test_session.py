@@ -1,0 +1,150 @@
+"""The page's login, without a browser: what the cookie opens, what it does not, and how it ends."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+
+from serving.security.keys import Keys
+from serving.security.session import KEPT, Sessions
+
+READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
+KEYS = Keys((SecretStr(f"phone:{READER}"),))
+
+
+@pytest.fixture(scope="module")
+def keyed(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(
+        model,
+        tmp_path_factory.mktemp("keyed") / "store",
+        page=True,
+        api_keys=(f"phone:{READER}",),
+        write_keys=(f"ci:{WRITER}",),
+    )
+
+
+@pytest.fixture
+def visitor(keyed) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=keyed.url, timeout=30, headers={"Accept": "text/html"}) as client:
+        yield client
+
+
+def log_in(visitor: httpx.Client, key: str = READER, **fields: str) -> httpx.Response:
+    return visitor.post("/login", data={"key": key, **fields})
+
+
+def test_a_person_is_asked_for_a_key_and_comes_back_to_the_page(visitor):
+    for path in ("/", "/ui", "/ui/"):
+        answer = visitor.get(path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/login?next=%2Fui")
+    form = visitor.get("/login?next=%2Fui%2F")
+    assert "<script" not in form.text
+    assert 'type="password"' in form.text
+    assert "script-src" not in form.headers["content-security-policy"]
+    assert "default-src 'none'" in form.headers["content-security-policy"]
+    answer = log_in(visitor, next="/ui/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200"} <= set(cookie.split("; "))
+    assert READER not in cookie
+    assert visitor.get("/ui/").status_code == 200
+    assert visitor.get("/v1/models").status_code == 200
+    assert "phone" in visitor.get("/login").text
+
+
+def test_programs_are_not_sent_to_a_form(keyed):
+    answer = httpx.get(f"{keyed.url}/ui/config", headers={"Accept": "application/json"})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "then", ["//evil.example", "https://evil.example", "/\\evil", "/ui/../x", "/ui/\r\nX: y", "/x"]
+)
+def test_a_login_leads_nowhere_else(visitor, then):
+    assert log_in(visitor, next=then).headers["location"] == "/ui/"
+    assert "evil" not in visitor.get("/login", params={"next": then}).text
+
+
+def test_the_cookie_never_writes_through_the_api(visitor):
+    """Not even from our own page: programs send their key."""
+    log_in(visitor, WRITER)
+    for method, path in (("PUT", "/api/v1/collections/x"), ("DELETE", "/api/v1/collections/x")):
+        assert visitor.request(method, path).status_code == 401
+    assert visitor.post("/api/v1/embed").status_code == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_the_cookie_is_worth_nothing_to_other_pages(visitor, site):
+    """A page on another port of this machine is of the same site: the browser sends the cookie along."""
+    log_in(visitor)
+    origin = {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": site}
+    assert visitor.get("/v1/models", headers=origin).status_code == 403
+    assert visitor.post("/ui/gradio_api/queue/join", json={}, headers=origin).status_code == 403
+    followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+    assert visitor.get("/ui/", headers=followed).status_code == 303
+    assert visitor.post("/logout", headers=origin).status_code == 403
+
+
+def test_logging_out_ends_the_session_and_not_the_cookie_alone(visitor):
+    log_in(visitor)
+    cookies = dict(visitor.cookies)
+    assert visitor.get("/logout").headers["location"] == "/login"
+    assert visitor.get("/ui/").status_code == 200, "a link alone does not log out"
+    answer = visitor.post("/logout")
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    stolen = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+    assert visitor.get("/ui/", headers=stolen).status_code == 303
+
+
+def test_a_wrong_key_is_told_on_the_form_and_not_shown(visitor):
+    answer = log_in(visitor, "<script>alert(1)</script>")
+    assert answer.status_code == 401
+    assert "not one of this server" in answer.text
+    assert "alert(1)" not in answer.text
+    assert "set-cookie" not in answer.headers
+    for body in (b"key=" + b"x" * 100_000, b"&".join([b"key=x"] * 1000), b"\xff\xfe", b""):
+        answer = visitor.post("/login", content=body, headers={"Content-Type": "application/x-www-form-urlencoded"})
+        assert answer.status_code == 401
+
+
+def test_forged_cookies_open_nothing(visitor):
+    for cookie in ("nnclr_session=x", "nnclr_session=", "nnclr_session", "=;;;", '"\\', "__Host-nnclr_session=x"):
+        assert visitor.get("/ui/", headers={"Cookie": cookie}).status_code == 303
+
+
+def test_a_session_ends_with_its_time_and_the_oldest_gives_way():
+    now = [0.0]
+    sessions = Sessions(10, clock=lambda: now[0])
+    key = KEYS.find(READER)
+    assert key is not None
+
+    def begin() -> Headers:
+        return Headers({"cookie": sessions.begin(key, secure=False).partition(";")[0]})
+
+    first = begin()
+    now[0] = 9.9
+    assert sessions.key(first) == key
+    now[0] = 10
+    assert sessions.key(first) is None
+    second = begin()
+    for _ in range(KEPT):
+        last = begin()
+    assert sessions.key(second) is None
+    assert sessions.key(last) == key
+
+
+def test_over_https_the_cookie_is_bound_to_it():
+    key = KEYS.find(READER)
+    assert key is not None
+    cookie = Sessions(10).begin(key, secure=True)
+    assert cookie.startswith("__Host-nnclr_session=")
+    assert cookie.endswith("; Secure")
+
+
+def test_without_keys_there_is_no_login(model, tmp_path, serve):
+    for server in serve(model, tmp_path / "store"):
+        answer = httpx.get(f"{server.url}/login")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/")
