@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -19,27 +21,28 @@ from ..telemetry import Metrics
 DEFAULT = "default"
 
 
-def _settings(request: Request) -> Settings:
+# coroutines, for the framework sends plain functions to a thread, each of them in every request
+async def _settings(request: Request) -> Settings:
     return request.app.state.settings
 
 
-def _engines(request: Request) -> Engines:
+async def _engines(request: Request) -> Engines:
     return request.app.state.engines
 
 
-def _workbench(request: Request) -> Workbench:
+async def _workbench(request: Request) -> Workbench:
     return request.app.state.workbench
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
-def _decoding(request: Request) -> CapacityLimiter:
+async def _decoding(request: Request) -> CapacityLimiter:
     return request.app.state.decoding
 
 
-def _fetcher(request: Request) -> Fetcher | None:
+async def _fetcher(request: Request) -> Fetcher | None:
     return request.app.state.fetcher
 
 
@@ -52,10 +55,15 @@ AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
 
 
-def served_names(engines: Engines) -> dict[str, str]:
+def served_names(engines: Engines) -> Mapping[str, str]:
     """Sources of the models by the names that requests give them: never a path of this machine."""
+    return _names(tuple(engines.served()))
+
+
+@lru_cache(maxsize=16)
+def _names(sources: tuple[str, ...]) -> Mapping[str, str]:
     names: dict[str, str] = {}
-    for source in engines.served():
+    for source in sources:
         name, number = public_name(source), 2
         while name in names:
             name, number = f"{public_name(source)}-{number}", number + 1
@@ -64,7 +72,17 @@ def served_names(engines: Engines) -> dict[str, str]:
 
 
 def served_engine(engines: Engines, name: str | None) -> Model:
-    """The engine of a model that a request names: one that is served, never any source whatever.
+    """The engine of a model that a request names, loaded if it was not; see `source_of`."""
+    return engines.get(source_of(engines, name))
+
+
+async def served_engine_async(engines: Engines, name: str | None) -> Model:
+    """`served_engine` for the event loop: at once where the model is in memory."""
+    return await engines.get_async(source_of(engines, name))
+
+
+def source_of(engines: Engines, name: str | None) -> str:
+    """The source of a model that a request names: one that is served, never any source whatever.
 
     Args:
         name: of `served_names`, or "default" or None for the default. Who knows a source may name that.
@@ -72,13 +90,13 @@ def served_engine(engines: Engines, name: str | None) -> Model:
     Raises:
         UnknownModel: names those that are served.
     """
-    names = served_names(engines)
     if name is None or name in (DEFAULT, engines.default):
-        return engines.get(engines.default)
+        return engines.default
+    names = served_names(engines)
     source = names.get(name, name)
     if source not in names.values():
         raise UnknownModel(f"This server has no model {name!r:.150}: it serves {', '.join(names)}.")
-    return engines.get(source)
+    return source
 
 
 def name_of(engines: Engines, engine: Model) -> str:

@@ -1,0 +1,41 @@
+"""What the server is compared with inside of this library, each in a process of its own.
+
+python benchmarks/serving_sides.py bulk MODEL PICTURES       # a number in: embeds so many, prints images a second
+python benchmarks/serving_sides.py ready MODEL               # the imports that a server cannot do without, the model
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nnclr_hub import load_encoder
+
+
+def bulk(model: str, pictures: str) -> None:
+    """`Encoder.embed` on the pictures, for every line of standard input."""
+    encoder = load_encoder(model)
+    images: list[Any] = [path.read_bytes() for path in sorted(Path(pictures).iterdir())]
+    encoder.embed(images[:2])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        chosen = (images * (int(line) // len(images) + 1))[: int(line)]
+        begun = time.perf_counter()
+        encoder.embed(chosen)
+        print(len(chosen) / (time.perf_counter() - begun), flush=True)
+
+
+def ready(model: str) -> None:
+    """Imports and loads, and ends."""
+    for name in ("torch", "timm", "faiss", "fastapi"):
+        import_module(name)
+    load_encoder(model)
+
+
+if __name__ == "__main__":
+    {"bulk": bulk, "ready": ready}[sys.argv[1]](*sys.argv[2:])
