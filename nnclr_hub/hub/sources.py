@@ -145,8 +145,8 @@ def _registered(name: str, revision: str, progress: bool) -> Resolved:
 def _refuse_pickles(path: str, source: str) -> None:
     if path.lower().endswith(PICKLES):
         raise InvalidRequest(
-            f"{source} is a pickle, which can run code when it is read, so it is never loaded: convert it to a model "
-            f"folder with {CONFIG} and {WEIGHTS} first."
+            f"{source} is a pickle, which can run code when it is read, so it is never loaded: `nnclr convert` makes a model "
+            f"folder with {CONFIG} and {WEIGHTS} of it."
         )
 
 
