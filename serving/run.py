@@ -7,6 +7,7 @@ import signal
 import uvicorn
 from fastapi import FastAPI
 
+from .logs import configure_logging
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
@@ -21,7 +22,9 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         port=settings.port,
         http=GuardedProtocol,
         ws="none",
+        log_config=None,  # our own, for everything
         log_level="warning",
+        access_log=False,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
@@ -31,6 +34,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 def run(app: FastAPI, settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C, then finishes what is in work and returns."""
+    configure_logging(settings.log_format)
     # uvicorn raises the signal again when it is done, which must not end the program before the store is closed
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(server_config(app, settings)).run()
