@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
@@ -18,7 +17,7 @@ from ..schemas import EmbedRequest, EmbedResponse
 from ..security.fetching import Fetcher
 from ..uploads import FORM, Picture, check_count, decode_each, fetch_each, kind_of, read_form, read_json, unsupported
 from .described import binary, form_body
-from .state import AppEngines, AppFetcher, AppSettings, name_of, served_engine
+from .state import AppEngines, AppFetcher, AppSettings, name_of, served_engine_async
 
 router = APIRouter(prefix="/api/v1", tags=["embed"])
 _BODY = form_body({"files": "many", "model": "an id of GET /v1/models"}, required=["files"], json=EmbedRequest)
@@ -55,7 +54,7 @@ async def embed(
     By `Accept` as JSON, as numpy's file or as bare numbers; as an array only if every picture could be read.
     """
     pictures, model = await _read(request, settings.max_images, fetcher)
-    engine = await run_in_threadpool(served_engine, engines, model)
+    engine = await served_engine_async(engines, model)
     good = [picture.data for picture in pictures if isinstance(picture.data, bytes)]
     vectors = iter(await engine.embed_each_async(good))
     results = [picture.data if isinstance(picture.data, ImageError) else next(vectors) for picture in pictures]

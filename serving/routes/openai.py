@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
@@ -19,7 +18,7 @@ from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsRe
 from ..security.fetching import Fetched
 from ..uploads import check_count, fetch_each, json_of
 from .described import json_body
-from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine, served_names
+from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
@@ -43,7 +42,7 @@ async def embeddings(
         reason = InvalidRequest("it is empty: give a picture as a data URI or base64, or a list of them.")
         raise InvalidInput("input", reason)
     check_count(len(inputs), settings.max_images)
-    engine = await run_in_threadpool(_served, engines, body.model)
+    engine = await _served(engines, body.model)
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
         reason = InvalidRequest(f"{body.dimensions} is not possible: vectors of {body.model} have {engine.embed_dim}.")
         raise InvalidInput("dimensions", reason)
@@ -68,13 +67,13 @@ async def models(engines: AppEngines) -> ModelsResponse:
 @router.get("/models/{name:path}", responses=answers(*_WITH_MODEL, openai=True))
 async def model(name: str, engines: AppEngines) -> ModelCard:
     """One model, loaded if it was not."""
-    engine = await run_in_threadpool(_served, engines, name)
+    engine = await _served(engines, name)
     return _card(engines, name if name == DEFAULT else name_of(engines, engine), engine.name, engine)
 
 
-def _served(engines: Engines, name: str) -> Model:
+async def _served(engines: Engines, name: str) -> Model:
     try:
-        return served_engine(engines, name)
+        return await served_engine_async(engines, name)
     except UnknownModel as error:
         raise InvalidInput("model", error) from error
 

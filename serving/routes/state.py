@@ -63,8 +63,8 @@ def served_names(engines: Engines) -> dict[str, str]:
     return names
 
 
-def served_engine(engines: Engines, name: str | None) -> Model:
-    """The engine of a model that a request names: one that is served, never any source whatever.
+def served_source(engines: Engines, name: str | None) -> str:
+    """The source of a model that a request names: one that is served, never any source whatever.
 
     Args:
         name: of `served_names`, or "default" or None for the default. Who knows a source may name that.
@@ -72,13 +72,23 @@ def served_engine(engines: Engines, name: str | None) -> Model:
     Raises:
         UnknownModel: names those that are served.
     """
-    names = served_names(engines)
     if name is None or name in (DEFAULT, engines.default):
-        return engines.get(engines.default)
+        return engines.default
+    names = served_names(engines)
     source = names.get(name, name)
     if source not in names.values():
         raise UnknownModel(f"This server has no model {name!r:.150}: it serves {', '.join(names)}.")
-    return engines.get(source)
+    return source
+
+
+def served_engine(engines: Engines, name: str | None) -> Model:
+    """The model that a request names, loaded if it was not; see `served_source`. Blocks."""
+    return engines.get(served_source(engines, name))
+
+
+async def served_engine_async(engines: Engines, name: str | None) -> Model:
+    """`served_engine` for the event loop: at once where the model is in memory."""
+    return await engines.get_async(served_source(engines, name))
 
 
 def name_of(engines: Engines, engine: Model) -> str:
