@@ -6,7 +6,7 @@ PORT ?= 8000
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test check gpu crash bench clean
+.PHONY: demo test check gpu crash soak bench clean
 
 demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -24,6 +24,9 @@ gpu: $(VENV)/.dev  ## tests that need a CUDA device
 
 crash: $(VENV)/.dev  ## the long form of the crash suite, 40 minutes: kill -9, failpoints, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)
+
+soak: $(VENV)/.dev  ## ten minutes of saturation with damaged pictures and broken-off requests; MINUTES, PLOT
+	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10) --plot $(or $(PLOT),soak.png) $(ARGS)
 
 bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
 	$(BIN)/python benchmarks/store.py --items 100000

@@ -1,90 +1,90 @@
-"""Puts the page on the API's app at /ui, and closes what a mounted Gradio app leaves open.
+"""Puts the page on the API's app at /ui, without holding the API up.
 
-1. Gradio refuses server paths from clients only once a page counts as launched, which mounting does
-   not say: we say it.
-2. It fetches web addresses for clients: the two functions that do are replaced, and the routes that
-   would are refused before they reach it.
-3. Every event is an endpoint, whatever it says of its visibility: the page has no event that does
-   more than REST allows.
+Gradio takes longer to import than all the rest. So the page is built in a thread, once the default model is
+loaded and the collections are open; who asks for it earlier waits for it.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, NoReturn
-from urllib.parse import unquote
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
-
-import gradio as gr
-import gradio.processing_utils
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.workbench import Workbench
 
-from .demo import build_demo
-from .tiles import CSS
+if find_spec("gradio") is None:  # to be told at the start, not when the page is built
+    raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
 
 PATH = "/ui"
-# Gradio's white on its own colours is below the contrast that WCAG AA asks for
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
-    button_primary_background_fill="*primary_700",
-    button_cancel_background_fill="#b91c1c",
-)
-PAGE_CSS = (
-    CSS
-    + """
-button[role=tab].selected {color: var(--primary-700) !important}
-.dark button[role=tab].selected {color: var(--primary-300) !important}
-.or, .max_value {color: var(--body-text-color) !important}
-input:focus-visible, button:focus-visible {outline: 3px solid var(--primary-500)}
-"""
-)
+log = logging.getLogger(__name__)
 
 
 def mount_page(app: FastAPI, workbench: Workbench) -> None:
     """Mounts the page; call it before the app starts."""
-    gradio.processing_utils.async_ssrf_protected_download = _refuse_async
-    gradio.processing_utils.ssrf_protected_download = _refuse
-    demo = build_demo(workbench)
-    demo.has_launched = True
-    demo.max_threads = 8  # threads of its own, so that a busy page leaves the API's alone
-    demo.queue(default_concurrency_limit=4, max_size=64)
-    gr.mount_gradio_app(
-        app,
-        demo,
-        path=PATH,
-        ssr_mode=False,
-        show_error=False,
-        footer_links=[],
-        run_history=False,
-        max_file_size="20mb",
-        theme=THEME,
-        css=PAGE_CSS,
-    )
-    app.add_middleware(NoFetching)
+
+    def build() -> FastAPI:
+        try:
+            workbench.models.get()
+            workbench.store.list()
+        except NNCLRHubError as error:
+            log.warning("the page comes without a model or a store: %s", error)
+        from .page import build_page
+
+        return build_page(workbench, PATH)
+
+    page = LatePage(build)
+    app.mount(PATH, page)
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def with_page(app: FastAPI) -> AsyncIterator[object]:
+        async with lifespan(app) as state, page.coming():
+            yield state
+
+    app.router.lifespan_context = with_page  # type: ignore[assignment]
 
 
-class NoFetching:
-    """Refuses the page's routes that would fetch an address for the client."""
+class LatePage:
+    """An app that is built while others already answer.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Args:
+        build: makes it, in a thread; its routes are those of the one app that is mounted on it.
+    """
+
+    def __init__(self, build: Callable[[], FastAPI]) -> None:
+        self._build = build
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(PATH):
-            path = unquote(scope["path"]).lower()
-            if "/file=http" in path or "/proxy=" in path:
-                await PlainTextResponse("This server fetches no web addresses.", 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        page = await asyncio.shield(self._page)
+        await page(scope, receive, send)
 
+    @asynccontextmanager
+    async def coming(self) -> AsyncIterator[None]:
+        """Builds it meanwhile, and keeps it alive for as long."""
+        self._page: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
+        ended = asyncio.Event()
+        living = asyncio.create_task(self._live(ended))
+        try:
+            yield
+        finally:
+            ended.set()
+            await living
 
-def _refuse(*_: Any) -> NoReturn:
-    raise gr.Error("This server fetches no web addresses: upload the picture itself.", print_exception=False)
-
-
-async def _refuse_async(*_: Any) -> NoReturn:
-    _refuse()
+    async def _live(self, ended: asyncio.Event) -> None:
+        try:
+            built = await asyncio.to_thread(self._build)
+            async with built.router.lifespan_context(built):
+                (mounted,) = built.router.routes
+                self._page.set_result(mounted.app)  # type: ignore[attr-defined]
+                await ended.wait()
+        except Exception:
+            log.exception("the page could not be built")
+            if not self._page.done():
+                self._page.set_result(PlainTextResponse("The page could not be built: the server's log says why.", 500))

@@ -32,9 +32,13 @@ _HOME = {
     "LinearProbe": "nnclr_hub.probe.linear_probe",
     "fit_linear_probe": "nnclr_hub.probe.linear",
     "export_model": "nnclr_hub.publish.export",
+    "Client": "nnclr_hub.client",
+    "AsyncClient": "nnclr_hub.client",
 }
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "CollectionSpec",
     "EmbeddedStore",
     "Encoder",
@@ -67,6 +71,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from nnclr_hub.client import AsyncClient, Client
     from nnclr_hub.encoder.encoder import Encoder, load_encoder
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info

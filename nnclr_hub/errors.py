@@ -18,6 +18,8 @@
     │   ├── CollectionNotFound
     │   ├── CollectionExists
     │   ├── ItemNotFound
+    │   ├── ProbeNotFound
+    │   ├── ProbeExists
     │   ├── FingerprintMismatch     vectors of another encoder
     │   ├── StoreLocked             another process writes to this folder
     │   ├── StoreReadOnly           opened for reading, or made read-only by an I/O error
@@ -36,8 +38,10 @@
     │   ├── Overloaded              the queue is full; `retry_after` says when to come back
     │   │   └── RateLimited         this caller has used up what it may send in a minute
     │   ├── DeadlineExceeded        the answer would have come too late
+    │   ├── JobNotFound
     │   ├── RequestTooLarge         too many bytes or pictures in one request
     │   ├── RequestTooSlow          its body did not come in time
+    │   ├── ServerUnreachable       no server of ours answers at the address
     │   └── PortInUse               another program listens there
     └── MissingDependency           an optional package is not installed
 
@@ -170,6 +174,18 @@ class ItemNotFound(StoreError):
     code = "item_not_found"
 
 
+class ProbeNotFound(StoreError):
+    """No probe of that name."""
+
+    code = "probe_not_found"
+
+
+class ProbeExists(StoreError):
+    """A probe of that name is there already."""
+
+    code = "probe_exists"
+
+
 class FingerprintMismatch(StoreError):
     """The vectors come from another encoder than the collection's."""
 
@@ -288,6 +304,12 @@ class DeadlineExceeded(ServiceError):
     code = "deadline_exceeded"
 
 
+class JobNotFound(ServiceError):
+    """No job of that id, or one that ended long ago."""
+
+    code = "job_not_found"
+
+
 class RequestTooLarge(ServiceError):
     """Too many bytes or pictures in one request."""
 
@@ -298,6 +320,12 @@ class RequestTooSlow(ServiceError):
     """The body of a request did not come in time."""
 
     code = "request_too_slow"
+
+
+class ServerUnreachable(ServiceError):
+    """No server answers at the address, or something else does."""
+
+    code = "server_unreachable"
 
 
 class PortInUse(ServiceError):

@@ -18,8 +18,9 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from nnclr_hub import errors
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
@@ -42,6 +43,9 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.StoreError: 500,
     errors.CollectionNotFound: 404,
     errors.ItemNotFound: 404,
+    errors.ProbeNotFound: 404,
+    errors.ProbeExists: 409,
+    errors.JobNotFound: 404,
     errors.CollectionExists: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
@@ -199,6 +203,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NNCLRHubError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -250,3 +255,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem(request.url.path, 500, "internal", REFUSALS["internal"].meaning)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client went away while its body was read: no failure of the server's, and nobody hears the answer."""
+    return Response(status_code=499)

@@ -58,6 +58,11 @@ class Settings(BaseSettings):
     url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
     log_format: Literal["text", "json"] = Field("text", description="of the log: for a person, or for a program")
     url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
+    jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; above, 429")
+    jobs_kept: int = Field(1000, ge=1, description="ended jobs that are kept")
+    source_folders: tuple[Path, ...] = Field((), description="folders of which jobs may read files, as JSON")
+    replies_kept: int = Field(10_000, ge=0, description="answers kept for Idempotency-Key; 0: none")
+    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of them")
 
     @field_validator("model_memory", mode="before")
     @classmethod

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from app.mount import mount_page
@@ -16,7 +15,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 from serving.api import create_app
 from serving.models import Engines
-from serving.run import server_config
+from serving.run import Server, server_config
 from serving.settings import Settings
 
 
@@ -32,9 +31,7 @@ class Running:
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
     """Serves until the generator is closed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     chosen = Settings(port=port, **settings)
     with open_store(str(store)) as opened:
         engines = Engines(str(model), chosen)
@@ -42,7 +39,7 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
         app = create_app(chosen, engines, bench)
         if page:
             mount_page(app, bench)
-        server = uvicorn.Server(server_config(app, chosen))
+        server = Server(server_config(app, chosen))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -52,6 +49,12 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
             server.should_exit = True
             thread.join()
             engines.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait(url: str) -> None:

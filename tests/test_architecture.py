@@ -24,7 +24,8 @@ FLOORS = {
     "publish": {"hub", "encoder"},
     "torch_hub": {"hub", "encoder"},
     "workbench": {"hub", "store", "probe", "encoder"},
-    "cli": {"hub", "store", "probe", "encoder", "publish", "workbench"},
+    "client": {"store", "probe", "encoder"},
+    "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "client"},
 }
 GROUND = {"errors", "cache", "progress"}
 

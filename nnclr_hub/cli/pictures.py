@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, fail, out, print_json
 from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.folder_changes import IndexReport
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
 SHOWN = 20  # broken files listed before the rest is only counted
@@ -77,12 +81,48 @@ def index(
     store: Store = DEFAULT_STORE,
     model: Model = None,
     prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file is gone.")] = False,
+    server: Annotated[
+        str | None, typer.Option("--server", help="Send the pictures to `nnclr serve` at this URL.")
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option("--api-key-env", help="With --server: the environment variable that holds the key.")
+    ] = "NNCLR_API_KEY",
+    source: Annotated[
+        str | None, typer.Option("--source", help="With --server: what the folder is called there; FOLDER@HOST.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", help="With --server: requests on their way at once.")] = 4,
+    shrink: Annotated[
+        int | None, typer.Option("--shrink", help="With --server: send larger pictures with this longest side.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Embed a folder into a collection; again, to take up what is new or changed.
 
     Example: nnclr index photos --collection photos
     """
+    if server is None and (source is not None or shrink is not None):
+        raise InvalidRequest("--source and --shrink go with --server: a store of this machine reads the files itself.")
+    if server is not None and store != DEFAULT_STORE:
+        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
+    if server is not None:
+        from nnclr_hub.cli.uploads import upload
+
+        options = {"source": source, "workers": workers, "shrink": shrink, "prune": prune}
+        report, total = upload(server, os.environ.get(api_key_env), collection, photos, model=model, **options)
+    else:
+        report, total = _index(photos, collection, store, model, prune)
+    if as_json:
+        print_json({"collection": collection, "items": total, **asdict(report)})
+        return
+    list_broken(report.broken)
+    out.print(
+        f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
+        f"{report.removed} removed, {len(report.broken)} broken; {total} items in {server or store}"
+    )
+
+
+def _index(photos: Path, collection: str, store: str, model: str | None, prune: bool) -> tuple[IndexReport, int]:
+    """Into a store of this machine: what was done, and how many items there are."""
     from nnclr_hub.encoder.image_folder import list_images
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
@@ -96,15 +136,7 @@ def index(
     with open_store(store) as opened, bar(err, "indexing") as advance:
         bench = Workbench(encoders, opened)
         report = bench.index_folder(collection, photos, model=model, prune=prune, progress=advance)
-        total = bench.collection(collection).count()
-    if as_json:
-        print_json({"collection": collection, "items": total, **asdict(report)})
-        return
-    list_broken(report.broken)
-    out.print(
-        f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-        f"{report.removed} removed, {len(report.broken)} broken; {total} items in {store}"
-    )
+        return report, bench.collection(collection).count()
 
 
 def search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Model, Store, err
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Model, err
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
@@ -23,10 +24,18 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    store: Store = DEFAULT_STORE,
-    model: Model = None,
-    port: Port = 8000,
+    store: Annotated[
+        str, typer.Option("--store", envvar="NNCLR_STORE", help="Folder of the vector store, or milvus://HOST:PORT.")
+    ] = DEFAULT_STORE,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", envvar="NNCLR_MODEL", help="Encoder: a name of `nnclr models`, ..."),
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 8000, or NNCLR_PORT.")] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without keys.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="File of keys, if the environment names none; made if need be.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
 ) -> None:
@@ -34,9 +43,8 @@ def serve(
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
-    flags: dict[str, Any] = {"port": port}
-    flags |= {"host": host} if host else {}
-    flags |= {"insecure": True} if insecure else {}
+    flags: dict[str, Any] = {"host": host, "port": port, "insecure": insecure or None, "keys_file": _keys(keys)}
+    flags = {name: value for name, value in flags.items() if value is not None}
     _serve(store, model, flags, page=page)
 
 
@@ -69,6 +77,21 @@ def demo(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
     _serve(str(where), model, {"port": port}, page=True)
+
+
+def _keys(file: Path | None) -> Path | None:
+    """The file of keys, unless the environment names keys; a new one shows its key once."""
+    if file is None or any(os.environ.get(f"NNCLR_{name}") for name in ("API_KEYS", "WRITE_KEYS", "KEYS_FILE")):
+        return None
+    key = load_program("serving", "security.first_key").first_key(file)
+    if key is not None:
+        err.print(
+            f"A key was made, which may read and write: {key}\nIt is shown this once and kept in {file}: send it as "
+            "Authorization: Bearer KEY.",
+            soft_wrap=True,
+            markup=False,
+        )
+    return file
 
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:

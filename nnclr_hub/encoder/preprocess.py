@@ -21,6 +21,7 @@ import torch
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
+from nnclr_hub.encoder.colour import to_rgb
 from nnclr_hub.encoder.quiet import pillow_kept_quiet
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
 
@@ -154,33 +155,7 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
         upright = ImageOps.exif_transpose(image)
     except Exception:  # noqa: BLE001 - metadata so broken that no orientation can be read: as it lies
         upright = image
-    return _to_rgb(upright)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image if type(image) is Image.Image else image.copy()
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _scaled_to_8_bits(image).convert("RGB")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _scaled_to_8_bits(image: Image.Image) -> Image.Image:
-    """High bit depths to 8 bits: by 257 for 16-bit integers, by the range itself for floats."""
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode == "F":
-        values = np.nan_to_num(values)
-        low, high = values.min(), values.max()
-        top = 255.0 if high > 1 else 1.0
-        scaled = (values - low) / (high - low) * 255 if low < 0 or high > 255 else values / top * 255
-    else:
-        # mode "I" holds 16-bit files too; what goes beyond is brought down by its own maximum
-        scaled = values / max(65535.0, values.max(initial=0)) * 255
-    return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    return to_rgb(upright)
 
 
 @dataclass(frozen=True)

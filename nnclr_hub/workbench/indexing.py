@@ -7,7 +7,6 @@ batch is durable when it is done, so an interrupted run goes on where it stopped
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
@@ -46,17 +45,6 @@ class NewImage:
 
 
 @dataclass(frozen=True)
-class IndexReport:
-    """What indexing a folder did; `broken` holds (path, reason)."""
-
-    added: int
-    updated: int
-    unchanged: int
-    removed: int
-    broken: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Decoded:
     """A picture, RGB and upright, and the hash of its pixels."""
 
@@ -75,7 +63,7 @@ def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError 
     errors: list[ImageError | None] = []
     with writing() as targets:
         rows: list[list[Item]] = [[] for _ in targets]
-        for batch, decoded in ahead(batches(images, DECODED_AT_ONCE), _decode):
+        for batch, decoded in ahead(batches(images, DECODED_AT_ONCE), lambda new: _decode(new.image)):
             failed, embedded = _embed(targets, batch, decoded)
             errors += failed
             for row, items in zip(rows, embedded, strict=True):
@@ -104,34 +92,25 @@ def index_folder(
         InvalidRequest: the collection holds pictures of another folder under the same relative paths.
     """
     root = Path(folder).resolve()
-    found = {item_id(path, root): path for path in list_images(root)}
+    found = images_by_id(root)
     with writing() as targets:
         collection = targets[0].collection
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
-    wanted, broken = _wanted(root, found, known)
-    unchanged = len(found) - len(wanted) - len(broken)
-    failed = _take_up(writing, wanted, progress)
-    gone = [id for id, metadata in known.items() if metadata["root"] == str(root) and id not in found] if prune else []
-    removed = sum(_delete(writing, ids) for ids in batches(gone, PAGE))
-    updated = sum(new.id in known for new in wanted) - sum(new.id in known for new, _ in failed)
-    return IndexReport(
-        added=len(wanted) - len(failed) - updated,
-        updated=updated,
-        unchanged=unchanged,
-        removed=removed,
-        broken=tuple((str(new.image), reason) for new, reason in [*broken, *failed]),
-    )
+    changes = find_changes(root, found, known, origin=str(root))
+    failed = _take_up(writing, changes.wanted, progress)
+    removed = sum(_delete(writing, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
+    return changes.report(failed, removed)
 
 
-def _take_up(writing: Writing, wanted: Sequence[NewImage], progress: Progress) -> list[tuple[NewImage, str]]:
+def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress) -> list[tuple[FolderImage, str]]:
     """Stores pictures batch by batch; those that could not be read, with the reason."""
-    failed: list[tuple[NewImage, str]] = []
+    failed: list[tuple[FolderImage, str]] = []
     done = 0
-    for batch, decoded in ahead(batches(wanted, BATCH), _decode):
+    for batch, decoded in ahead(batches(wanted, BATCH), lambda one: _decode(one.path)):
         with writing() as targets:
-            errors = _store(targets, batch, decoded)
-        failed += [(new, str(error)) for new, error in zip(batch, errors, strict=True) if error is not None]
+            errors = _store(targets, [NewImage(one.id, one.path, one.metadata) for one in batch], decoded)
+        failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)
         progress(done, len(wanted))
     return failed
@@ -142,32 +121,6 @@ def _delete(writing: Writing, ids: Sequence[str]) -> int:
     with writing() as targets:
         deleted = [target.collection.delete(ids) for target in targets]
     return deleted[0]
-
-
-def _wanted(
-    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[NewImage], list[tuple[NewImage, str]]]:
-    """The files that are new or changed, and those that are not to be had, with the reason."""
-    wanted, broken = [], []
-    for id, path in found.items():
-        try:
-            stat = path.stat()
-        except OSError as error:  # a dangling link, or gone since the folder was listed
-            broken.append((NewImage(id, path), f"The file cannot be opened ({error.strerror})."))
-            continue
-        state = {"root": str(root), "size": stat.st_size, "mtime": stat.st_mtime}
-        if id in known and all(known[id][name] == value for name, value in state.items()):
-            continue
-        label = label_of(path, root)
-        metadata = {"path": path.relative_to(root).as_posix(), **state} | ({"label": label} if label else {})
-        wanted.append(NewImage(id, path, metadata))
-    return wanted, broken
-
-
-def item_id(path: Path, root: Path) -> str:
-    """The id of an indexed file: 32 hex digits of the SHA-256 of its path relative to the indexed folder."""
-    relative = Path(path).relative_to(root).as_posix()
-    return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def _known(collection: Collection) -> dict[str, dict[str, Any]]:
@@ -189,9 +142,9 @@ def _refuse_clash(
             )
 
 
-def _decode(new: NewImage) -> Decoded | ImageError:
+def _decode(source: Path | bytes | Image.Image) -> Decoded | ImageError:
     try:
-        image = decode_image(new.image)
+        image = decode_image(source)
     except ImageError as error:
         return error
     return Decoded(image, pixel_hash(image))

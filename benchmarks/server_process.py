@@ -1,0 +1,93 @@
+"""A server in a process of its own, to be loaded, stopped and killed.
+
+with ServerProcess(store, model="random:resnet18") as server:
+    httpx.get(f"{server.url}/readyz")
+    server.kill()
+    server.start()
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+START_S = 180.0
+
+
+class ServerProcess:
+    """`nnclr serve` on a free port, the same one after every start.
+
+    Args:
+        store: its folder.
+        model: source of the encoder; None: the best starter.
+        log: what it says goes there; beside the store if None.
+        settings: NNCLR_* of its environment, without the prefix.
+    """
+
+    def __init__(self, store: Path, *, model: str | None = None, log: Path | None = None, **settings: Any) -> None:
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log or store.with_suffix(".log")
+        self._command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--no-page"]
+        self._command += ["--port", str(self.port), *(["--model", model] if model else [])]
+        given = {f"NNCLR_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = {**os.environ, **given}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it and waits until it is ready."""
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=out, stderr=subprocess.STDOUT
+            )
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log.read_text()}")
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass  # it does not listen yet
+            time.sleep(0.05)
+        raise RuntimeError(f"the server is not ready after {START_S:.0f} s: {self.log.read_text()}")
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self, timeout: float = 60.0) -> int:
+        """SIGTERM; returns its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

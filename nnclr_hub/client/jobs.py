@@ -1,0 +1,108 @@
+"""Work that a server does in the background: how far it is, waiting for its end, breaking it off."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nnclr_hub.client.answers import make_error
+from nnclr_hub.client.steps import Call, Pause, Steps, ask
+from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
+
+ROOT = "/api/v1/jobs"
+ENDED = ("done", "failed", "cancelled")
+FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job at one moment.
+
+    state: queued, running, done, failed or cancelled.
+    done, total: how far it is; total is 0 until it is known.
+    eta_s: seconds that are left, if that can be told.
+    result: JSON, once it is done.
+    error: why it failed.
+    """
+
+    id: str
+    kind: str
+    state: str
+    done: int
+    total: int
+    eta_s: float | None
+    result: Mapping[str, Any] | None
+    error: NNCLRHubError | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+def get(id: str) -> Steps[Job]:
+    """The job as it is now.
+
+    Raises:
+        JobNotFound: none has that id, or it ended long ago.
+    """
+    return ask(Call("GET", _path(id), lambda answer: read_job(answer.json())))
+
+
+def list_jobs(limit: int = 100) -> Steps[list[Job]]:
+    """The newest jobs, the newest first."""
+    params = {"limit": str(limit)}
+    return ask(Call("GET", ROOT, lambda answer: [read_job(one) for one in answer.json()["jobs"]], params=params))
+
+
+def cancel(id: str) -> Steps[Job]:
+    """Breaks the job off, at its next step if it runs; one that has ended stays as it is."""
+    return ask(Call("DELETE", _path(id), lambda answer: read_job(answer.json())))
+
+
+def wait(
+    id: str, *, timeout: float | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Steps[Job]:
+    """The job when it is done; survives a restart of the server.
+
+    Args:
+        timeout: seconds to wait at most; None: as long as it takes.
+        progress: called with (done, total) after each look.
+
+    Raises:
+        NNCLRHubError: why it failed, or that it was cancelled.
+        DeadlineExceeded: it is not done in time; it goes on.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    pause = FIRST_LOOK_S
+    while True:
+        job = yield from ask(Call("GET", _path(id), lambda answer: read_job(answer.json()), patience=120.0))
+        progress(job.done, job.total)
+        if job.error is not None:
+            raise job.error
+        if job.state == "cancelled":
+            raise ServiceError(f"The job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
+        if job.has_ended:
+            return job
+        if end is not None and time.monotonic() + pause > end:
+            raise DeadlineExceeded(
+                f"The job {id} ({job.kind}) is not done after {timeout:g} s: it goes on; wait again."
+            )
+        yield Pause(pause)
+        pause = min(2 * pause, LAST_LOOK_S)
+
+
+def read_job(body: dict[str, Any]) -> Job:
+    """A job as a server tells of it."""
+    error = body["error"] and make_error(body["error"]["code"], body["error"]["detail"])
+    about = {name: body[name] for name in ("id", "kind", "state", "done", "total", "eta_s", "result")}
+    return Job(**about, error=error or None)
+
+
+def _path(id: str) -> str:
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise InvalidRequest(f"{id!r:.100} is no job's id: take `id` of the Job that started it.")
+    return f"{ROOT}/{id}"

@@ -1,0 +1,98 @@
+"""Pictures as a request carries them: bytes, so many at a time.
+
+list(bounded(paths, size_of))       # lists of at most 64 members and 19 MB
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nnclr_hub.errors import ImageError, InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+    ImageLike = Path | str | bytes | Image | np.ndarray
+
+MOST = 64  # pictures a request
+MOST_BYTES = 19_000_000  # leaves room for the parts' headers below the server's 20 MB
+T = TypeVar("T")
+
+
+def read_picture(image: ImageLike) -> tuple[str, bytes]:
+    """A picture's name and file.
+
+    Args:
+        image: a path, a file's bytes, a PIL image, or (H, W, 3) uint8; the latter two are sent as PNG.
+
+    Raises:
+        ImageError: the file cannot be opened.
+        InvalidRequest: it is none of these.
+    """
+    if isinstance(image, bytes):
+        return "image", image
+    if isinstance(image, Path | str):
+        try:
+            return _plain(Path(image).name), Path(image).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ImageError(f"{image} cannot be opened ({reason}).") from error
+    return "image.png", _png(image)
+
+
+def bounded(things: Iterable[T], size: Callable[[T], int], *, most: int = MOST) -> Iterator[list[T]]:
+    """Lists in order, each within what one request may hold; a thing above the limit is alone in its list."""
+    batch: list[T] = []
+    total = 0
+    for thing in things:
+        bytes_ = size(thing)
+        if batch and (len(batch) == most or total + bytes_ > MOST_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(thing)
+        total += bytes_
+    if batch:
+        yield batch
+
+
+def shrunk(data: bytes, side: int) -> bytes:
+    """A JPEG of at most `side` pixels a side, upright; the file itself if that is no larger.
+
+    Raises:
+        ImageError: the picture cannot be read.
+    """
+    from nnclr_hub.encoder.preprocess import decode_image
+
+    image = decode_image(data)
+    if max(image.size) <= side:
+        return data
+    image.thumbnail((side, side), reducing_gap=2.0)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    return file.getvalue() if file.tell() < len(data) else data
+
+
+def _png(image: Any) -> bytes:
+    import numpy as np
+    from PIL import Image
+
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise InvalidRequest(
+                f"An array of shape {image.shape} and type {image.dtype} is no picture: give (H, W, 3) uint8."
+            )
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise InvalidRequest(f"{type(image).__name__} is no picture: give a path, bytes, a PIL image or an array.")
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _plain(name: str) -> str:
+    """A name that a header can carry, whatever bytes the file system has in it."""
+    return name.encode("utf-8", "replace").decode()

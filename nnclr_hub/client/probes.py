@@ -1,0 +1,254 @@
+"""Linear probes that a server fits, keeps and asks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nnclr_hub.client.answers import failures, make_error
+from nnclr_hub.client.collections import vector_text
+from nnclr_hub.client.embedding import told_by_part
+from nnclr_hub.client.jobs import Job, read_job
+from nnclr_hub.client.pictures import bounded, read_picture
+from nnclr_hub.client.steps import Answer, Call, File, Steps, aside, ask
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
+from nnclr_hub.store.base import Where
+from nnclr_hub.store.checks import check_ids, check_name
+
+if TYPE_CHECKING:
+    from nnclr_hub.client.pictures import ImageLike
+
+ROOT = "/api/v1/probes"
+FILES = ("probe.safetensors", "probe.json", "card.json")
+LARGEST = 100_000_000  # bytes of a file of a probe
+Label = str | int
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What a probe says of one row.
+
+    label: of the most probable class, None below the threshold; for a probe of several labels a tuple of all.
+    top: the most probable classes with their probabilities, the best first.
+    """
+
+    label: Label | tuple[Label, ...] | None
+    top: tuple[tuple[Label, float], ...]
+
+
+@dataclass(frozen=True)
+class ProbeInfo:
+    """A probe that a server keeps.
+
+    rows: it was fitted on. held_out: rows that `scores` (top1, mean_per_class, ...) are of.
+    fingerprint: of the encoder whose vectors it takes.
+    """
+
+    name: str
+    classes: tuple[Label, ...]
+    several: bool
+    dim: int
+    model: str
+    fingerprint: str
+    l2: float
+    threshold: float
+    rows: int
+    held_out: int
+    scores: Mapping[str, float]
+
+
+def fit(
+    name: str,
+    *,
+    collection: str | None = None,
+    field: str | None = None,
+    where: Where | None = None,
+    vectors: np.ndarray | None = None,
+    images: Sequence[ImageLike] | None = None,
+    labels: Sequence[Label | Sequence[Label]] | None = None,
+    model: str | None = None,
+    l2: float | None = None,
+    balanced: bool = False,
+    threshold: float | None = None,
+    replace: bool = False,
+) -> Steps[Job]:
+    """Begins to fit a probe; wait for the job with `jobs.wait`.
+
+    Args:
+        name: of the probe.
+        collection, field: fit on the items' vectors and that field of their metadata; `where`: on those that pass.
+        vectors or images, labels: or on rows (N, D) or pictures with a label each (or several).
+        model: what the vectors are of, or is to embed the images.
+        l2, balanced, threshold: see `fit_linear_probe`.
+        replace: take the place of a probe of the same name.
+
+    Raises:
+        ProbeExists, CollectionNotFound, UnknownModel, InvalidRequest.
+    """
+    asked: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
+    optional = {"collection": collection, "field": field, "where": where, "model": model, "l2": l2}
+    optional |= {"threshold": threshold}
+    asked |= {key: value for key, value in optional.items() if value is not None}
+    if vectors is not None or images is not None:
+        asked["items"] = yield from aside(lambda: _items(vectors, images, labels))
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    return (yield from ask(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=asked, headers=key)))
+
+
+def get(name: str) -> Steps[ProbeInfo]:
+    """The probe.
+
+    Raises:
+        ProbeNotFound: names those that there are.
+    """
+    return ask(Call("GET", _path(name), lambda answer: _info(answer.json())))
+
+
+def list_probes() -> Steps[list[ProbeInfo]]:
+    """All probes, by name."""
+    return ask(Call("GET", ROOT, lambda answer: [_info(one) for one in answer.json()["probes"]]))
+
+
+def delete(name: str) -> Steps[None]:
+    """Deletes the probe.
+
+    Raises:
+        ProbeNotFound: names those that there are.
+    """
+    return ask(Call("DELETE", _path(name), lambda answer: None, gone=ProbeNotFound))
+
+
+def predict(
+    name: str,
+    images: Sequence[ImageLike] | None = None,
+    *,
+    vectors: np.ndarray | None = None,
+    fingerprint: str = "",
+    collection: str | None = None,
+    ids: Sequence[str] | None = None,
+    top: int = 5,
+) -> Steps[list[Labelling | NNCLRHubError]]:
+    """What the probe says of pictures, of rows, or of a collection's items: one entry each, or why there is none.
+
+    Args:
+        images: paths, bytes, PIL images or (H, W, 3) uint8; any number.
+        vectors: (N, D) float; `fingerprint`: of the encoder that they come from, "" leaves it unchecked.
+        collection, ids: items.
+        top: classes to give the probabilities of.
+
+    Raises:
+        ProbeNotFound, CollectionNotFound, FingerprintMismatch, InvalidRequest.
+    """
+    path = f"{_path(name)}/predict"
+    if images is None:
+        body: dict[str, Any] = {"top": top}
+        if vectors is not None:
+            body |= {"vectors": [vector_text(row) for row in np.asarray(vectors)], "fingerprint": fingerprint}
+        if ids is not None:
+            body |= {"collection": collection, "ids": check_ids(ids)}
+        count = len(body.get("vectors", body.get("ids", ())))
+        return (yield from ask(_prediction(path, count, body)))
+    files: list[tuple[str, bytes] | NNCLRHubError] = yield from aside(lambda: [_read(image) for image in images])
+    said: list[Labelling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
+    there = [(i, one) for i, one in enumerate(files) if not isinstance(one, NNCLRHubError)]
+    for batch in bounded(there, lambda one: len(one[1][1])):
+        parts: list[File] = [("files", file) for _, file in batch]
+        for (i, _), answer in zip(
+            batch, (yield from ask(_prediction(path, len(batch), None, parts, top))), strict=True
+        ):
+            said[i] = answer
+    return [one for one in said if one is not None]
+
+
+def export(name: str, folder: str | Path) -> Steps[Path]:
+    """Writes the probe's files to a folder, from which `LinearProbe.load` and `nnclr probe predict` take it.
+
+    Raises:
+        ProbeNotFound: names those that there are.
+    """
+    content = yield from ask(Call("GET", f"{_path(name)}/export", lambda answer: answer.body, params={"format": "zip"}))
+    return (yield from aside(lambda: _unzip(content, Path(folder))))
+
+
+def _path(name: str) -> str:
+    return f"{ROOT}/{check_name(name, 'Probe name')}"
+
+
+def _items(vectors: Any, images: Any, labels: Any) -> list[dict[str, Any]]:
+    if (vectors is None) == (images is None) or labels is None:
+        raise InvalidRequest("A probe is fitted on vectors or on images, with labels: give labels and one of the two.")
+    rows = (
+        [{"vector": vector_text(row)} for row in vectors]
+        if images is None
+        else [{"image": base64.b64encode(read_picture(image)[1]).decode()} for image in images]
+    )
+    if len(rows) != len(labels):
+        raise InvalidRequest(f"{len(labels)} labels for {len(rows)} rows are not possible: give one each.")
+    return [{**row, "label": _plain(label)} for row, label in zip(rows, labels, strict=True)]
+
+
+def _plain(label: Any) -> Any:
+    """A label as JSON has it: numpy's numbers are Python's, several labels a list."""
+    if isinstance(label, str | int) and not isinstance(label, bool):
+        return label
+    if isinstance(label, np.integer):
+        return int(label)
+    if isinstance(label, list | tuple | set | frozenset):
+        return [_plain(one) for one in label]
+    raise InvalidRequest(f"{label!r:.100} is no label: give strings or whole numbers.")
+
+
+def _prediction(
+    path: str, count: int, body: Any, files: Sequence[File] = (), top: int = 5
+) -> Call[list[Labelling | NNCLRHubError]]:
+    def read(answer: Answer) -> list[Labelling | NNCLRHubError]:
+        if answer.status >= 300:
+            told = failures(answer)
+            return [told[i] for i in range(count)]
+        return [_labelling(entry) for entry in answer.json()["results"]]
+
+    takes = told_by_part(count)
+    return Call("POST", path, read, json=body, files=files, fields={"top": str(top)} if files else {}, takes=takes)
+
+
+def _labelling(entry: dict[str, Any]) -> Labelling | NNCLRHubError:
+    if entry.get("error") is not None:
+        return make_error(entry["error"]["code"], entry["error"]["detail"])
+    label = tuple(entry["labels"]) if entry.get("labels") is not None else entry.get("label")
+    return Labelling(label, tuple((one["label"], one["probability"]) for one in entry["top"]))
+
+
+def _read(image: ImageLike) -> tuple[str, bytes] | NNCLRHubError:
+    try:
+        return read_picture(image)
+    except InvalidRequest:
+        raise
+    except NNCLRHubError as error:
+        return error
+
+
+def _info(body: dict[str, Any]) -> ProbeInfo:
+    known: dict[str, Any] = {one.name: body[one.name] for one in fields(ProbeInfo)}
+    known["classes"] = tuple(body["classes"])
+    return ProbeInfo(**known)
+
+
+def _unzip(content: bytes, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for name in FILES:
+                if archive.getinfo(name).file_size > LARGEST:
+                    raise ServiceError(f"The server's {name} is above {LARGEST / 1e6:.0f} MB, which no probe is.")
+                (folder / name).write_bytes(archive.read(name))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ServiceError(f"The server sent no probe ({error}): it may be of another version.") from error
+    return folder

@@ -1,0 +1,67 @@
+"""Any picture to RGB of 8 bits: transparency over white, high bit depths scaled and not clipped.
+
+What needs wider numbers on the way is done in strips of rows, so that a picture of 40 megapixels in a file of
+some kilobytes takes no more memory than itself and its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from PIL import Image
+
+STRIP = 1_000_000  # pixels
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The picture in mode RGB; grey is repeated, CMYK and palettes are converted by Pillow."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image if type(image) is Image.Image else image.copy()
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _in_strips(image, _scaling(image))
+    if image.has_transparency_data:
+        return _in_strips(image, _over_white)
+    return image.convert("RGB")
+
+
+def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    whole = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        whole.paste(convert(strip), (0, top))
+    return whole
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Each with its first row."""
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+
+
+def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """To 8 bits: by 257 for 16-bit integers, by the range of the whole picture for floats."""
+    ends = [(values.min(), values.max()) for values in (_values(strip) for _, strip in _strips(image))]
+    low, high = min(least for least, _ in ends), max(most for _, most in ends)
+
+    def scale(strip: Image.Image) -> Image.Image:
+        values = _values(strip)
+        if image.mode == "F":
+            top = 255.0 if high > 1 else 1.0
+            scaled = (values - low) / (high - low) * 255 if low < 0 or high > 255 else values / top * 255
+        else:
+            # mode "I" holds 16-bit files too; what goes beyond is brought down by its own maximum
+            scaled = values / max(65535.0, high) * 255
+        return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8)).convert("RGB")
+
+    return scale
+
+
+def _values(strip: Image.Image) -> np.ndarray:
+    """(H, W) float64, without NaN and infinity."""
+    return np.nan_to_num(np.asarray(strip, dtype=np.float64))

@@ -1,0 +1,117 @@
+"""What of a folder of pictures a collection lacks, told from what it keeps of those it holds.
+
+An indexed picture's id is a hash of its path below the folder, and its metadata says where it came from
+(`root`, `path`) and how its file was (`size`, `mtime`): what differs from the file of today is taken up again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nnclr_hub.encoder.image_folder import label_of, list_images
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What indexing a folder did; `broken` holds (path, reason)."""
+
+    added: int
+    updated: int
+    unchanged: int
+    removed: int
+    broken: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class FolderImage:
+    """A file to take up, under its id and with what is kept of it."""
+
+    id: str
+    path: Path
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FolderChanges:
+    """What is to do.
+
+    wanted: files that are new or changed.
+    broken: (path, reason) of files that cannot be opened.
+    unchanged: how many are held as they are.
+    gone: ids of this folder's items whose file is no more.
+    known: ids that the collection holds already.
+    """
+
+    wanted: tuple[FolderImage, ...]
+    broken: tuple[tuple[str, str], ...]
+    unchanged: int
+    gone: tuple[str, ...]
+    known: frozenset[str]
+
+    def report(self, failed: Sequence[tuple[FolderImage, str]], removed: int) -> IndexReport:
+        """What was done, when all that is wanted has been tried.
+
+        Args:
+            failed: those that could not be read, with the reason.
+            removed: how many items were deleted.
+        """
+        updated = sum(one.id in self.known for one in self.wanted) - sum(one.id in self.known for one, _ in failed)
+        return IndexReport(
+            added=len(self.wanted) - len(failed) - updated,
+            updated=updated,
+            unchanged=self.unchanged,
+            removed=removed,
+            broken=(*self.broken, *((str(one.path), reason) for one, reason in failed)),
+        )
+
+
+def item_id(path: Path, root: Path) -> str:
+    """The id of an indexed file: 32 hex digits of the SHA-256 of its path relative to the indexed folder."""
+    relative = Path(path).relative_to(root).as_posix()
+    return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def images_by_id(root: Path) -> dict[str, Path]:
+    """Every picture below the folder.
+
+    Raises:
+        NoImages: there is none.
+    """
+    return {item_id(path, root): path for path in list_images(root)}
+
+
+def find_changes(
+    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], *, origin: str
+) -> FolderChanges:
+    """Compares a folder's files with the metadata of the items that a collection holds.
+
+    Args:
+        root: the folder.
+        found: its pictures, from `images_by_id`.
+        known: metadata of indexed items by id.
+        origin: what is kept as `root`, the folder's name in the collection.
+    """
+    wanted, broken = [], []
+    for id, path in found.items():
+        try:
+            stat = path.stat()
+        except OSError as error:  # a dangling link, or gone since the folder was listed
+            broken.append((str(path), f"The file cannot be opened ({error.strerror})."))
+            continue
+        state = {"root": origin, "size": stat.st_size, "mtime": stat.st_mtime}
+        if id in known and all(known[id].get(name) == value for name, value in state.items()):
+            continue
+        label = label_of(path, root)
+        metadata = {"path": path.relative_to(root).as_posix(), **state} | ({"label": label} if label else {})
+        wanted.append(FolderImage(id, path, metadata))
+    return FolderChanges(
+        wanted=tuple(wanted),
+        broken=tuple(broken),
+        unchanged=len(found) - len(wanted) - len(broken),
+        gone=tuple(id for id, metadata in known.items() if metadata.get("root") == origin and id not in found),
+        known=frozenset(known),
+    )

@@ -1,0 +1,184 @@
+"""Client and AsyncClient against a running server: the library's verbs, dataclasses and errors."""
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub import AsyncClient, Client, ImageError, Item, load_encoder
+from nnclr_hub.client import clients
+from nnclr_hub.client.uploading import Picture
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    InvalidFilter,
+    InvalidRequest,
+    ItemNotFound,
+    UnknownModel,
+    UnsupportedImage,
+)
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(model, tmp_path_factory.mktemp("client") / "store", capacity=200)
+
+
+@pytest.fixture
+def client(server) -> Iterator[Client]:
+    with Client(server.url, timeout=30) as opened:
+        yield opened
+
+
+@pytest.fixture
+def photos_there(client) -> Iterator:
+    """An empty collection, dropped afterwards."""
+    client.collections.create("photos")
+    yield client.collection("photos")
+    client.collections.drop("photos")
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+def test_models_and_readiness(client, encoder):
+    assert client.ready()
+    served = client.model(client.list_models()[0].name)
+    assert (served.embed_dim, served.fingerprint) == (32, encoder.fingerprint)
+    with pytest.raises(UnknownModel, match="nothing"):
+        client.model("nothing")
+
+
+def test_it_embeds_what_the_library_embeds(client, encoder, pictures):
+    """Paths, bytes, PIL pictures and arrays, more than a request holds, in order."""
+    many = [*pictures, *pictures[:10]]
+    np.testing.assert_allclose(client.embed(many), encoder.embed(many), atol=1e-5)
+    image = Image.open(pictures[0]).convert("RGB")
+    forms = [str(pictures[0]), pictures[0].read_bytes(), image, np.asarray(image)]
+    np.testing.assert_allclose(client.embed(forms), np.repeat(encoder.embed(pictures[:1]), 4, axis=0), atol=1e-5)
+    assert client.embed([]).shape == (0, 32)
+    with pytest.raises(InvalidRequest, match="no picture"):
+        client.embed([3])
+
+
+def test_one_bad_picture_is_its_own_error(client, encoder, pictures, tmp_path):
+    answers = client.embed_each([pictures[0], b"garbage", tmp_path / "missing.jpg", pictures[1]])
+    np.testing.assert_allclose([answers[0], answers[3]], encoder.embed(pictures[:2]), atol=1e-5)
+    assert isinstance(answers[1], UnsupportedImage)
+    assert isinstance(answers[2], ImageError)
+    assert "cannot be opened" in str(answers[2])
+    assert all(isinstance(answer, ImageError) for answer in client.embed_each([b"x", b"y"]))
+    with pytest.raises(UnsupportedImage):
+        client.embed([pictures[0], b"garbage"])
+
+
+def test_a_collections_verbs_are_the_stores(client, server, photos_there, encoder, pictures):
+    vectors = encoder.embed(pictures[:3])
+    items = [Item(f"p{i}", vector, {"label": "odd" if i % 2 else "even"}) for i, vector in enumerate(vectors)]
+    assert photos_there.upsert(items) > 0
+    assert photos_there.count() == 3
+    assert photos_there.count({"must": [{"key": "label", "match": "even"}]}) == 2
+    own = server.bench.collection("photos")
+    for mine, theirs in zip(photos_there.get(["p2", "nobody", "p0"]), own.get(["p2", "nobody", "p0"]), strict=True):
+        assert (mine.id, mine.metadata) == (theirs.id, theirs.metadata)
+        np.testing.assert_allclose(mine.vector, theirs.vector, atol=1e-6)
+    for mine, theirs in zip(photos_there.search(vectors[1], k=2), own.search(vectors[1], k=2), strict=True):
+        assert (mine.id, mine.metadata) == (theirs.id, theirs.metadata)
+        assert mine.score == pytest.approx(theirs.score, abs=1e-5)
+    assert photos_there.search(image=pictures[1], k=1)[0].id == "p1"
+    assert "p1" not in {match.id for match in photos_there.search(id="p1")}
+    assert photos_there.search(image=pictures[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
+    first = photos_there.scroll(limit=2)
+    rest = photos_there.scroll(first.cursor, with_vector=False)
+    assert [item.id for item in (*first.items, *rest.items)] == ["p0", "p1", "p2"]
+    assert (rest.cursor, rest.items[0].vector.shape) == (None, (0,))
+    assert photos_there.delete(["p0", "nobody"]) == 1
+    assert [info.count for info in client.collections.list()] == [2]
+    assert photos_there.info().spec == replace(own.spec, model=client.list_models()[0].name)
+    photos_there.snapshot()
+
+
+def test_pictures_go_in_with_an_error_each(photos_there, pictures):
+    errors = photos_there.add_images(
+        [Picture("a", pictures[0], {"n": 1}), Picture("b", b"garbage"), Picture("c", pictures[1])]
+    )
+    assert [type(error) for error in errors] == [type(None), UnsupportedImage, type(None)]
+    assert [item.id for item in photos_there.scroll().items] == ["a", "c"]
+    assert photos_there.get(["a"])[0].metadata["n"] == 1
+    assert photos_there.thumbnail("a").startswith(b"\xff\xd8")
+    assert all(photos_there.add_images([Picture("d", b"x"), Picture("e", b"y")]))
+
+
+def test_errors_are_the_librarys_own(client, photos_there):
+    nowhere = client.collection("nowhere")
+    for ask, kind in (
+        (lambda: nowhere.count(), CollectionNotFound),
+        (lambda: client.collections.drop("nowhere"), CollectionNotFound),
+        (lambda: client.collections.create("photos", metric="l2"), CollectionExists),
+        (lambda: photos_there.thumbnail("nobody"), ItemNotFound),
+        (lambda: photos_there.search(id="nobody"), ItemNotFound),
+        (lambda: photos_there.count({"must": [{"key": "label", "oops": 1}]}), InvalidFilter),
+        (lambda: photos_there.search(), InvalidRequest),
+        (lambda: photos_there.search(np.zeros((2, 2))), InvalidRequest),
+        (lambda: photos_there.search(np.ones(32), where={"must": float("nan")}), InvalidRequest),
+        (lambda: photos_there.upsert([Item("a", np.ones(32), {"x": object()})]), InvalidRequest),
+        (lambda: photos_there.upsert([Item("a", np.ones(32), {}, b"\xff\xd8")]), InvalidRequest),
+        (lambda: photos_there.delete("abc"), InvalidRequest),
+        (lambda: client.collection("../models"), InvalidRequest),
+    ):
+        with pytest.raises(kind) as raised:
+            ask()
+        assert raised.type is kind
+        assert "\n" not in str(raised.value)
+
+
+def test_both_clients_have_the_same_verbs_and_documents():
+    """The one is written by hand as little as the other."""
+    for one, other in (
+        (clients.Client, clients.AsyncClient),
+        (clients.RemoteCollection, clients.AsyncRemoteCollection),
+        (clients.RemoteCollections, clients.AsyncRemoteCollections),
+    ):
+        verbs = {name for name in vars(one) if not name.startswith("_")}
+        assert verbs == {name for name in vars(other) if not name.startswith("_")}
+        for name in verbs:
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert mine.__doc__, name
+            if name not in ("close", "collection"):
+                assert mine.__doc__ == theirs.__doc__
+                assert inspect.iscoroutinefunction(theirs), name
+
+
+def test_the_awaited_client_does_the_same(server, encoder, pictures):
+    async def work() -> None:
+        async with AsyncClient(server.url, timeout=30) as client:
+            assert await client.ready()
+            many = [*pictures, *pictures[:10]]
+            np.testing.assert_allclose(await client.embed(many), encoder.embed(many), atol=1e-5)
+            await client.collections.create("awaited")
+            collection = client.collection("awaited")
+            vectors = encoder.embed(pictures[:5])
+            await asyncio.gather(*(collection.upsert([Item(f"p{i}", vector)]) for i, vector in enumerate(vectors)))
+            assert await collection.count() == 5
+            assert (await collection.search(image=pictures[3], k=1))[0].id == "p3"
+            with pytest.raises(CollectionNotFound):
+                await client.collection("nowhere").info()
+            await client.collections.drop("awaited")
+
+    asyncio.run(work())
+
+
+def test_the_client_needs_neither_torch_nor_faiss():
+    code = (
+        "import sys; from nnclr_hub import Client; print(sorted({'torch', 'faiss', 'timm', 'PIL'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

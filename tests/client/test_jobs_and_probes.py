@@ -1,0 +1,124 @@
+"""Jobs and probes by the client: fitted, waited for, asked, taken home."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from nnclr_hub import AsyncClient, Client, ImageError, LinearProbe, load_encoder
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    InvalidRequest,
+    JobNotFound,
+    NNCLRHubError,
+    ProbeExists,
+    ProbeNotFound,
+    ServiceError,
+)
+
+
+@pytest.fixture(scope="module")
+def server(model, photos, tmp_path_factory, serve) -> Iterator:
+    for running in serve(model, tmp_path_factory.mktemp("probes") / "store"):
+        with Client(running.url) as client:
+            client.collections.create("photos")
+            client.collection("photos").index_folder(photos)
+        yield running
+
+
+@pytest.fixture
+def client(server) -> Iterator[Client]:
+    with Client(server.url, timeout=30) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, pictures, tmp_path):
+    seen = []
+    job = client.probes.fit("classes", collection="photos", field="label")
+    done = client.jobs.wait(job.id, progress=lambda done, total: seen.append((done, total)))
+    assert (done.state, done.id, done.kind) == ("done", job.id, "probe_fit")
+    assert seen
+    about = client.probes.get("classes")
+    assert set(about.classes) == {"astronaut", "cat", "coffee"}
+    assert [one.name for one in client.probes.list()] == ["classes"]
+
+    probe = LinearProbe.load(client.probes.export("classes", tmp_path / "probe"))
+    vectors = encoder.embed(pictures)
+    want = probe.predict(vectors).labels
+    said = client.probes.predict("classes", pictures)
+    assert [one.label for one in said] == want
+    assert np.mean([one.label == path.parent.name for one, path in zip(said, pictures, strict=True)]) > 0.6
+    assert [one.label for one in client.probes.predict("classes", vectors=vectors)] == want
+    mixed = client.probes.predict("classes", [pictures[0], b"garbage", tmp_path / "missing.jpg"], top=2)
+    assert mixed[0].label == want[0]
+    assert len(mixed[0].top) == 2
+    assert all(isinstance(one, ImageError) for one in mixed[1:])
+    first = client.collection("photos").scroll(limit=1).items[0]
+    by_id = client.probes.predict("classes", collection="photos", ids=[first.id, "nobody"])
+    assert by_id[0].label == probe.predict(first.vector[None]).labels[0]
+    assert isinstance(by_id[1], NNCLRHubError)
+    client.probes.delete("classes")
+    with pytest.raises(ProbeNotFound):
+        client.probes.get("classes")
+
+
+def test_a_probe_is_fitted_on_rows_and_on_pictures(client, encoder, pictures):
+    labels = [path.parent.name for path in pictures]
+    by_rows = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels, l2=0.01)
+    by_pictures = client.probes.fit("pictures", images=pictures, labels=labels, l2=0.01)
+    for job in (by_rows, by_pictures):
+        client.jobs.wait(job.id)
+    answers = [[one.label for one in client.probes.predict(name, pictures)] for name in ("rows", "pictures")]
+    assert answers[0] == answers[1]
+    with pytest.raises(ProbeExists):
+        client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels)
+    again = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=np.arange(60) % 2, replace=True)
+    client.jobs.wait(again.id)
+    assert client.probes.get("rows").classes == (0, 1)
+
+
+def test_jobs_are_listed_cancelled_and_not_waited_for_too_long(client, encoder, pictures):
+    job = client.probes.fit("slow", vectors=np.random.default_rng(0).normal(size=(2000, 32)), labels=[*range(4)] * 500)
+    with pytest.raises(DeadlineExceeded, match="goes on"):
+        client.jobs.wait(job.id, timeout=0.001)
+    assert job.id in {one.id for one in client.jobs.list()}
+    client.jobs.cancel(job.id)
+    with contextlib.suppress(ServiceError):  # it was cancelled, or done before it could be
+        client.jobs.wait(job.id)
+    assert client.jobs.get(job.id).state in ("cancelled", "done")
+
+
+def test_errors_are_the_librarys_own(client):
+    for ask, kind in (
+        (lambda: client.jobs.get("00000000000000"), JobNotFound),
+        (lambda: client.jobs.get("../models"), InvalidRequest),
+        (lambda: client.probes.get("nobody"), ProbeNotFound),
+        (lambda: client.probes.predict("nobody", vectors=np.ones((1, 32))), ProbeNotFound),
+        (lambda: client.probes.fit("a", collection="nowhere", field="label"), CollectionNotFound),
+        (lambda: client.probes.fit("a", collection="photos", field="no such field"), InvalidRequest),
+        (lambda: client.probes.fit("a", vectors=np.ones((3, 2)), labels=["x"]), InvalidRequest),
+        (lambda: client.probes.fit("a", images=[b"x"], labels=[1.5]), InvalidRequest),
+        (lambda: client.probes.fit("a/b", collection="photos", field="label"), InvalidRequest),
+    ):
+        with pytest.raises(kind):
+            ask()
+
+
+def test_the_awaited_client_fits_and_asks_too(server, pictures):
+    async def work() -> None:
+        async with AsyncClient(server.url) as client:
+            job = await client.probes.fit("awaited", collection="photos", field="label")
+            assert (await client.jobs.wait(job.id)).state == "done"
+            said = await client.probes.predict("awaited", pictures[:3])
+            assert len(said) == 3
+            await client.probes.delete("awaited")
+
+    asyncio.run(work())

@@ -1,0 +1,178 @@
+"""A folder into a server's collection: resumed, bounded, and equal to what `nnclr index` makes."""
+
+import asyncio
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub import AsyncClient, Client, open_store
+from nnclr_hub.client import pictures as limits
+from nnclr_hub.client import uploading
+from nnclr_hub.client.pictures import bounded
+from nnclr_hub.encoder.folder_changes import item_id
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
+from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench import Encoders, Workbench
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve) -> Iterator:
+    # fewer permits than four uploads want: some are refused and come again; and smaller requests
+    yield from serve(model, tmp_path_factory.mktemp("upload") / "store", capacity=40, max_images=10)
+
+
+@pytest.fixture
+def client(server) -> Iterator[Client]:
+    with Client(server.url, timeout=30) as opened:
+        yield opened
+
+
+@pytest.fixture
+def collection(client) -> Iterator:
+    client.collections.create("photos")
+    yield client.collection("photos")
+    client.collections.drop("photos")
+
+
+@pytest.fixture
+def folder(photos, tmp_path):
+    return shutil.copytree(photos, tmp_path / "photos")
+
+
+def test_a_folder_is_held_as_nnclr_index_holds_it(server, collection, folder, model, tmp_path):
+    """Same ids, vectors, labels and pixel hashes; only where it came from is called otherwise."""
+    seen = []
+    report = collection.index_folder(folder, progress=lambda done, total: seen.append((done, total)))
+    assert (report.added, report.updated, report.unchanged, report.removed, report.broken) == (60, 0, 0, 0, ())
+    assert seen[-1] == (60, 60)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    with open_store(str(tmp_path / "own")) as store:
+        bench = Workbench(Encoders(str(model), device="cpu"), store)
+        assert bench.index_folder("photos", folder) == report
+        theirs = {item.id: item for page in pages(bench.collection("photos")) for item in page}
+    mine = {item.id: item for page in pages(server.bench.collection("photos")) for item in page}
+    assert mine.keys() == theirs.keys() == {item_id(path, folder) for path in folder.rglob("*.jpg")}
+    for id, item in mine.items():
+        np.testing.assert_allclose(item.vector, theirs[id].vector, atol=1e-5)
+        for key in ("path", "size", "mtime", "label", PIXEL_HASH):
+            assert item.metadata[key] == theirs[id].metadata[key]
+        assert str(folder.parent) not in str(item.metadata)
+
+
+def test_again_it_sends_what_is_new_or_changed_and_prunes_what_is_gone(server, collection, folder):
+    collection.index_folder(folder)
+    before = server.bench.collection("photos").info().durable_seq
+    assert collection.index_folder(folder).unchanged == 60
+    assert server.bench.collection("photos").info().durable_seq == before
+    Image.new("RGB", (70, 70), "red").save(folder / "cat" / "new.png")
+    Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
+    (folder / "cat" / "01.jpg").unlink()
+    (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
+    (folder / "cat" / "dangling.jpg").symlink_to("nowhere")
+    report = collection.index_folder(folder)
+    assert (report.added, report.updated, report.unchanged, report.removed) == (1, 1, 58, 0)
+    assert [path.rpartition("/")[2] for path, _ in report.broken] == ["dangling.jpg", "bad.jpg"]
+    report = collection.index_folder(folder, prune=True)
+    assert (report.added, report.unchanged, report.removed, len(report.broken)) == (0, 60, 1, 2)
+    assert collection.count() == 60
+
+
+def test_a_folder_of_garbage_is_listed_whole(collection, tmp_path):
+    for i in range(20):
+        (tmp_path / f"{i:02}.jpg").write_bytes(b"garbage")
+    report = collection.index_folder(tmp_path)
+    assert (report.added, len(report.broken)) == (0, 20)
+    assert [path for path, _ in report.broken] == sorted(path for path, _ in report.broken)
+    with pytest.raises(NoImages):
+        collection.index_folder(tmp_path / "nowhere")
+
+
+def test_another_folder_under_the_same_paths_is_refused_and_a_copy_is_not_sent(collection, folder, tmp_path):
+    collection.index_folder(folder, source="mine")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert collection.index_folder(copy, source="copy").unchanged == 60
+    Image.new("RGB", (71, 70), "blue").save(copy / "cat" / "00.jpg")
+    with pytest.raises(InvalidRequest, match=r"cat/00.jpg.*--source"):
+        collection.index_folder(copy, source="copy")
+    assert collection.index_folder(copy, source="mine").updated == 1
+
+
+def test_a_name_that_no_request_can_carry_is_listed(collection, folder):
+    odd = folder / "cat" / b"\xff\xfe.jpg".decode("utf-8", "surrogateescape")
+    shutil.copy(folder / "cat" / "00.jpg", odd)
+    report = collection.index_folder(folder)
+    assert report.added == 60
+    assert "UTF-8" in report.broken[0][1]
+
+
+def test_shrunk_pictures_are_sent_smaller_and_found_all_the_same(server, collection, folder):
+    rng = np.random.default_rng(0)
+    large = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)).resize((1600, 1200))
+    large.save(folder / "large.png")
+    collection.index_folder(folder, shrink=320)
+    assert collection.search(image=large, k=1)[0].metadata["path"] == "large.png"
+    assert collection.index_folder(folder).unchanged == 61
+
+
+def test_batches_keep_to_both_limits():
+    sizes = [5, 18_000_000, 900_000, 200_000, 40_000_000, 1, *[10] * 130]
+    batches = list(bounded(sizes, int))
+    assert [size for batch in batches for size in batch] == sizes
+    assert all(len(batch) <= limits.MOST for batch in batches)
+    assert all(sum(batch) <= limits.MOST_BYTES or len(batch) == 1 for batch in batches)
+    assert all(sum(one) + other[0] > limits.MOST_BYTES or len(one) == limits.MOST for one, other in pairwise(batches))
+
+
+def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, collection, folder):
+    """Ctrl-C in the middle, as the terminal sends it to the main thread."""
+    reached = []
+
+    def interrupt(done: int, total: int) -> None:
+        if not reached:
+            reached.append(done)
+            signal.raise_signal(signal.SIGINT)
+
+    # the handler runs in the main thread, whichever one raises the signal
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        collection.index_folder(folder, workers=2, progress=interrupt)
+    held = collection.count()
+    assert reached[0] <= held
+    report = collection.index_folder(folder)
+    assert (report.added, report.unchanged) == (60 - held, held)
+
+
+def test_a_refusal_ends_all_workers(client, folder, monkeypatch):
+    monkeypatch.setattr(uploading, "MOST", 5)  # a dozen requests, so that some are still to come
+    with pytest.raises(CollectionNotFound):
+        client.collection("nowhere").index_folder(folder)
+    client.collections.create("vanishing")
+    dropping = []
+
+    def drop(done: int, total: int) -> None:
+        if not dropping:
+            dropping.append(done)
+            client.collections.drop("vanishing")
+
+    with pytest.raises(CollectionNotFound):
+        client.collection("vanishing").index_folder(folder, workers=2, progress=drop)
+
+
+async def _index(url: str, folder) -> None:
+    async with AsyncClient(url, timeout=30) as client:
+        await client.collections.create("awaited")
+        report = await client.collection("awaited").index_folder(folder)
+        assert (report.added, report.broken) == (60, ())
+        assert (await client.collection("awaited").index_folder(folder)).unchanged == 60
+        await client.collections.drop("awaited")
+
+
+def test_the_awaited_client_takes_up_a_folder_too(server, folder):
+    asyncio.run(_index(server.url, folder))

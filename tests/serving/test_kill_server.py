@@ -1,0 +1,162 @@
+"""kill -9 while pictures come in over HTTP: what was acknowledged is there, once, and the clients just go on."""
+
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+from benchmarks.server_process import ServerProcess
+from nnclr_hub import Client
+from nnclr_hub.client.uploading import Picture
+from nnclr_hub.store import open_store
+from nnclr_hub.store.pages import pages
+
+WRITERS = 3
+IDS = 40
+BATCH = 6
+
+
+class Writers:
+    """Upload new and changed pictures for ever; each owns its ids, so that each id has one history.
+
+    acknowledged: the version of each id that the server has confirmed last.
+    """
+
+    def __init__(self, url: str, pictures: list[bytes], seed: int) -> None:
+        self.acknowledged: dict[str, int] = {}
+        self.failure: Exception | None = None
+        self._url, self._pictures = url, pictures
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(i, random.Random(f"{seed} {i}"))) for i in range(WRITERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def confirmed(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self.acknowledged)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _write(self, writer: int, rng: random.Random) -> None:
+        try:
+            with Client(self._url, timeout=30) as client:
+                collection = client.collection("photos")
+                version = 0
+                while not self._stopping.is_set():
+                    version += 1
+                    ids = [f"w{writer}-{n}" for n in rng.sample(range(IDS), BATCH)]
+                    errors = collection.add_images(
+                        [Picture(id, rng.choice(self._pictures), {"version": version}) for id in ids]
+                    )
+                    assert errors == [None] * BATCH
+                    with self._lock:
+                        self.acknowledged |= dict.fromkeys(ids, version)
+        except Exception as error:  # noqa: BLE001 - told to the test by stop()
+            self.failure = error
+
+
+def held(client: Client) -> dict[str, int]:
+    """Versions by id, listed page by page; fails if an id comes twice, or the count is another."""
+    collection, ids, cursor = client.collection("photos"), [], None
+    while True:
+        page = collection.scroll(cursor, 50, with_vector=False)
+        ids += [(item.id, item.metadata["version"]) for item in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert max(Counter(id for id, _ in ids).values(), default=1) == 1
+    return dict(ids)
+
+
+def rounds(server: ServerProcess, pictures: list[bytes], count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    with Client(server.url, timeout=60) as client:
+        client.collections.create("photos")
+        writers = Writers(server.url, pictures, seed)
+        try:
+            for _ in range(count):
+                heard = len(writers.confirmed())
+                end = time.monotonic() + 60
+                while len(writers.confirmed()) == heard < WRITERS * IDS and time.monotonic() < end:
+                    time.sleep(0.01)
+                time.sleep(rng.uniform(0, 0.5))
+                server.kill()
+                before = writers.confirmed()
+                assert before
+                server.start()
+                now = held(client)
+                missing = {id: version for id, version in before.items() if now.get(id, -1) < version}
+                assert not missing, f"acknowledged and lost: {missing}"
+        finally:
+            writers.stop()
+        # everything that was sent has been answered by now, by one process or another
+        assert held(client) == writers.acknowledged
+        assert client.collection("photos").count() == len(writers.acknowledged)
+
+
+def check_store(path) -> None:
+    """What a reader sees when the server has gone: whole, and the same by search as by listing."""
+    with open_store(str(path)) as store:
+        collection = store.get("photos")
+        assert collection.verify().ok
+        items = [item for page in pages(collection) for item in page]
+        found = collection.search(items[0].vector, k=len(items), exact=True)
+        assert {match.id for match in found} == {item.id for item in items}
+
+
+@pytest.fixture
+def files(pictures) -> list[bytes]:
+    return [path.read_bytes() for path in pictures[:12]]
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_in_many_rounds(model, files, tmp_path):
+    with ServerProcess(tmp_path / "store", model=str(model)) as server:
+        rounds(server, files, 20, seed=2)
+        assert server.terminate() == 0
+    check_store(tmp_path / "store")
+
+
+def test_nothing_acknowledged_is_lost_or_doubled_and_a_folders_upload_outlives_the_server(
+    model, files, photos, tmp_path
+):
+    """Killed under mixed uploads; then in the middle of a folder, whose call simply goes on with the next process."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for i, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        Image.open(path).rotate(90).save(folder / path.parent.name / f"more-{i}.png")
+    reached = threading.Event()
+    reports = []
+
+    def advance(done: int, total: int) -> None:
+        if done >= total / 4:
+            reached.set()
+
+    with ServerProcess(tmp_path / "store", model=str(model)) as server, Client(server.url, timeout=30) as client:
+        rounds(server, files, 1, seed=1)
+        client.collections.create("folder")
+        collection = client.collection("folder")
+        upload = threading.Thread(
+            target=lambda: reports.append(collection.index_folder(folder, workers=3, progress=advance))
+        )
+        upload.start()
+        assert reached.wait(60)
+        server.kill()
+        server.start()
+        upload.join()
+        assert (reports[0].added, reports[0].broken) == (120, ())
+        assert collection.count() == 120
+        assert collection.index_folder(folder).unchanged == 120
+        assert server.terminate() == 0
+    check_store(tmp_path / "store")

@@ -1,0 +1,96 @@
+"""The server's end: what was admitted is answered, the store is closed, and a second signal does not wait."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from running_server import free_port, wait
+
+from nnclr_hub.store import open_store
+
+TESTS = Path(__file__).parents[1]
+PICTURES = 8
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator[Callable]:
+    """start(seconds a picture, pictures that must be in work before it begins) -> (process, address)"""
+    processes = []
+
+    def begin(seconds: float, pictures: int) -> tuple[subprocess.Popen, str]:
+        port = free_port()
+        program = [sys.executable, TESTS / "serving" / "drained_server.py"]
+        processes.append(
+            subprocess.Popen(
+                [*program, str(port), tmp_path / "store", str(seconds), str(pictures)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        wait(f"http://127.0.0.1:{port}/readyz")
+        return processes[-1], f"http://127.0.0.1:{port}"
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str, number: int) -> httpx.Response:
+    return httpx.post(f"{address}/api/v1/embed", files={"files": ("a.jpg", str(number).encode())}, timeout=60)
+
+
+def until_begun(process: subprocess.Popen) -> None:
+    assert process.stdout is not None
+    too_late = threading.Timer(60, process.kill)
+    too_late.start()
+    assert process.stdout.readline().strip() == "begun"
+    too_late.cancel()
+
+
+def test_sigterm_under_load_answers_all_that_was_admitted_and_takes_nothing_more(start, tmp_path):
+    process, address = start(0.4, PICTURES)
+    with ThreadPoolExecutor(PICTURES) as pool, httpx.Client(base_url=address, timeout=60) as uploading:
+
+        def late() -> Iterator[bytes]:
+            yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n\r\n'
+            time.sleep(0.3)  # the server has read so far
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            yield b"7\r\n--x--\r\n"
+
+        asked = [pool.submit(ask, address, number) for number in range(1, PICTURES + 1)]
+        until_begun(process)
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        refused = uploading.post("/api/v1/embed", content=late(), headers=headers)
+        answers = [one.result() for one in asked]
+    assert [answer.status_code for answer in answers] == [200] * PICTURES
+    assert [answer.json()["data"][0]["embedding"][0] for answer in answers] == list(range(1, PICTURES + 1))
+    assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+    assert "closed" in process.communicate(timeout=20)[0]
+    assert process.returncode == 0
+    with open_store(str(tmp_path / "store")) as store:  # nobody else has it open
+        assert store.list() == []
+
+
+def test_a_second_signal_ends_it_at_once(start):
+    process, address = start(60, 1)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, address, 1)
+        until_begun(process)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+        with pytest.raises(httpx.TransportError):
+            asked.result()

@@ -1,0 +1,81 @@
+"""docs/serving.md: its table is that of the settings, and its examples run."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import settings_table
+
+GUIDE = settings_table.GUIDE.read_text()
+
+
+def examples(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(model, tmp_path_factory.mktemp("guide") / "store")
+
+
+@pytest.fixture
+def here(photos, tmp_path, monkeypatch) -> Path:
+    """A folder with what the examples name."""
+    shutil.copytree(photos / "cat", tmp_path / "pictures" / "cat")
+    for i, name in enumerate(("cat.jpg", "dog.jpg")):
+        shutil.copy(photos / "coffee" / f"{i:02}.jpg", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_table_is_that_of_the_settings():
+    assert settings_table.written() == GUIDE, "write it anew: python tests/settings_table.py"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_curl_examples_run(server, here):
+    lines = [line for block in examples("bash") for line in block.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        command = line.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
+        done = subprocess.run(
+            ["sh", "-c", command], env={**os.environ, "URL": server.url}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert (here / "vectors.npy").stat().st_size > 128
+    assert '"id":"cat-1"' in done.stdout.replace(" ", "")
+
+
+def test_the_python_examples_run(server, here):
+    own, openai = examples("python")
+    for text in (own, openai):
+        names: dict = {}
+        exec(compile(text.replace("http://127.0.0.1:8000", server.url), "docs/serving.md", "exec"), names)
+        if text is own:
+            assert names["vectors"].shape == (2, 32)
+            assert names["report"].added == 20
+            assert len(names["matches"]) == 5
+        else:
+            assert len(names["vector"]) == 32
+            names["client"].close()
+
+
+def test_every_flag_and_variable_that_it_names_exists():
+    from typer.testing import CliRunner
+
+    from nnclr_hub.cli.app import app
+    from serving.settings import Settings
+
+    known = {f"NNCLR_{name.upper()}" for name in Settings.model_fields}
+    known |= {"NNCLR_STORE", "NNCLR_MODEL", "NNCLR_API_KEY", "NNCLR_PUBLISH"}
+    assert set(re.findall(r"NNCLR_[A-Z_]+", GUIDE)) <= known
+    helps = "".join(
+        CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output for verb in ("serve", "index")
+    )
+    for line in re.findall(r"nnclr (?:serve|index) .*", GUIDE):
+        for flag in re.findall(r"--[a-z-]+", line):
+            assert flag in helps, flag

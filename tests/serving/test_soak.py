@@ -1,0 +1,43 @@
+"""The short form of the soak: a saturated server with damaged pictures and callers that break off."""
+
+import pytest
+
+from benchmarks.soak import Sample, Soak, judge_memory, soak
+from benchmarks.soak_load import Heard, Ledger
+
+
+def check(done: Soak) -> None:
+    assert list(done.wrong) == []
+    outcomes = {outcome for _, outcome in done.heard.outcomes}
+    # all that it is about did happen
+    assert {"200", "204", "429", "cancelled"} <= outcomes
+    assert outcomes <= {"200", "204", "404", "415", "422", "429", "503", "504", "cancelled", "timed out"}
+
+
+def test_every_request_is_answered_once_and_the_server_is_ready_at_the_end(model, tmp_path):
+    done = soak(tmp_path, 12, callers=40, model=str(model))
+    check(done)
+    files = [one.files for one in done.settled()]
+    assert files[-1] <= max(files[0], 40) + 60  # no connection or file is left open
+
+
+@pytest.mark.slow
+def test_the_memory_is_flat_over_minutes(model, tmp_path):
+    done = soak(tmp_path, 300, model=str(model))
+    check(done)
+    assert judge_memory(done) == []
+
+
+def test_the_soak_sees_what_is_wrong():
+    """Growth, lost items, and items that nobody sent."""
+    flat = [Sample(float(i), 500 + i % 3, 40, 20) for i in range(100)]
+    assert judge_memory(Soak(Heard(), flat, [], 100)) == []
+    growing = [Sample(float(i), 500 + 5 * i, 40, 20) for i in range(100)]
+    assert "memory grew" in judge_memory(Soak(Heard(), growing, [], 100))[0]
+    assert Soak(Heard(), growing, [], 100).slope == pytest.approx(300)
+    leaking = [Sample(float(i), 500, 40 + 2 * i, 20) for i in range(100)]
+    assert "files" in judge_memory(Soak(Heard(), leaking, [], 100))[0]
+    ledger = Ledger({"a", "b"}, {"c"})
+    assert ledger.differences({"a", "b"}) == ledger.differences({"a", "b", "c"}) == []
+    assert "missing" in ledger.differences({"a"})[0]
+    assert "nobody" in ledger.differences({"a", "b", "d"})[0]

@@ -1,0 +1,36 @@
+"""The table of settings in docs/serving.md, made from the settings.
+
+python tests/settings_table.py      # writes it there
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "serving.md"
+BEGIN, END = "<!-- settings: python tests/settings_table.py -->\n", "<!-- end of settings -->\n"
+
+
+def table() -> str:
+    """A row a setting: its variable, what it is, its default."""
+    from serving.settings import Settings
+
+    rows = ["| variable | what it is | default |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        value = list(field.default) if isinstance(field.default, tuple) else field.default
+        shown = "the number of cores" if field.default_factory else f"`{value}`" if value not in (None, []) else "none"
+        rows.append(f"| `NNCLR_{name.upper()}` | {field.description} | {shown} |")
+    return "\n".join(rows) + "\n"
+
+
+def written() -> str:
+    """The guide with the table as it must be."""
+    before, _, rest = GUIDE.read_text().partition(BEGIN)
+    return before + BEGIN + table() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    GUIDE.write_text(written())

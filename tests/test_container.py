@@ -1,0 +1,207 @@
+"""Dockerfile and compose.yaml cannot be built here: so whatever they name must exist."""
+
+import json
+import os
+import re
+import shlex
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+from serving.run import GRACE_S
+from serving.security.first_key import first_key
+from serving.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+# settings of the programs in the image, and of the shell
+OTHERS = {"PATH", "PYTHONUNBUFFERED", "HF_HOME", "NNCLR_CACHE", "NNCLR_MODEL", "NNCLR_STORE"}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, continued lines joined, comments left out."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]  # type: ignore[misc]
+
+
+def all_of(name: str) -> list[str]:
+    return [rest for word, rest in instructions() if word == name]
+
+
+def compose() -> dict:
+    return yaml.safe_load((ROOT / "compose.yaml").read_text())
+
+
+def extras() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def arguments() -> dict[str, str]:
+    """Build arguments with what they are if nobody gives them."""
+    return {name: value.strip('"') for name, _, value in (one.partition("=") for one in all_of("ARG"))}
+
+
+def command() -> list[str]:
+    return [*json.loads(all_of("ENTRYPOINT")[0]), *json.loads(all_of("CMD")[0])]
+
+
+def parse(words: list[str]) -> dict:
+    """The parameters that our command line takes a command for; fails on a verb or flag that it does not know."""
+    assert words[0] == "nnclr"
+    root = typer.main.get_command(app)
+    verb = root.commands[words[1]]
+    return verb.make_context(words[1], words[2:], resilient_parsing=False).params
+
+
+def test_every_file_that_is_copied_is_there_and_let_through():
+    let = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [one.split() for one in all_of("COPY") if not one.startswith("--")]
+    assert copied
+    for *sources, _ in copied:
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert source in let, source
+    assert let == {source for *sources, _ in copied for source in sources}
+
+
+def test_what_the_wheel_is_made_of_is_copied():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = {source for one in all_of("COPY") if not one.startswith("--") for source in one.split()[:-1]}
+    assert {*wheel["only-include"], *(path.split("/")[0] for path in wheel["force-include"])} <= copied
+    assert {"README.md", "LICENSE"} <= copied  # the project's description names them
+
+
+def test_stages_and_their_copies_meet():
+    stages = [match[1] for one in all_of("FROM") if (match := re.search(r"AS (\w+)", one))]
+    for one in all_of("COPY"):
+        if match := re.match(r"--from=(\w+)", one):
+            assert match[1] in stages
+            source = one.split()[-2]
+            made = " ".join(rest for word, rest in instructions() if word == "RUN")
+            assert source in made, f"{source} is copied and never made"
+
+
+def test_it_installs_extras_and_packages_that_are_ours():
+    given = arguments()
+    assert set(given["EXTRAS"].split(",")) <= extras()
+    installed = [shlex.split(one) for one in all_of("RUN") if "pip install" in one]
+    assert ".[${EXTRAS}]" in installed[-1]
+    wanted = " ".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    for package in installed[0][installed[0].index("install") :]:
+        if package.isalpha() and package != "install":
+            assert package in wanted, package
+    text = (ROOT / "compose.yaml").read_text()
+    for named in re.findall(r"EXTRAS(?:=|:-)([\w,]+)", text):
+        assert set(named.split(",")) <= extras(), named
+
+
+def test_its_python_is_one_that_we_support():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert tuple(map(int, arguments()["PYTHON"].split("."))) >= tuple(map(int, wanted.strip(">=").split(".")))
+
+
+def test_the_command_is_one_of_ours_and_starts_as_shipped(tmp_path, monkeypatch):
+    """Bound to all addresses, with a key: what the settings demand before they let it start."""
+    params = parse(command())
+    assert params["host"] == "0.0.0.0"
+    assert str(params["port"]) == all_of("EXPOSE")[0]
+    assert str(params["keys"]).startswith(all_of("VOLUME")[0] + "/")
+    file = tmp_path / "keys"
+    key = first_key(file)
+    assert key is not None
+    settings = Settings.read(host=params["host"], port=params["port"], keys_file=file)
+    holder = settings.keys().find(key)
+    assert holder is not None
+    assert "write" in holder.scopes
+    for one in all_of("RUN"):
+        for verb, rest in re.findall(r"\bnnclr (\w+) ([^;&]*)", one):
+            parse(["nnclr", verb, *shlex.split(rest.replace("$MODEL", "random:test_resnet"))])
+
+
+def test_its_variables_are_settings_of_ours(monkeypatch):
+    known = {f"NNCLR_{name.upper()}" for name in Settings.model_fields} | OTHERS
+    named = {match for one in all_of("ENV") for match in re.findall(r"(\w+)=", one)}
+    assert named <= known, named - known
+    service = compose()["services"]["nnclr"]["environment"]
+    assert set(service) <= known
+    text = (ROOT / "Dockerfile").read_text() + (ROOT / "compose.yaml").read_text()
+    given = {*re.findall(r"\bNNCLR_[A-Z_]+", text)} - known
+    assert given == {"NNCLR_PUBLISH"}  # compose's own
+    # and those that only the command line reads, it does read
+    monkeypatch.setenv("NNCLR_STORE", "/data/store")
+    monkeypatch.setenv("NNCLR_MODEL", "")
+    params = parse(command())
+    assert (params["store"], params["model"]) == ("/data/store", None)
+
+
+def test_it_is_no_root_and_asks_a_path_that_we_answer():
+    words = [word for word, _ in instructions()]
+    assert all_of("USER") == ["nnclr"]
+    assert any("useradd" in one and " nnclr" in one for one in all_of("RUN"))
+    assert words.index("USER") < words.index("ENTRYPOINT")
+    assert all_of("STOPSIGNAL") == ["SIGTERM"]
+    check = json.loads(all_of("HEALTHCHECK")[0].partition("CMD ")[2])
+    assert check[:2] == ["python", "-c"]
+    compile(check[2], "healthcheck", "exec")
+    from serving.routes import health
+
+    port, path = re.search(r"127\.0\.0\.1:(\d+)(/\w+)", check[2]).groups()  # type: ignore[union-attr]
+    assert port == all_of("EXPOSE")[0]
+    assert path in {route.path for route in health.router.routes}  # type: ignore[attr-defined]
+
+
+def test_compose_builds_and_runs_this_image():
+    services = compose()["services"]
+    ours = services["nnclr"]
+    assert set(ours["build"]["args"]) <= set(arguments())
+    address, outside, inside = re.fullmatch(r"(\S+):(\d+):(\d+)", ours["ports"][0]).groups()  # type: ignore[union-attr]
+    assert address == "${NNCLR_PUBLISH:-127.0.0.1}"
+    assert outside == inside == all_of("EXPOSE")[0]
+    mounted = {one.split(":")[1] for one in ours["volumes"]}
+    assert mounted == set(all_of("VOLUME"))
+    volumes = {one.split(":")[0] for service in services.values() for one in service["volumes"]}
+    assert volumes == set(compose()["volumes"])
+    assert [name for name, service in services.items() if "profiles" not in service] == ["nnclr"]
+    assert int(ours["stop_grace_period"].removesuffix("s")) > Settings().deadline_s + GRACE_S
+
+
+def test_the_first_key_is_made_once_for_its_owner_alone(tmp_path):
+    from nnclr_hub.errors import InvalidRequest
+
+    file = tmp_path / "keys"
+    key = first_key(file)
+    assert key is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().split() == ["write", f"first:{key}"]
+    assert first_key(file) is None
+    assert key in file.read_text()
+    with pytest.raises(InvalidRequest, match="cannot be made"):
+        first_key(tmp_path / "nowhere" / "keys")
+
+
+def test_serve_shows_the_key_that_it_made_once_and_never_one_of_the_environment(tmp_path, monkeypatch):
+    """The port is taken, so that it ends before it serves."""
+    import socket
+
+    for name in ("NNCLR_API_KEYS", "NNCLR_WRITE_KEYS", "NNCLR_KEYS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        call = ["serve", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]), "--keys", str(tmp_path / "keys")]
+        first, second = (CliRunner().invoke(app, call) for _ in range(2))
+        monkeypatch.setenv("NNCLR_WRITE_KEYS", '["me:0123456789abcdefghij"]')
+        (tmp_path / "keys").unlink()
+        third = CliRunner().invoke(app, call)
+    key = re.search(r"may read and write: (\S+)", first.stderr)
+    assert key is not None
+    assert "cannot be used" in first.stderr
+    assert key[1] not in second.stderr
+    assert "may read and write" not in third.stderr
+    assert not os.path.exists(tmp_path / "keys")
