@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import signal
-import socket
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
-from .models import Engines
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
@@ -20,18 +18,10 @@ GRACE_S = 5  # beyond the last request's deadline
 class _Server(uvicorn.Server):
     """Ends gracefully at the first signal, and at once at the second."""
 
-    def __init__(self, config: uvicorn.Config, engines: Engines) -> None:
-        super().__init__(config)
-        self._engines = engines
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_DFL)
         self.should_exit = True  # uvicorn would also raise the signal again, before the store is closed
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._engines.drain()  # here, for a signal may come while this thread holds the lock that it takes
-        await super().shutdown(sockets)
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
@@ -52,8 +42,8 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def run(app: FastAPI, settings: Settings) -> None:
-    """Serves until SIGTERM or Ctrl-C; then takes no more work, answers all that it took, and returns.
+    """Serves until SIGTERM or Ctrl-C; then takes no new requests, answers all that had begun to come, and returns.
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    _Server(server_config(app, settings), app.state.engines).run()
+    _Server(server_config(app, settings)).run()
