@@ -110,8 +110,8 @@ def listed(http: httpx.Client) -> list[str]:
 
 def soak(folder: Path, seconds: float, *, callers: int = 48, model: str | None = None) -> Soak:
     """The whole run, from an empty store to the server's end."""
-    # room for half of the callers' pictures, so that it is refused what it cannot take
-    with ServerProcess(folder / "store", model=model, capacity=32, deadline_s=20) as server:
+    # room for a quarter of the callers' pictures, so that it is refused what it cannot take
+    with ServerProcess(folder / "store", model=model, capacity=max(4, callers // 4), deadline_s=20) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             dim = http.put(COLLECTION, json={}).json()["dim"]
             heard, samples, ledger = asyncio.run(load(server, seconds, callers, dim))

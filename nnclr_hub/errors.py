@@ -13,6 +13,7 @@
     │   ├── UnknownModel            no such name, repository or revision
     │   ├── ModelFilesMissing       a file of the model folder is not there
     │   ├── TamperedModel           a file's sha256 is not the pinned one
+    │   ├── ModelTooNew             config.json was written by a later version
     │   └── WeightsMismatch         the weights do not fit the architecture
     ├── StoreError                  the vector store refuses
     │   ├── CollectionNotFound
@@ -139,6 +140,12 @@ class TamperedModel(ModelError):
     """A file's sha256 is not the one that was pinned."""
 
     code = "tampered_model"
+
+
+class ModelTooNew(ModelError):
+    """The model folder was written by a later version of the library."""
+
+    code = "model_too_new"
 
 
 class WeightsMismatch(ModelError):

@@ -2,6 +2,7 @@
 
 backbone = torch.hub.load(CHECKOUT, "nnclr_resnet50", source="local", weights="./my-model")
 backbone(x)                                     # (B, 3, H, W) normalised -> (B, D)
+backbone.nnclr_info["transform"]                # a picture -> (3, S, S) normalised
 """
 
 from __future__ import annotations
@@ -10,81 +11,101 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from nnclr_hub.encoder.backbones import backbone_from_folder, create_backbone, timm_name
+from nnclr_hub.encoder.backbones import backbone_from_folder, create_backbone, load_state, timm_name
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
-from nnclr_hub.hub.layout import read_config
-from nnclr_hub.hub.registry import MODELS
+from nnclr_hub.hub.layout import read_config, read_weights
+from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, ModelInfo
 from nnclr_hub.hub.sources import resolve
 
 EntryPoint = Callable[..., nn.Module]
-# architectures of the paper; weights of our own for them are not published yet
-ARCHITECTURES = {
-    "nnclr_resnet50": "resnet50",
-    "nnclr_vit_small": "vit_small",
-    "nnclr_vit_base": "vit_base",
-    "nnclr_vit_base_patch8": "vit_base_patch8",
-}
 _HELP = """{title}
 
     Args:
         pretrained: load weights; False gives a fresh network, unless weights are named.
-        weights: a source: {default}, a model folder, hf-hub:org/repo@rev, ...
-        progress: accepted for the custom of torch.hub; bundled weights need no download.
-        timm_kwargs: passed on to timm, such as num_classes=10 or in_chans=1; with these timm itself
-            adapts the first layer and the classifier.
+        weights: where from: {default}, a name of list_models(), hf-hub:org/repo@revision,
+            a model folder, its .safetensors file, file://..., or https://...-<sha256>.safetensors
+            with its config.json beside it.
+        progress: show a bar where something is downloaded.
+        timm_kwargs: passed on to timm, such as num_classes=10, in_chans=1, features_only=True or
+            img_size=96; timm itself adapts the layers that these change.
 
     Returns:
-        The backbone in evaluation mode: (B, 3, H, W) normalised float -> (B, {dim}).
+        The backbone in evaluation mode: (B, 3, H, W) normalised float -> (B, {dim}). Its nnclr_info
+        holds "transform" (a picture -> (3, H, W) normalised), "source" and "provenance".
+
+    Raises:
+        UnknownModel: there are no such weights; never random ones instead.
+        TamperedModel: the files are not the pinned ones.
+        WeightsMismatch: the weights are another architecture's, or not whole.
 
     Example:
-        backbone = torch.hub.load("ORG/nnclr_hub:TAG", "{name}", trust_repo=True)
+        backbone = torch.hub.load("ORG/nnclr_hub:TAG", "{name}", trust_repo=True{example})
     """
 
 
 def entry_points() -> dict[str, EntryPoint]:
     """Every entry point by name."""
-    points = {
-        name: _entry_point(name, architecture, None, "the network's own", f"{architecture}, the paper's encoder.")
-        for name, architecture in ARCHITECTURES.items()
-    }
+    points = {}
+    for name, architecture in ARCHITECTURES.items():
+        title = f"{timm_name(architecture)}, a network of the paper. Nobody has trained weights for it yet: name some."
+        text = {"title": title, "default": "none yet", "dim": "D", "example": ', weights="./my-model"'}
+        points[name] = _entry_point(name, architecture, None, text)
     for name, model in MODELS.items():
-        title = f"{model.architecture} trained by {model.recipe}; {model.data}"
-        points[name] = _entry_point(name, model.architecture, name, str(model.embed_dim), title)
+        text = {"title": _title(model), "default": f"None for {name}", "dim": str(model.embed_dim), "example": ""}
+        points[name] = _entry_point(name, model.architecture, name, text)
     return points
 
 
-def _entry_point(name: str, architecture: str, default: str | None, dim: str, title: str) -> EntryPoint:
+def _title(model: ModelInfo) -> str:
+    measured = ", ".join(f"{name} {value:.3f}" for name, value in model.metrics.items())
+    return (
+        f"{model.architecture}, {model.parameters / 1e6:.1f} M weights, for {model.input.size} pixels.\n\n"
+        f"    Recipe: {model.recipe}.\n    Data: {model.data}.\n    Measured: {measured}.\n"
+        f"    Licence of the weights: {model.license}."
+    )
+
+
+def _entry_point(name: str, architecture: str, default: str | None, text: dict[str, str]) -> EntryPoint:
     def load(
         *, pretrained: bool = True, weights: str | Path | None = None, progress: bool = True, **timm_kwargs: Any
     ) -> nn.Module:
-        del progress
-        source = str(weights) if weights is not None else default
-        if not pretrained and weights is None:
-            own = read_config(MODELS[name].folder).model_args if name in MODELS else {}
-            return create_backbone(architecture, model_args={**own, **timm_kwargs}).eval()
-        if source is None:
+        if weights is not None:
+            return _trained(str(weights), name, architecture, progress, timm_kwargs)
+        if not pretrained:
+            return create_backbone(architecture, model_args={**_own_arguments(name), **timm_kwargs}).eval()
+        if default is None:
             raise UnknownModel(
-                f"There are no published weights for {name} yet: give weights=SOURCE, for example a model folder, "
-                f"or pretrained=False; published are {', '.join(MODELS)}."
+                f"There are no published weights for {name} yet: give weights=SOURCE, for example a model folder, or "
+                f"pretrained=False for a fresh network; of the entry points these have weights: {', '.join(MODELS)}."
             )
-        return _pretrained(source, name, architecture, timm_kwargs)
+        return _trained(default, name, architecture, progress, timm_kwargs)
 
     load.__name__ = load.__qualname__ = name
-    load.__doc__ = _HELP.format(title=title, default=default or "none is published yet", dim=dim, name=name)
+    load.__doc__ = _HELP.format(name=name, **text)
     return load
 
 
-def _pretrained(source: str, name: str, architecture: str, timm_kwargs: dict[str, Any]) -> nn.Module:
-    found = resolve(source)
-    if found.folder is None:
+def _own_arguments(name: str) -> dict[str, Any]:
+    """What timm must be told to build a model's network; nothing for one of timm's own shape."""
+    return dict(resolve(name).config.model_args) if name in MODELS else {}
+
+
+def _trained(source: str, name: str, architecture: str, progress: bool, timm_kwargs: dict[str, Any]) -> nn.Module:
+    found = resolve(source, progress=progress)
+    if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{name} takes a model folder or a published name as weights; {source} is neither.")
-    config = found.config
+    config = read_config(found.folder)
     if config.architecture != timm_name(architecture):
         raise WeightsMismatch(f"{source} is a {config.architecture}, not the {timm_name(architecture)} of {name}.")
-    backbone = backbone_from_folder(found.folder, {**config.model_args, **timm_kwargs})
+    with torch.random.fork_rng(devices=[]):  # fresh weights that are soon gone must not move the caller's generator
+        backbone = create_backbone(config.architecture, model_args=config.model_args)
+    load_state(backbone, read_weights(found.folder, found.weights), source)
+    if timm_kwargs:  # timm passes over keys that are missing where it adapts; by now none is
+        backbone = backbone_from_folder(found.folder, {**config.model_args, **timm_kwargs}, found.weights)
     transform = EvalTransform(Preprocessing.from_pretrained_cfg(config.pretrained_cfg))
     backbone.nnclr_info = {"source": source, "transform": transform, "provenance": dict(config.nnclr)}  # type: ignore[assignment]
     return backbone.eval()

@@ -21,6 +21,8 @@ import nnclr_hub
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
+from .idempotency import Idempotency, Replies
+from .jobs import Jobs
 from .models import Engines
 from .observing import Observing
 from .readiness import Loading
@@ -50,6 +52,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
         loading = asyncio.create_task(asyncio.to_thread(app.state.readiness.run))
         yield
         await loading
+        await asyncio.to_thread(app.state.jobs.stop)
 
     app = Service(
         title=openapi.TITLE,
@@ -61,7 +64,14 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = metrics or Metrics()
-    state.readiness = Loading(engines, workbench)
+    state.jobs = Jobs(
+        workbench,
+        state.metrics,
+        waiting=settings.jobs_waiting,
+        keep=settings.jobs_kept,
+        source_folders=settings.source_folders,
+    )
+    state.readiness = Loading(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.decoding = CapacityLimiter(settings.decode_threads)
     problems.install(app)
@@ -78,5 +88,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
     def favicon() -> Response:
         return Response(status_code=204)
 
+    replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
+    app.add_middleware(Idempotency, replies=replies)
     app.add_middleware(Door, settings=settings)
     return app

@@ -20,6 +20,8 @@ import nnclr_hub
 from . import schemas
 from .examples import EXAMPLES
 from .routes import ROUTERS
+from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
+from .schemas.probes import PredictRequest, ProbeRequest
 
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
@@ -35,6 +37,8 @@ TAGS = {
     "aliases": "Further names of collections.",
     "items": "What is in a collection.",
     "search": "Neighbours.",
+    "jobs": "Work in the background: how far it is, cancelling it, and what starts it.",
+    "probes": "Linear classifiers on vectors: fitted from labels, used, exported.",
 }
 # bodies that routes read by themselves, and so the framework does not see
 _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
@@ -48,6 +52,11 @@ _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
     schemas.UploadRequest,
     schemas.SearchRequest,
     schemas.SearchBatchRequest,
+    PredictRequest,
+    ProbeRequest,
+    JobRequest,
+    DuplicatesRequest,
+    ReembedRequest,
 )
 ANSWER_HEADERS = {
     "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},

@@ -9,6 +9,7 @@ from collections import Counter
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
 
+from .jobs import Jobs
 from .models import Engines
 from .privacy import without_paths
 from .schemas import Readiness
@@ -22,9 +23,11 @@ class Loading:
     Args:
         engines: their default model is loaded.
         workbench: its store's collections are opened.
+        jobs: started last.
     """
 
-    def __init__(self, engines: Engines, workbench: Workbench) -> None:
+    def __init__(self, engines: Engines, workbench: Workbench, jobs: Jobs) -> None:
+        self._jobs = jobs
         self._engines = engines
         self._workbench = workbench
         self._lock = threading.Lock()
@@ -40,6 +43,8 @@ class Loading:
             self._warm = True
             self._detail = "opening the collections"
             self._open_collections()
+            self._detail = "taking up the jobs"
+            self._jobs.start()
         except NNCLRHubError as error:
             log.error("not ready: %s", error)
             self._detail, self._failed = without_paths(str(error)), True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 from types import FrameType
 
 import uvicorn
@@ -12,16 +13,26 @@ from fastapi import FastAPI
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or both may let go of it at once
 GRACE_S = 5  # beyond the last request's deadline
 
 
-class _Server(uvicorn.Server):
-    """Ends gracefully at the first signal, and at once at the second."""
+class Server(uvicorn.Server):
+    """Ends gracefully at the first signal, and at once at the second.
+
+    Gracefully: nobody new is let in, and every request that has begun is answered as at any other time.
+    """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_DFL)
         self.should_exit = True  # uvicorn would also raise the signal again, before the store is closed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.jobs.hang_up()  # streams that would go on for ever
+        await super().shutdown(sockets)
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
@@ -37,13 +48,14 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.deadline_s) + GRACE_S,
     )
 
 
 def run(app: FastAPI, settings: Settings) -> None:
-    """Serves until SIGTERM or Ctrl-C; then takes no new requests, answers all that had begun to come, and returns.
+    """Serves until SIGTERM or Ctrl-C; then takes no more work, answers all that it took, and returns.
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    _Server(server_config(app, settings)).run()
+    Server(server_config(app, settings)).run()

@@ -57,6 +57,11 @@ class Settings(BaseSettings):
     url_domains: tuple[str, ...] = Field((), description="the only domains to fetch from, as JSON; none: any public")
     url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
     url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
+    jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; above, 429")
+    jobs_kept: int = Field(1000, ge=1, description="ended jobs that are kept")
+    source_folders: tuple[Path, ...] = Field((), description="folders of which jobs may read files, as JSON")
+    replies_kept: int = Field(10_000, ge=0, description="answers kept for Idempotency-Key; 0: none")
+    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of them")
 
     @field_validator("model_memory", mode="before")
     @classmethod

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from app.mount import mount_page
@@ -16,7 +15,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 from serving.api import create_app
 from serving.models import Engines
-from serving.run import server_config
+from serving.run import Server, server_config
 from serving.settings import Settings
 
 
@@ -40,7 +39,7 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
         app = create_app(chosen, engines, bench)
         if page:
             mount_page(app, bench)
-        server = uvicorn.Server(server_config(app, chosen))
+        server = Server(server_config(app, chosen))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

@@ -1,81 +1,141 @@
-"""nnclr models, info, export."""
+"""nnclr models, info, download, verify, export."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Json, out, print_json
+from nnclr_hub.cli.verbs import Json, err, out, print_json
+
+Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:org/repo@revision, a model folder, ...")]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    app.command()(models)
-    app.command()(info)
-    app.command()(export)
+    for verb in (models, info, download, verify, export):
+        app.command()(verb)
 
 
 def models(as_json: Json = False) -> None:
-    """List the published encoders, the default first.
+    """List the encoders with weights, the default first.
 
     Example: nnclr models
     """
-    from nnclr_hub.hub.registry import MODELS
+    from nnclr_hub.hub.registry import ARCHITECTURES, MODELS
 
     if as_json:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name", "architecture", "dim", "parameters", "input", "measured"):
-        table.add_column(column, no_wrap=column == "name")
+    for column in ("name", "network", "dim", "input", "weights", "measured"):
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
     for model in MODELS.values():
-        measured = ", ".join(f"{name} {value:.3f}" for name, value in model.metrics.items())
         table.add_row(
             model.name,
-            model.architecture,
+            f"{model.architecture}\n{model.parameters / 1e6:.1f} M",
             str(model.embed_dim),
-            f"{model.parameters / 1e6:.1f} M",
-            f"{model.input_size} px",
-            measured,
+            f"{model.input.size} px",
+            model.repository or "here",
+            "\n".join(f"{name} {value:.3f}" for name, value in model.metrics.items()),
         )
     out.print(table)
+    out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
 
 
-def info(
-    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, or any source.")], as_json: Json = False
-) -> None:
+def info(source: Source, as_json: Json = False) -> None:
     """Load an encoder, verify it, and say what it is.
 
     Example: nnclr info nnclr_resnet18_small_cpu_starter
     """
     from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.registry import MODELS
+    from nnclr_hub.hub.sources import resolve
 
+    found = resolve(source)
     encoder = load_encoder(source, device="cpu")
-    preprocessing = encoder.transform.preprocessing
-    facts = {
+    facts: dict[str, Any] = {
         "source": source,
+        "folder": str(found.folder) if found.folder else None,
+        "verified_against": found.pins.by,
         "architecture": encoder.config.architecture if encoder.config else source.partition(":")[2],
         "embed_dim": encoder.embed_dim,
         "parameters": sum(parameter.numel() for parameter in encoder.backbone.parameters()),
         "fingerprint": encoder.fingerprint,
-        "preprocessing": asdict(preprocessing),
+        "preprocessing": asdict(encoder.transform.preprocessing),
         "provenance": dict(encoder.config.nnclr) if encoder.config else {},
     }
     if source in MODELS:
-        published = MODELS[source]
-        facts |= {"license": published.license, "data": published.data, "metrics": dict(published.metrics)}
+        published = asdict(MODELS[source])
+        facts |= {
+            name: published[name]
+            for name in ("license", "data", "recipe", "metrics", "sha256", "repository", "revision")
+        }
     if as_json:
         print_json(facts)
         return
     table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", str(value))
+        table.add_row(name, _in_words(value))
     out.print(table)
+
+
+def _in_words(value: Any) -> str:
+    """A mapping as lines; None as what it means of a repository, revision or folder."""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {one}" for name, one in value.items())
+    return "none" if value is None else str(value)
+
+
+def download(
+    source: Source,
+    to: Annotated[Path | None, typer.Option("--to", help="Copy the model folder there as well.")] = None,
+) -> None:
+    """Fetch an encoder while there is a network, verify it, and say where it lies.
+
+    Example: nnclr download hf-hub:org/repo@v1.0 --to models/repo
+    """
+    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.copies import keep
+    from nnclr_hub.hub.sources import resolve
+
+    found = resolve(source)
+    if to is not None:
+        out.print(f"{source} is in {keep(found, to)}")
+    elif found.folder is not None:
+        out.print(f"{source} is in {found.folder}")
+    else:
+        load_encoder(source, device="cpu")  # timm fetches in the making
+        out.print(f"{source} is timm's, which keeps its weights in HF_HUB_CACHE")
+
+
+def verify(source: Source, as_json: Json = False) -> None:
+    """Read an encoder's files anew: their hashes, that every weight is there, and that none is NaN.
+
+    Example: nnclr verify ./my-model
+    """
+    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.sources import verify as hash_files
+
+    files = hash_files(source)
+    load_encoder(source, device="cpu")  # refuses weights that are missing, left over, or no numbers
+    if as_json:
+        print_json({"source": source, "files": [asdict(one) for one in files]})
+        return
+    for one in files:
+        out.print(f"{one.sha256}  {one.name}  (as recorded by {one.pinned_by})")
+    out.print("Every weight of the architecture is there, none is left over, and all are finite.")
+    if not any(one.pinned_by in ("registry", "address") for one in files):
+        err.print(
+            "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",
+            soft_wrap=True,
+        )
 
 
 def export(

@@ -168,6 +168,7 @@ def repair(
 
 def _repair_catalog(store: str, as_json: bool) -> None:
     from nnclr_hub.store.embedded.roots import rebuild_catalog
+    from nnclr_hub.store.records import RECORDS, mend_records
 
     try:
         with opened(store):
@@ -176,9 +177,13 @@ def _repair_catalog(store: str, as_json: bool) -> None:
         names = list(rebuild_catalog(Path(store)))
     else:
         names = None
+    saved = mend_records(Path(store) / RECORDS)
     if as_json:
-        print_json({"rebuilt": names is not None, "collections": names})
-    elif names is None:
+        print_json({"rebuilt": names is not None, "collections": names, "records_saved": saved})
+        return
+    if saved is not None:
+        out.print(f"The file of jobs and probes was damaged; {saved} of its records were saved.")
+    if names is None:
         out.print("The catalog is well: name a collection to mend one.")
     else:
         out.print(f"The catalog was made anew: {', '.join(names)}", markup=False)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder import cifar_resnet  # noqa: F401  registers its architectures with timm
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
+from nnclr_hub.hub.layout import WEIGHTS
 
 # the paper's names for timm's
 ALIASES = {
@@ -75,11 +76,14 @@ def create_backbone(
         args.setdefault("img_size", image_size)
     try:
         with _hub_kept_quiet():
-            return timm.create_model(name, pretrained=pretrained, num_classes=0, **args)
+            return timm.create_model(name, pretrained=pretrained, **{"num_classes": 0, **args})
     except OSError as error:  # huggingface_hub's errors are OSErrors, some of them ValueErrors as well
+        from huggingface_hub import constants
+
+        what = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else f"connect to {constants.ENDPOINT}"
         raise ModelFilesMissing(
-            f"timm's weights for {name} are not in the cache and cannot be fetched ({type(error).__name__}): connect "
-            "to the Hugging Face Hub, set HF_HUB_CACHE to a folder that has them, or give a local model folder."
+            f"timm's weights for {name} are not in the cache {constants.HF_HUB_CACHE} and cannot be fetched "
+            f"({type(error).__name__}): {what}, set HF_HUB_CACHE to a folder that has them, or give a model folder."
         ) from error
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error
@@ -118,7 +122,7 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Module:
+def backbone_from_folder(folder: Path, arguments: Mapping[str, Any], weights: str = WEIGHTS) -> nn.Module:
     """The weights of a verified model folder in a network with these arguments of timm's.
 
     timm itself adapts what they change: num_classes adds a fresh classifier, in_chans folds the first
@@ -128,8 +132,9 @@ def backbone_from_folder(folder: Path, arguments: Mapping[str, Any]) -> nn.Modul
         InvalidRequest: the architecture does not take them.
         WeightsMismatch: the weights do not fit.
     """
+    file = {"source": "file", "file": str(folder / weights)}  # and no other that timm would find in the folder
     try:
-        return timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments)
+        return timm.create_model(f"local-dir:{folder}", pretrained=True, pretrained_cfg_overlay=file, **arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {_in_a_line(error)}") from error
     except RuntimeError as error:

@@ -249,7 +249,7 @@ def load_encoder(source: str | Path, *, device: str | None = None, precision: st
             torch.manual_seed(found.seed)
         backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
-        load_state(backbone, read_weights(found.folder), str(source))
+        load_state(backbone, read_weights(found.folder, found.weights), str(source))
     return Encoder(backbone, preprocessing, name=str(source), device=device, precision=precision, config=config)
 
 

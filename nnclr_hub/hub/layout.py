@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.errors import ModelFilesMissing, WeightsMismatch
+from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,12 @@ class ModelConfig:
     pretrained_cfg: Mapping[str, Any]
     nnclr: Mapping[str, Any]
 
+    @property
+    def sha256(self) -> Mapping[str, str]:
+        """What the folder says of its own weights and heads, by the file's name."""
+        recorded = self.nnclr.get("sha256") or {}
+        return {name: recorded[name] for name in (WEIGHTS, HEADS) if name in recorded}
+
     def to_json(self) -> str:
         """The file's text; the same for the same model."""
         fields = {
@@ -66,6 +72,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     Raises:
         ModelFilesMissing: there is none.
+        ModelTooNew: a later version of the library wrote it.
         WeightsMismatch: it cannot be read, or a field is missing or of another type.
     """
     path = require(folder, CONFIG)
@@ -79,6 +86,7 @@ def read_config(folder: Path) -> ModelConfig:
     missing += [name for name in ("model_args", "nnclr") if not isinstance(fields.get(name) or {}, dict)]
     if missing:
         raise WeightsMismatch(f"{path} lacks {', '.join(missing)}: it is no model folder of ours; export it again.")
+    _check_ours(path, fields.get("nnclr") or {})
     return ModelConfig(
         architecture=fields["architecture"],
         model_args=fields.get("model_args") or {},
@@ -89,21 +97,41 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
+def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
+    """Refuses a block of ours that this version cannot understand."""
+    version = ours.get("format_version", FORMAT_VERSION)
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ModelTooNew(
+            f"{path} was written by a later version of nnclr_hub (format {version}; this one reads up to "
+            f"{FORMAT_VERSION}): update nnclr_hub."
+        )
+    hashes = ours.get("sha256") or {}
+    known = isinstance(hashes, dict) and all(isinstance(one, str) and len(one) == 64 for one in hashes.values())
+    if not isinstance(version, int) or not known:
+        raise WeightsMismatch(f"{path} has a block nnclr that is none of ours: fetch or export the model again.")
+
+
 def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
     """The tensors of a safetensors file in the folder.
 
     Raises:
         ModelFilesMissing: it is not there.
-        WeightsMismatch: it is cut off or no safetensors file.
+        WeightsMismatch: it is cut off or no safetensors file, or holds NaN or infinity.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = require(folder, name)
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise WeightsMismatch(f"{path} is damaged ({error}): fetch or export the model again.") from error
+    for key, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise WeightsMismatch(
+                f"{key} in {path} holds NaN or infinity, and every vector would: export another checkpoint."
+            )
+    return tensors
 
 
 def require(folder: Path, name: str) -> Path:

@@ -1,4 +1,6 @@
-"""MODELS: every encoder that this project has published, pinned by the sha256 of its files."""
+"""MODELS: every encoder that this project has weights of, pinned by the sha256 of its files; ARCHITECTURES: the paper's
+networks, which have none yet. torch.hub's entry points, `nnclr models` and `load_encoder` all read these two tables.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +11,90 @@ from pathlib import Path
 
 from nnclr_hub.errors import ModelFilesMissing, UnknownModel
 
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class InputContract:
+    """What is done to a picture before the network sees it: RGB, the short side resized to size / crop_pct, the centre
+    cut out, scaled to [0, 1], mean taken off, divided by std.
+
+    size: side of the square input in pixels.
+    """
+
+    size: int
+    crop_pct: float = 0.875
+    interpolation: str = "bicubic"
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A published encoder.
+    """An encoder with weights.
 
     name: what `load_encoder` takes.
     architecture: timm's.
     embed_dim: length of a vector.
     parameters: number of weights.
-    input_size: side of its input in pixels.
+    input: its preprocessing.
     sha256: of its files by name; a load verifies them.
     license: of the weights.
     data: what it was trained on, and the terms of those pictures.
     metrics: what was measured, by name.
     recipe: how it was trained.
+    repository: org/name on the Hugging Face Hub; None: it is not published there.
+    revision: the repository's commit that has these files.
     """
 
     name: str
     architecture: str
     embed_dim: int
     parameters: int
-    input_size: int
+    input: InputContract
     sha256: Mapping[str, str]
     license: str
     data: str
     recipe: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    repository: str | None = None
+    revision: str | None = None
 
     @property
-    def folder(self) -> Path:
-        """Where the bundled model folder lies: in a checkout's weights/, or inside an installed package.
+    def folder(self) -> Path | None:
+        """The model folder in this installation: in a checkout's weights/, or inside an installed package.
+
+        None: only the Hub has it.
 
         Raises:
-            ModelFilesMissing: it is in neither.
+            ModelFilesMissing: it is not here, nor published.
         """
-        package = Path(__file__).resolve().parents[1]
-        places = (package / "weights" / self.name, package.parent / "weights" / self.name)
-        for place in places:
+        for place in (PACKAGE / "weights" / self.name, PACKAGE.parent / "weights" / self.name):
             if place.is_dir():
                 return place
-        raise ModelFilesMissing(
-            f"The weights of {self.name} are not in this installation (looked in {places[0]} and {places[1]}): "
-            "install nnclr_hub again, or work in a full checkout."
-        )
+        if self.repository is not None:
+            return None
+        if (PACKAGE.parent / "hubconf.py").is_file():
+            why = f"its folder weights/{self.name} is missing from this checkout: restore it, as by git checkout"
+        else:
+            why = (
+                "this installed package does not hold them: only a checkout of nnclr_hub does, so clone it and give "
+                f"CHECKOUT/weights/{self.name}"
+            )
+        raise ModelFilesMissing(f"The weights of {self.name} are not published on a hub, and {why}.")
+
+    def require_published(self) -> str:
+        """org/name.
+
+        Raises:
+            UnknownModel: it is not on the Hub; the sentence names the folder that has it.
+        """
+        if self.repository is None:
+            raise UnknownModel(
+                f"{self.name} is not published on a hub yet, so it has no revisions: name it without one; its one "
+                f"version is in {self.folder}."
+            )
+        return self.repository
 
 
 MODELS: dict[str, ModelInfo] = {
@@ -63,7 +105,7 @@ MODELS: dict[str, ModelInfo] = {
             architecture="resnet18",
             embed_dim=256,
             parameters=2_814_976,
-            input_size=48,
+            input=InputContract(48, crop_pct=1.0),
             sha256={
                 "config.json": "7a363dd2a070b6e0c4a6ea35baf1192aacefb5a2dc8ab9acc9762bc67bc18248",
                 "model.safetensors": "daf4950de2e95d9ee67ba6cfb1a120372a1490b329244044df16d3f8d7a49a23",
@@ -80,9 +122,17 @@ MODELS: dict[str, ModelInfo] = {
     )
 }
 
+# entry points of torch.hub whose weights nobody has trained yet -> the architecture
+ARCHITECTURES = {
+    "nnclr_resnet50": "resnet50",
+    "nnclr_vit_small": "vit_small",
+    "nnclr_vit_base": "vit_base",
+    "nnclr_vit_base_patch8": "vit_base_patch8",
+}
+
 
 def list_models() -> list[str]:
-    """Names of the published encoders, the default first."""
+    """Names of the encoders with weights, the default first."""
     return list(MODELS)
 
 
@@ -90,21 +140,26 @@ def default_model() -> str:
     """The encoder that is used where none is named: the best starter, which stands first.
 
     Raises:
-        UnknownModel: none is published.
+        UnknownModel: there is none.
     """
     if not MODELS:
-        raise UnknownModel("This version publishes no encoder: name a source, such as a model folder, yourself.")
+        raise UnknownModel("This version has no encoder of its own: name a source, such as a model folder, yourself.")
     return next(iter(MODELS))
 
 
 def model_info(name: str) -> ModelInfo:
-    """What is known about a published encoder.
+    """What is known about an encoder.
 
     Raises:
-        UnknownModel: no such name; the sentence names the nearest.
+        UnknownModel: no such name, or an architecture that has no weights yet; the sentence says what there is.
     """
-    if name not in MODELS:
-        close = get_close_matches(name, MODELS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(MODELS) or 'none yet'}."
-        raise UnknownModel(f"No model is called {name!r}: {hint}")
-    return MODELS[name]
+    if name in MODELS:
+        return MODELS[name]
+    there_are = f"there are {', '.join(MODELS)}" if MODELS else "there are none yet"
+    if name in ARCHITECTURES:
+        raise UnknownModel(
+            f"{name} has no weights yet, and random ones are never given for them: {there_are}; random:"
+            f"{ARCHITECTURES[name]} is the network untrained."
+        )
+    close = get_close_matches(name, [*MODELS, *ARCHITECTURES], n=1)
+    raise UnknownModel(f"No model is called {name!r}: {f'did you mean {close[0]!r}?' if close else f'{there_are}.'}")

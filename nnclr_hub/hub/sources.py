@@ -1,30 +1,35 @@
 """A source is a string that says where an encoder comes from.
 
-    nnclr_resnet18_small_cpu_starter      a registered name (see `nnclr models`)
+    nnclr_resnet18_small_cpu_starter      a registered name (see `nnclr models`), of a published one also NAME@REVISION
     hf-hub:org/repo[@revision]            a model folder on the Hugging Face Hub
-    local-dir:/models/mine, ./mine, file:///models/mine
+    local-dir:/models/mine, ./mine, file:///models/mine, or the .safetensors file in it
+    https://host/name-<sha256>.safetensors    with its config.json beside it
     timm:resnet50.a1_in1k                 timm's own weights
     random:resnet50[@seed]                untrained weights, a baseline; timm starts a ResNet's residual
                                           branches at zero, so this one is weaker than its size suggests
     random:SOURCE[@seed]                  likewise, the network and preprocessing of a name or model folder
 
-`resolve` turns one into local files whose hashes are right: those that the registry pins, or else
-those that the folder's own config.json records.
+`resolve` turns one into local files whose hashes are right: those that the registry or the address pins, or else
+those that the folder's own config.json records (see `nnclr_hub.hub.integrity`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
-from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, TamperedModel, UnknownModel
-from nnclr_hub.hub.layout import CONFIG, HEADS, WEIGHTS, ModelConfig, read_config, require, sha256_of
+from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.hub.addresses import fetch, pinned_digits
+from nnclr_hub.hub.integrity import FileCheck, Pins, check, hash_again
+from nnclr_hub.hub.layout import CONFIG, HEADS, WEIGHTS, ModelConfig, read_config, require
 from nnclr_hub.hub.registry import MODELS, model_info
+from nnclr_hub.hub.repositories import download
 
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
+NOBODY = Pins("nobody")
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,15 @@ class Resolved:
     folder: a verified model folder; None for timm: and for random: of an architecture.
     architecture: timm's name.
     seed: of random weights; None for trained ones.
+    weights: name of the weights' file in the folder.
+    pins: what the files were compared with.
     """
 
     folder: Path | None
     architecture: str
     seed: int | None = None
+    weights: str = WEIGHTS
+    pins: Pins = NOBODY
 
     @property
     def config(self) -> ModelConfig:
@@ -48,43 +57,64 @@ class Resolved:
         return read_config(self.folder)
 
 
-def resolve(source: str) -> Resolved:
+def resolve(source: str, *, progress: bool = True) -> Resolved:
     """Finds, fetches if need be, and verifies.
+
+    Args:
+        source: see above.
+        progress: show a bar where something is downloaded.
 
     Raises:
         UnknownModel: no such name, folder, repository or revision.
-        ModelFilesMissing: a file of the folder is not there.
+        ModelFilesMissing: a file of the folder is not there, and cannot be fetched.
         TamperedModel: a file's sha256 is not the recorded one.
+        WeightsMismatch, ModelTooNew: config.json cannot be read.
+        ModelError: a download failed.
         InvalidRequest: the source cannot be read as one.
     """
+    if not source:
+        raise InvalidRequest("The source is empty: give a model folder, or a name that `nnclr models` lists.")
     kind, colon, rest = source.partition(":")
     if colon and kind in ("timm", "random"):
         return _untrained_or_timm(kind, rest)
     if colon and kind == "hf-hub":
-        return _folder(_download(rest))
+        return _folder(download(rest, progress=progress))
     if colon and kind == "local-dir":
-        return _folder(Path(rest).expanduser())
-    if colon and kind == "file":
-        return _folder(Path(unquote(urlparse(source).path)))
+        return _folder(_local(rest))
     if colon and kind in ("http", "https"):
-        raise InvalidRequest(
-            f"{source} is a web address: download its config.json and model.safetensors into a folder and give that, "
-            "or name a Hugging Face repository as hf-hub:org/repo."
-        )
-    if source in MODELS:
-        info = model_info(source)
-        return _folder(info.folder, info.sha256)
-    path = Path(source).expanduser()
-    if path.is_dir():
+        _refuse_pickles(source.partition("?")[0], source)
+        folder, digits = fetch(source, progress=progress)
+        return _folder(folder, Pins("address", {WEIGHTS: digits}))
+    name, _, revision = source.partition("@")
+    if name in MODELS:
+        return _registered(name, revision, progress)
+    path = _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
+    if os.path.isfile(path):  # unlike Path's own, false of names that no file can have
+        return _file(path)
+    if os.path.isdir(path):
         return _folder(path)
-    if path.exists():
-        raise InvalidRequest(f"{source} is a file: give the model folder that holds its {CONFIG} and {WEIGHTS}.")
-    if "/" in source or "\\" in source or source.startswith("."):
+    if colon or "/" in source or "\\" in source or source.startswith("."):
         raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists.")
-    model_info(source.partition("@")[0])  # says which name is the nearest
-    raise UnknownModel(
-        f"{source!r} names a revision, but the published models are bundled and have none: leave it out."
-    )
+    model_info(name)  # says that it has no weights yet, or which name is the nearest
+    raise AssertionError(name)
+
+
+def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
+    """Hashes every file of a source's model folder anew, whatever is remembered of it.
+
+    Raises:
+        InvalidRequest: the source is no model folder.
+        ModelError: see `resolve`.
+    """
+    found = resolve(source, progress=progress)
+    if found.folder is None or found.seed is not None:
+        raise InvalidRequest(f"{source} is no model folder, so nothing is recorded to verify it against.")
+    return hash_again(found.folder, (CONFIG, found.weights, HEADS), found.pins)
+
+
+def _local(path: str) -> Path:
+    """With ~ read, where there is such a user."""
+    return Path(os.path.expanduser(path))
 
 
 def _untrained_or_timm(kind: str, rest: str) -> Resolved:
@@ -95,87 +125,52 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     architecture, _, seed = rest.partition("@")
     if seed and not seed.isdecimal():
         raise InvalidRequest(f"random:{rest}: the seed after @ is a whole number, for example random:resnet50@0.")
-    if architecture in MODELS or (Path(architecture).expanduser() / CONFIG).is_file():
+    if architecture in MODELS or os.path.isfile(_local(architecture) / CONFIG):
         return replace(resolve(architecture), seed=int(seed or 0))
     return Resolved(None, architecture, int(seed or 0))
 
 
-def _folder(folder: Path, pinned: Mapping[str, str] | None = None) -> Resolved:
-    """Checks a model folder against the pinned hashes, or against those that its config records."""
-    if not folder.is_dir():
+def _registered(name: str, revision: str, progress: bool) -> Resolved:
+    """From the folder that this installation has, else from the Hub; another revision than ours only from there."""
+    info = model_info(name)
+    pins = Pins("registry", info.sha256)
+    if revision in ("", info.revision):
+        folder = info.folder
+        if folder is None:
+            folder = download(f"{info.require_published()}@{info.revision}", progress=progress)
+        return _folder(folder, pins)
+    return _folder(download(f"{info.require_published()}@{revision}", progress=progress))
+
+
+def _refuse_pickles(path: str, source: str) -> None:
+    if path.lower().endswith(PICKLES):
+        raise InvalidRequest(
+            f"{source} is a pickle, which can run code when it is read, so it is never loaded: convert it to a model "
+            f"folder with {CONFIG} and {WEIGHTS} first."
+        )
+
+
+def _file(path: Path) -> Resolved:
+    """The weights in one file, with the config.json that lies beside it."""
+    _refuse_pickles(path.name, str(path))
+    if path.suffix != ".safetensors" or path.name == HEADS:
+        raise InvalidRequest(f"{path} holds no encoder's weights: give {WEIGHTS}, or the folder it lies in.")
+    digits = pinned_digits(path.name)
+    return _folder(path.parent, Pins("address", {path.name: digits}) if digits else None, path.name)
+
+
+def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> Resolved:
+    """Compares a model folder with the pins, if somebody else has set some, and with what its config records."""
+    if not os.path.isdir(folder):
         raise UnknownModel(f"{folder} is no folder: give a model folder, or a name that `nnclr models` lists.")
     require(folder, CONFIG)
-    require(folder, WEIGHTS)
-    for name, expected in (pinned or {}).items():
-        _verify(folder, name, expected)
+    require(folder, weights)
+    if pins is not None:
+        check(folder, pins)
     config = read_config(folder)
-    if pinned is None:
-        for name, expected in (config.nnclr.get("sha256") or {}).items():
-            if name == WEIGHTS or (folder / name).exists():
-                _verify(folder, name, expected)
-    return Resolved(folder, config.architecture)
-
-
-def _verify(folder: Path, name: str, expected: str) -> None:
-    actual = sha256_of(require(folder, name))
-    if actual != expected:
-        raise TamperedModel(
-            f"{folder / name} is not the published file (sha256 {actual[:12]}..., expected {expected[:12]}...): "
-            "delete it and fetch it again."
-        )
-
-
-def _download(reference: str) -> Path:
-    """A snapshot of a Hugging Face repository, from the cache if it is there."""
-    repository, _, revision = reference.partition("@")
-    if not _REPOSITORY.fullmatch(repository):
-        raise InvalidRequest(f"hf-hub:{reference} is no repository: write hf-hub:ORGANISATION/NAME[@REVISION].")
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=[CONFIG, WEIGHTS, HEADS],
-                library_name="nnclr_hub",
-            )
-        )
-    except GatedRepoError as error:
-        raise UnknownModel(
-            f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UnknownModel(
-            f"The Hub has no repository {repository}, or it is private: check the name, or set HF_TOKEN."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.") from error
-    except HFValidationError as error:
-        raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
-    except LocalEntryNotFoundError as error:
-        why = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached: connect"
-        raise ModelFilesMissing(
-            f"{reference} is not in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to a folder that "
-            "has it, or give a local model folder."
-        ) from error
-    except (HfHubHTTPError, OSError, *_network_errors()) as error:
-        raise ModelError(f"{reference} could not be fetched ({type(error).__name__}): try again later.") from error
-
-
-def _network_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client lets through when a connection breaks: httpx's errors, unlike those of requests, are no
-    OSErrors."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return ()
-    return (HTTPError,)
+    recorded = {weights if name == WEIGHTS else name: digest for name, digest in config.sha256.items()}
+    recorded = {name: digest for name, digest in recorded.items() if name == weights or (folder / name).exists()}
+    own = Pins("config.json", recorded) if recorded else NOBODY
+    if pins is None or pins.by == "address":
+        check(folder, own)
+    return Resolved(folder, config.architecture, weights=weights, pins=pins or own)

@@ -43,6 +43,7 @@ def fit_linear_probe(
     fingerprint: str = "",
     device: str | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LinearProbe:
     """Fits a probe.
 
@@ -61,6 +62,7 @@ def fit_linear_probe(
         fingerprint: of the encoder.
         device: "cpu", "cuda"; default the CPU.
         seed: of the split.
+        progress: called with (done, total), counted in penalties to try and the last fit.
 
     Raises:
         InvalidRequest: lengths that do not match, fewer than two classes, numbers that are not finite, or held-out
@@ -87,14 +89,19 @@ def fit_linear_probe(
             rows, y = Stacked((x, None), (other, None)), torch.cat([y, held_y])
         solver = Solver(_weighted(part, part_y, len(names), class_weight), where)
         best = (-1.0, 0.0, torch.empty(0))
-        for one in sorted(sweep, reverse=True):  # from strong to weak; of equals, the strongest
+        # from strong to weak; of equals, the strongest
+        for tried, one in enumerate(sorted(sweep, reverse=True)):
+            progress(tried, len(sweep) + 1)
             logits = logits_of(held_rows, solver.minimise(one, iterations=SWEEP_ITERATIONS, tolerance=1e-4))
             reached = _SCORES[metric](logits.numpy(), held_y.numpy())
             if reached > best[0]:
                 best = (reached, one, logits)
         l2, basis = best[1], solver.basis
         temperature = calibrated_temperature(best[2], held_y)
+    fits = 1 if basis is None else len(sweep) + 1
+    progress(fits - 1, fits)
     parameters = Solver(_weighted(rows, y, len(names), class_weight), where, basis).minimise(l2).cpu()
+    progress(fits, fits)
     probe = LinearProbe(parameters[:, :-1].numpy(), parameters[:, -1].numpy(), names, l2, several=several)
     threshold = (0.5 if several else 0.0) if threshold is None else threshold
     return replace(probe, temperature=temperature, threshold=threshold, fingerprint=fingerprint)

@@ -103,20 +103,51 @@ class LinearProbe:
         best, sure = probabilities.argmax(axis=1), probabilities.max(axis=1, initial=0) >= self.threshold
         return Prediction([self.classes[i] if ok else None for i, ok in zip(best, sure, strict=True)], probabilities)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes probe.safetensors and probe.json."""
+    def files(self, about: tuple[str, str] = ("format", "np")) -> dict[str, bytes]:
+        """The contents of probe.safetensors and probe.json, by name; equal probes have equal bytes.
+
+        Args:
+            about: name and text of the safetensors' metadata; of several, the order would be a matter of chance.
+        """
         from safetensors.numpy import save
 
+        weights = {"weight": np.ascontiguousarray(self.weight), "bias": np.ascontiguousarray(self.bias)}
+        told = {"classes": list(self.classes), **{name: getattr(self, name) for name in KEPT}}
+        return {
+            WEIGHTS: save(weights, metadata=dict([about])),
+            ABOUT: (json.dumps(told, indent=2) + "\n").encode(),
+        }
+
+    @classmethod
+    def from_files(cls, weights: bytes, about: str | bytes, named: str) -> LinearProbe:
+        """What `files` gave.
+
+        Args:
+            weights, about: contents of probe.safetensors and probe.json.
+            named: what to call the probe in an error.
+
+        Raises:
+            InvalidRequest: they are damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            told, arrays = json.loads(about), load(weights)
+            classes = tuple(told["classes"])
+            if not len(classes) == len(arrays["weight"]) == len(arrays["bias"]):
+                raise ValueError(f"{len(classes)} classes for {len(arrays['weight'])} rows of weights")
+            return cls(arrays["weight"], arrays["bias"], classes, **{n: told[n] for n in KEPT})
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(f"The probe {named} is damaged ({error}): fit it again.") from error
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes probe.safetensors and probe.json."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {"weight": np.ascontiguousarray(self.weight), "bias": np.ascontiguousarray(self.bias)}
-        about = {"classes": list(self.classes), **{name: getattr(self, name) for name in KEPT}}
         half = folder / ".part"  # the description last: without it there is no probe
         (folder / ABOUT).unlink(missing_ok=True)
-        for name, content in (
-            (WEIGHTS, save(weights, metadata={"format": "np"})),
-            (ABOUT, (json.dumps(about, indent=2) + "\n").encode()),
-        ):
+        for name, content in self.files().items():
             half.write_bytes(content)
             half.replace(folder / name)
         return folder
@@ -128,21 +159,12 @@ class LinearProbe:
         Raises:
             InvalidRequest: the folder holds no probe, or a damaged one.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         folder = Path(folder)
         try:
-            about = json.loads((folder / ABOUT).read_text("utf-8"))
-            weights = load_file(folder / WEIGHTS)
-            classes = tuple(about["classes"])
-            if not len(classes) == len(weights["weight"]) == len(weights["bias"]):
-                raise ValueError(f"{len(classes)} classes for {len(weights['weight'])} rows of weights")
-            return cls(weights["weight"], weights["bias"], classes, **{n: about[n] for n in KEPT})
+            about, weights = (folder / ABOUT).read_bytes(), (folder / WEIGHTS).read_bytes()
         except FileNotFoundError as error:
             raise InvalidRequest(f"{folder} holds no probe: give a folder that `nnclr probe fit` wrote.") from error
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise InvalidRequest(f"The probe in {folder} is damaged ({error}): fit it again.") from error
+        return cls.from_files(weights, about, f"in {folder}")
 
 
 def feature_matrix(features: np.ndarray) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self, get_args
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import RepairReport, VerifyReport
 
 Metric = Literal["cosine", "dot", "l2"]
@@ -247,7 +248,9 @@ class Collection(Protocol):
 
 
 class VectorStore(Protocol):
-    """Collections by name, and aliases for them."""
+    """Collections by name, and aliases for them; `records` for what is kept beside them."""
+
+    records: Records
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""
@@ -284,12 +287,10 @@ class VectorStore(Protocol):
     def promote(self, name: str, alias: str) -> str | None:
         """Makes `alias` mean the collection `name`, in one step for whoever asks.
 
-        All other aliases of what went by `alias` until now mean `name` from then on as well, except those that end
-        in `~next`: they belong to a collection in the making.
+        Other aliases of what went by `alias` mean `name` from then on as well, except `...~next`: of one in the making.
 
         Returns:
-            If a collection itself was called `alias`: the free name that it is kept under now, `alias.old`,
-            `alias.old2`, ...; else None.
+            The free name, `alias.old`, `alias.old2`, ..., of a collection that itself was called `alias`; else None.
         """
         ...
 

@@ -134,17 +134,29 @@ def judge_probe(
         raise InvalidRequest(f"{parts} has no picture of the probe's classes ({some(names)}): check the labels.")
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
-    labels, scores = images.keep(kept).numbers(names), probe.scores(vectors, fingerprint=encoder.fingerprint)
+    return verdict_of(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
+
+
+def verdict_of(probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()) -> Verdict:
+    """Scores a probe on unit vectors of its encoder.
+
+    Args:
+        vectors: (N, D) float32.
+        labels: (N,) int, places in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
+            uncertain.
+        left_out: for the verdict.
+    """
+    names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
     if probe.several:
         value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
-        return Verdict({"map11": value}, {}, 0.0, len(kept), tuple(left_out))
+        return Verdict({"map11": value}, {}, 0.0, len(vectors), left_out)
     best = scores.argmax(axis=1)
     found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
     if len(names) > 5:
         found["top5"] = top_k_accuracy(scores, labels, 5)
     per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
     none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
-    return Verdict(found, per_class, none, len(kept), tuple(left_out))
+    return Verdict(found, per_class, none, len(vectors), left_out)
 
 
 def predict_labels(

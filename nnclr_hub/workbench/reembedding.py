@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def reembed(
     model: str,
     *,
     skip_missing: bool = False,
+    folders: Sequence[Path] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Reembedded:
     """Makes the name mean a collection of the same items, embedded by another model; goes on where a call stopped.
@@ -75,6 +77,7 @@ def reembed(
         name: of a collection, or an alias.
         model: source of the encoder.
         skip_missing: leave out items whose file is missing or changed, which else are refused at the end.
+        folders: where files may be read, as an item's metadata could name any; None: anywhere.
         progress: called with (done, total), counted in items of the old collection.
 
     Raises:
@@ -85,12 +88,19 @@ def reembed(
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("A collection of this store is being re-embedded just now: wait until that is done.")
     try:
-        return _reembed(bench, name, embedder, skip_missing, progress)
+        return _reembed(bench, name, embedder, skip_missing, folders, progress)
     finally:
         bench.reembedding.release()
 
 
-def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool, progress: Progress) -> Reembedded:
+def _reembed(
+    bench: Workbench,
+    name: str,
+    embedder: Embedder,
+    skip_missing: bool,
+    folders: Sequence[Path] | None,
+    progress: Progress,
+) -> Reembedded:
     with bench.gate.alone():
         finish_swaps(bench.store)
     store, old = bench.store, bench.store.get(name)
@@ -98,9 +108,10 @@ def _reembed(bench: Workbench, name: str, embedder: Embedder, skip_missing: bool
         return Reembedded(None, old.count(), 0, kept=None)
     following = _successor(store, name, old, embedder)
     new = following.collection
-    embedded, left_out = _catch_up(old, new, embedder, {}, bench.gate.alone, progress)
+    read = partial(_source, folders=folders)
+    embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.gate.alone, progress)
     with bench.gate.alone():
-        more, left_out = _catch_up(old, new, embedder, left_out, nullcontext, lambda done, total: None)
+        more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
         if left_out and not skip_missing:
             raise _refusal(name, embedder.name, old.count(), left_out)
         if left_out and len(left_out) == old.count():
@@ -181,6 +192,7 @@ def _catch_up(
     new: Collection,
     embedder: Embedder,
     known: Mapping[str, _LeftOut],
+    read: Callable[[Mapping[str, Any]], Image.Image | str],
     exclusively: Callable[[], AbstractContextManager[None]],
     progress: Progress,
 ) -> tuple[int, dict[str, _LeftOut]]:
@@ -188,6 +200,7 @@ def _catch_up(
 
     Args:
         known: those that an earlier look found impossible; they are not read again.
+        read: the picture that an item with such metadata was made of, or why it is not to be had.
         exclusively: entered to store a batch.
     """
     total, embedded = old.count(), 0
@@ -197,7 +210,7 @@ def _catch_up(
         assert change.metadata is not None
         if change.id in known and known[change.id].metadata == change.metadata:
             return known[change.id].reason
-        return _source(change.metadata)
+        return read(change.metadata)
 
     wanted = (change for change in differences(old, new) if change.metadata is not None)
     for changes, sources in ahead(batches(wanted, BATCH), source):
@@ -233,7 +246,7 @@ def _carry_over(old: Collection, new: Collection, changes: Sequence[Change], vec
     return len(items)
 
 
-def _source(metadata: Mapping[str, Any]) -> Image.Image | str:
+def _source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> Image.Image | str:
     """The picture that an item was made of, or why it is not to be had."""
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
@@ -241,6 +254,8 @@ def _source(metadata: Mapping[str, Any]) -> Image.Image | str:
     path = Path(root, relative)
     recorded = metadata.get(PIXEL_HASH)
     try:
+        if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
+            return "its file lies in no folder that may be read"
         stat = path.stat()
     except (OSError, ValueError):
         return "its file is missing"

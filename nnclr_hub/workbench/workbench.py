@@ -21,11 +21,15 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.folder_changes import IndexReport
-from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError
+from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
 from nnclr_hub.workbench.indexing import NewImage, add_images, index_folder
+from nnclr_hub.workbench.labelling import label_images, label_items
 from nnclr_hub.workbench.models import Models, embedder_for
+from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
+from nnclr_hub.workbench.probe_sources import fit_on_collection
+from nnclr_hub.workbench.probes import KeptProbe, Labelling, get_probe, keep_probe, label_rows, refuse_taken_probe
 from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
 from nnclr_hub.workbench.writing import Gate, Target
 
@@ -191,6 +195,67 @@ class Workbench:
         if image is not None:
             vector = embed_query(self.embedder_of(collection), image, box)
         return search_by_vector(collection, np.asarray(vector, np.float32), k, **options)
+
+    # ---- labels
+
+    def fit_probe(
+        self,
+        name: str,
+        collection: str,
+        field: str,
+        *,
+        where: Mapping[str, Any] | None = None,
+        options: FitOptions = NO_OPTIONS,
+        replace: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> KeptProbe:
+        """Fits a probe on the labels that a collection's items have in a field, and keeps it by name.
+
+        Args:
+            where: fit only on items that pass.
+            replace: whether it may take the place of a probe of the same name.
+            progress: called with (done, total).
+
+        Raises:
+            ProbeExists, CollectionNotFound, InvalidRequest.
+        """
+        if not replace:
+            refuse_taken_probe(self.store.records, name)
+        kept = fit_on_collection(self.collection(collection), name, field, where, options, progress=progress)
+        keep_probe(self.store.records, kept, replace=replace)
+        return kept
+
+    def predict(
+        self,
+        probe: str,
+        *,
+        images: Sequence[Path | bytes | Image.Image] | None = None,
+        vectors: np.ndarray | None = None,
+        collection: str | None = None,
+        ids: Sequence[str] | None = None,
+        fingerprint: str = "",
+        k: int = 5,
+    ) -> list[Labelling | NNCLRHubError]:
+        """What a probe says of pictures, of vectors (N, D), or of items of a collection: one entry each, or its error.
+
+        Args:
+            fingerprint: of the encoder that the vectors come from; "" leaves it unchecked.
+            k: how many classes to give the probabilities of.
+
+        Raises:
+            InvalidRequest: not exactly one of images, vectors and ids.
+            FingerprintMismatch: they come from another encoder than the probe's.
+            ProbeNotFound, CollectionNotFound.
+        """
+        if sum(query is not None for query in (images, vectors, ids)) != 1 or (ids is None) != (collection is None):
+            raise InvalidRequest("A prediction takes exactly one of images, vectors, and ids with their collection.")
+        kept = get_probe(self.store.records, probe)
+        if ids is not None and collection is not None:
+            return label_items(kept.probe, self.collection(collection), ids, k)
+        if images is not None:
+            own = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
+            return label_images(kept.probe, embedder_for(self.models, own), images, k)
+        return list(label_rows(kept.probe, np.asarray(vectors, np.float32), k, fingerprint=fingerprint))
 
     # ---- inside
 

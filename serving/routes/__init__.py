@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import aliases, collections, embed, health, items, openai, search
+from . import aliases, collections, embed, health, items, jobs, openai, probes, search
 
 ROUTERS: tuple[APIRouter, ...] = tuple(
-    resource.router for resource in (health, openai, embed, collections, aliases, items, search)
+    resource.router for resource in (health, openai, embed, collections, aliases, items, search, jobs, probes)
 )

@@ -8,6 +8,7 @@
     session.py     the page's login: a form, a signed cookie
     body.py        the body, counted and timed while it streams in
     headers.py     what every answer carries
+    first_key.py   the key that a container makes for itself at its first start
     protocol.py    limits that hold before there is a request: the size and the time of its head
     fetching.py    pictures by their web addresses, if switched on
 

@@ -1,117 +1,173 @@
-"""hf-hub: against a server on this machine that answers as the Hub does: a download, and each refusal."""
+"""hf-hub: against a server on this machine that answers as the Hub does: downloads, and every way they can fail."""
 
 import json
-import os
+import shutil
 import subprocess
 import sys
-import threading
-from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub.stand_in import TAG, Hub, commit_of, stand_in
 
-from nnclr_hub import load_encoder
+from nnclr_hub.hub.layout import WEIGHTS, sha256_of
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REFUSALS = {  # repository -> status and the header by which the Hub tells them apart
-    "org/gone": (404, "RepoNotFound"),
-    "org/private": (401, "RepoNotFound"),
-    "org/gated": (403, "GatedRepo"),
-    "org/name@v9": (404, "RevisionNotFound"),
-    "org/ill": (418, ""),
+REFUSALS = {  # repository -> status, and the header by which the Hub tells them apart
+    "org/gone": (404, "RepoNotFound", ""),
+    "org/private": (401, "RepoNotFound", ""),
+    "org/gated": (403, "GatedRepo", ""),
+    "org/ill": (418, "", ""),
+    "org/asleep": (503, "", ""),
 }
+RESOLVE = """
+import json, sys
+from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.hub.sources import resolve, verify
+answers = {}
+for source in sys.argv[1:]:
+    try: answers[source] = verify(source)[1].sha256
+    except NNCLRHubError as error: answers[source] = f"{type(error).__name__}: {error}"
+assert "torch" not in sys.modules
+print(json.dumps(answers))
+"""
 
 
-class Hub(BaseHTTPRequestHandler):
-    """One repository, org/name; the others are refused."""
-
-    model: Path
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, body: bool) -> None:
-        path = self.path.split("?")[0]
-        for source, (status, code) in REFUSALS.items():
-            repository, _, revision = source.partition("@")
-            if repository in path and revision in path:
-                return self._send(status, b"", {"X-Error-Code": code} if code else {}, body)
-        files = sorted(file.name for file in self.model.iterdir())
-        if path.startswith("/api/models/org/name/tree/"):
-            return self._send(200, json.dumps([self._entry(name) for name in files]).encode(), {}, body)
-        if path.startswith("/api/models/org/name"):
-            facts = {"id": "org/name", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-            return self._send(200, json.dumps(facts).encode(), {}, body)
-        data = (self.model / path.rpartition("/")[2]).read_bytes()
-        return self._send(200, data, {"ETag": f'"{sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}, body)
-
-    def _entry(self, name: str) -> dict[str, object]:
-        data = (self.model / name).read_bytes()
-        return {"type": "file", "path": name, "size": len(data), "oid": sha256(data).hexdigest()[:40]}
-
-    def _send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
+def fetch(hub: Hub, cache: Path, *sources: str, code: str = RESOLVE, **environment: str) -> dict[str, str]:
+    """source -> sha256 of the weights, or the error's class and sentence, from a process that talks to the server."""
+    command = [sys.executable, "-c", code, *(f"hf-hub:{source}" for source in sources)]
+    done = subprocess.run(
+        command, env=hub.environment(cache, **environment), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert not [answer for answer in answers.values() if "\n" in answer]
+    return {source.removeprefix("hf-hub:"): answer for source, answer in answers.items()}
 
 
 @pytest.fixture(scope="module")
-def answers(model, tmp_path_factory) -> dict[str, str]:
-    """source -> the fingerprint, or the error's class and sentence, from one process that talks to the server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("ThisHub", (Hub,), {"model": model}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    code = (
-        "import json, sys; from nnclr_hub import load_encoder, NNCLRHubError\n"
-        "answers = {}\n"
-        "for source in sys.argv[1:]:\n"
-        "    try: answers[source] = load_encoder(source, device='cpu').fingerprint\n"
-        "    except NNCLRHubError as error: answers[source] = f'{type(error).__name__}: {error}'\n"
-        "print(json.dumps(answers))"
-    )
-    environment = os.environ | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hf")),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
-    sources = ["org/name", f"org/name@{COMMIT}", *REFUSALS, "org/..", "org/na--me"]
-    command = [sys.executable, "-c", code, *(f"hf-hub:{source}" for source in sources)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    server.shutdown()
-    server.server_close()
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def hub(model, make_model, tmp_path_factory):
+    spoilt = shutil.copytree(model, tmp_path_factory.mktemp("spoilt") / "model")
+    shutil.copy(make_model(seed=1) / "model.safetensors", spoilt)
+    empty = tmp_path_factory.mktemp("empty")
+    (empty / "README.md").write_text("nothing here")
+    repositories = {"org/name": model, "org/token": model, "org/spoilt": spoilt, "org/empty": empty}
+    root = shutil.copytree(model, tmp_path_factory.mktemp("root") / "files")
+    (root / WEIGHTS).rename(root / f"named-{sha256_of(root / WEIGHTS)[:8]}.safetensors")
+    with stand_in(repositories, refusals=REFUSALS, tokens={"org/token": "hf_right"}, root=root) as hub:
+        yield hub
 
 
-@pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
-def test_a_repository_is_downloaded(answers, model, revision):
-    assert answers[f"hf-hub:org/name{revision}"] == load_encoder(model, device="cpu").fingerprint
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
+@pytest.fixture(scope="module")
+def answers(hub, cache, model) -> dict[str, str]:
+    sources = ["org/name", f"org/name@{TAG}", f"org/name@{commit_of(model)}", "org/name@v9", *REFUSALS]
+    return fetch(hub, cache, *sources, "org/..", "org/na--me", "org/token", "org/spoilt", "org/empty")
+
+
+@pytest.fixture(scope="module")
+def want(model) -> str:
+    return sha256_of(model / WEIGHTS)
+
+
+def test_a_repository_is_downloaded(answers, model, want):
+    assert [answers[f"org/name{at}"] for at in ("", f"@{TAG}", f"@{commit_of(model)}")] == [want] * 3
 
 
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("org/gone", "UnknownModel: The Hub has no repository org/gone, or it is private"),
-        ("org/private", "UnknownModel: The Hub has no repository org/private, or it is private"),
+        ("org/gone", "UnknownModel: {url} has no repository org/gone, or it is private: check the name"),
+        ("org/private", "UnknownModel: {url} has no repository org/private, or it is private"),
+        ("org/token", "UnknownModel: {url} has no repository org/token, or it is private"),
         ("org/gated", "UnknownModel: org/gated is gated: accept its terms"),
         ("org/name@v9", "UnknownModel: org/name has no revision 'v9'"),
-        ("org/ill", "ModelFilesMissing: org/ill is not in the cache"),
+        ("org/ill", "ModelError: org/ill could not be fetched from {url} (the answer was 418)"),
+        ("org/asleep", "ModelError: org/asleep could not be fetched from {url} (the answer was 503)"),
         ("org/..", "InvalidRequest: hf-hub:org/.. is no repository"),
         ("org/na--me", "InvalidRequest: hf-hub:org/na--me is no repository"),
+        ("org/spoilt", "TamperedModel: "),
+        ("org/empty", "ModelFilesMissing: "),
     ],
 )
-def test_each_refusal_is_one_sentence(answers, source, sentence):
-    answer = answers[f"hf-hub:{source}"]
-    assert answer.startswith(sentence)
-    assert "\n" not in answer
+def test_each_refusal_is_one_sentence(answers, hub, source, sentence):
+    assert answers[source].startswith(sentence.format(url=hub.url))
+
+
+def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_path, want):
+    assert fetch(hub, tmp_path, "org/token", HF_TOKEN="hf_right") == {"org/token": want}
+    refused = fetch(hub, tmp_path / "2", "org/token", HF_TOKEN="hf_wrong")["org/token"]
+    assert refused.startswith(f"UnknownModel: {hub.url} does not accept the token for org/token (401): set HF_TOKEN")
+    assert "hf_wrong" not in refused
+
+
+def test_what_was_fetched_once_needs_no_network_again(hub, answers, cache, model, want):
+    """Told so, or with nobody at the other end; what is not there names the variable and the cache."""
+    asked = len(hub.asked)
+    commit = commit_of(model)
+    told = fetch(hub, cache, "org/name", f"org/name@{commit}", "org/new", f"org/new@{commit}", HF_HUB_OFFLINE="1")
+    assert len(hub.asked) == asked
+    assert told["org/name"] == told[f"org/name@{commit}"] == want
+    for source in ("org/new", f"org/new@{commit}"):
+        assert told[source].startswith(f"ModelFilesMissing: {source} is not, or not wholly, in the cache {cache}/hub")
+        assert "HF_HUB_OFFLINE is set: unset it" in told[source]
+    dead = fetch(hub, cache, "org/name", "org/new", f"org/new@{commit}", HF_ENDPOINT="http://127.0.0.1:9")
+    assert dead["org/name"] == want
+    for source in ("org/new", f"org/new@{commit}"):
+        assert dead[source].startswith(f"ModelFilesMissing: {source} is not, or not wholly, in the cache {cache}/hub")
+        assert "http://127.0.0.1:9 cannot be reached: connect, check HF_ENDPOINT and HTTPS_PROXY" in dead[source]
+
+
+def test_a_proxy_is_used(hub, tmp_path, want):
+    """The host does not exist; the proxy, here the stand-in itself, answers for it."""
+    proxy = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub.url, "http_proxy": hub.url}
+    assert fetch(hub, tmp_path, "org/name", **proxy) == {"org/name": want}
+    none = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+    assert "HTTPS_PROXY" in fetch(hub, tmp_path / "2", "org/name", **none)["org/name"]
+
+
+def test_half_a_download_is_told_and_the_next_one_completes_it(hub, tmp_path, want):
+    hub.broken["model.safetensors"] = "half"
+    try:
+        told = fetch(hub, tmp_path, "org/name")["org/name"]
+    finally:
+        hub.broken.clear()
+    assert told.startswith(f"ModelError: org/name could not be fetched from {hub.url}")
+    assert fetch(hub, tmp_path, "org/name") == {"org/name": want}
+
+
+def test_a_file_that_changed_on_the_way_is_refused(hub, tmp_path):
+    """The client itself does not look."""
+    hub.broken["model.safetensors"] = "flipped"
+    try:
+        told = fetch(hub, tmp_path, "org/name")["org/name"]
+    finally:
+        hub.broken.clear()
+    assert told.startswith("TamperedModel: ")
+    assert "is not the file that the Hub announced" in told
+
+
+def test_a_full_disk_is_one_sentence(hub, tmp_path):
+    """The system's limit on the size of a file stands for it."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
+    told = fetch(hub, tmp_path, "org/name", code=code)["org/name"]
+    assert told.startswith(f"ModelError: There is no room for org/name in the cache {tmp_path}/hub: free some")
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_is_shown_or_not(hub, tmp_path, progress):
+    code = (
+        "import sys; from nnclr_hub.hub.sources import resolve\n"
+        f"resolve('hf-hub:org/name', progress={progress})\n"
+        f"resolve(sys.argv[1], progress={progress})"
+    )
+    environment = hub.environment(tmp_path)
+    del environment["HF_HUB_DISABLE_PROGRESS_BARS"]
+    (named,) = hub.root.glob("named-*")
+    command = [sys.executable, "-c", code, f"{hub.url}/{named.name}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert ("Fetching" in done.stderr, "model.safetensors: 100%" in done.stderr) == (progress, progress)
+    assert progress or done.stderr == ""

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, TamperedModel, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.registry import MODELS, default_model, list_models, model_info
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.torch_hub import entry_points
 
 
 def test_a_folder_is_found_by_all_its_spellings(model):
@@ -36,7 +38,7 @@ def test_every_registered_model_is_there_and_verifies():
         assert resolved.config.num_features == info.embed_dim
         encoder = load_encoder(name, device="cpu")
         assert sum(p.numel() for p in encoder.backbone.parameters()) == info.parameters
-        assert encoder.transform.preprocessing.input_size == info.input_size
+        assert encoder.transform.preprocessing.input_size == info.input.size
         for metric, value in info.metrics.items():
             assert resolved.config.nnclr["metrics"][metric] == value
 
@@ -50,7 +52,7 @@ def test_changed_weights_are_refused(copy):
     weights = load_file(copy / "model.safetensors")
     weights["conv1.weight"][0, 0, 0, 0] += 1
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TamperedModel, match=r"model\.safetensors is not the published file"):
+    with pytest.raises(TamperedModel, match=r"model\.safetensors is not the file that its config\.json records"):
         load_encoder(copy)
 
 
@@ -103,7 +105,13 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
         ("random:resnet18@x", InvalidRequest, "whole number"),
         ("random:resnet_18", UnknownModel, "resnet18"),
         ("hf-hub:nonsense", InvalidRequest, "ORGANISATION/NAME"),
-        ("https://example.com/model", InvalidRequest, "web address"),
+        ("https://example.com/model", InvalidRequest, "pins no weights"),
+        ("file:///no/where", UnknownModel, "does not exist"),
+        ("file://[/x", UnknownModel, "does not exist"),
+        ("~no_such_user/x", UnknownModel, "does not exist"),
+        ("./" + "a" * 5000, UnknownModel, "does not exist"),
+        ("local-dir:a\0b", UnknownModel, "is no folder"),
+        ("", InvalidRequest, "source is empty"),
     ],
 )
 def test_a_source_that_is_none_is_explained(source, kind, sentence):
@@ -131,3 +139,45 @@ def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):
     assert first == second == load_encoder(model, device="cpu").fingerprint
     assert refusal.startswith("ModelFilesMissing")
     assert "HF_HUB_CACHE" in refusal
+
+
+@pytest.mark.parametrize("name", ["model.pth", "weights.pt", "last.ckpt", "pytorch_model.bin"])
+def test_a_pickle_is_never_read(model, tmp_path, name):
+    """It would create a file when unpickled; beside good weights it is not looked at."""
+    trace = tmp_path / "it ran"
+    folder = shutil.copytree(model, tmp_path / "model")
+    torch.save(Trap(trace), folder / name)
+    with pytest.raises(InvalidRequest, match="is a pickle, which can run code when it is read, so it is never loaded"):
+        load_encoder(folder / name)
+    load_encoder(folder, device="cpu")
+    entry_points()["nnclr_resnet18_small_cpu_starter"](weights=folder, num_classes=10)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesMissing, match=r"model\.safetensors is missing"):
+        load_encoder(folder)
+    assert not trace.exists()
+    torch.load(folder / name, weights_only=False)  # the trap works
+    assert trace.exists()
+
+
+class Trap:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("nnclr_heads.safetensors", "holds no encoder's weights"), ("a.txt", "no encoder's weights")]
+)
+def test_a_file_that_holds_no_encoder_is_refused(copy, name, sentence):
+    (copy / name).write_text("")
+    with pytest.raises(InvalidRequest, match=sentence):
+        resolve(str(copy / name))
+
+
+def test_the_file_in_a_folder_is_the_folder(model):
+    found = resolve(str(model / "model.safetensors"))
+    assert (found.folder, found.pins.by) == (model, "config.json")

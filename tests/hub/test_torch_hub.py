@@ -1,17 +1,34 @@
 """hubconf.py in a process of its own: what it lists, what it loads, and that it needs no more than it says."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from hub.conftest import FETCHED, ROOT
+from hub.stand_in import stand_in
+from safetensors.torch import load_file, save_file
 
-from nnclr_hub.errors import UnknownModel
-from nnclr_hub.hub.registry import list_models
+from nnclr_hub.errors import InvalidRequest, TamperedModel, UnknownModel, WeightsMismatch
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
+from nnclr_hub.hub.registry import ARCHITECTURES, list_models
 from nnclr_hub.torch_hub import entry_points
 
-ROOT = Path(__file__).parents[2]
+STARTER = "nnclr_resnet18_small_cpu_starter"
+
+
+@pytest.fixture
+def load():
+    return entry_points()[STARTER]
+
+
+def run(code: str, *arguments: object, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=200, **options
+    )
 
 
 def test_it_loads_where_the_services_packages_are_absent(make_model, tmp_path):
@@ -26,15 +43,41 @@ def test_it_loads_where_the_services_packages_are_absent(make_model, tmp_path):
         "print(tuple(backbone(torch.zeros(2, 3, 64, 64)).shape), backbone.training)\n"
         "print(backbone.nnclr_info['transform'].preprocessing.input_size)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = run(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["(2, 32) False", "64"]
 
 
-@pytest.mark.parametrize("name", ["nnclr_resnet50", "nnclr_vit_small", "nnclr_vit_base"])
+def test_torch_hub_itself_lists_helps_and_refuses_a_second_checkout(torch_home, tmp_path):
+    """From the folder where it keeps what it has fetched; then the checkout of these tests, in the same process."""
+    code = (
+        "import json, sys, torch\n"
+        f"of = {{'trust_repo': True, 'skip_validation': True, 'verbose': False}}\n"
+        f"names = torch.hub.list({FETCHED!r}, **of)\n"
+        f"torch.hub.load({FETCHED!r}, {STARTER!r}, **of)\n"
+        f"print(json.dumps([names, torch.hub.help({FETCHED!r}, {STARTER!r}, trust_repo=True, skip_validation=True)]))\n"
+        f"torch.hub.load({str(ROOT)!r}, {STARTER!r}, source='local')\n"
+    )
+    done = run(code, cwd=tmp_path, env=os.environ | {"TORCH_HOME": str(torch_home), "PYTHONPATH": ""})
+    names, text = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(names) == sorted([*ARCHITECTURES, *list_models()])
+    assert all(word in text for word in ("weights:", "Measured: knn20", "Licence of the weights", "Example:", STARTER))
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"RuntimeError: This process already runs the nnclr_hub of {torch_home}")
+    assert last.endswith("load one of them, or start another process for it.")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_without_published_weights_the_default_is_refused_and_not_random(name):
-    with pytest.raises(UnknownModel, match=f"no published weights for {name} yet: give weights="):
+    with pytest.raises(UnknownModel, match=f"no published weights for {name} yet: give weights=.*{STARTER}"):
         entry_points()[name]()
+    with pytest.raises(UnknownModel, match=f"{name} has no weights yet, and random ones are never given"):
+        entry_points()[name](weights=name)
+
+
+def test_a_fresh_network_is_had_by_asking_for_it(load):
+    assert load(pretrained=False, num_classes=10)(torch.zeros(1, 3, 48, 48)).shape == (1, 10)
+    assert load(pretrained=False)(torch.zeros(1, 3, 48, 48)).shape == (1, 256)
 
 
 def test_named_weights_win_over_pretrained_false(make_model):
@@ -42,6 +85,53 @@ def test_named_weights_win_over_pretrained_false(make_model):
     load, x = entry_points()["nnclr_resnet50"], torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(load(pretrained=False, weights=folder)(x), load(weights=folder)(x))
+
+
+def test_weights_come_from_a_name_folder_file_and_address(load, model, tmp_path):
+    """A file may carry its hash in its name, and then has it."""
+    name = f"encoder-{sha256_of(model / WEIGHTS)[:8]}.safetensors"
+    shutil.copy(model / CONFIG, tmp_path)
+    shutil.copy(model / WEIGHTS, tmp_path / name)
+    file, x = tmp_path / name, torch.randn(2, 3, 48, 48)
+    with torch.no_grad(), stand_in({}, root=tmp_path) as server:
+        want = load(weights=model)(x)
+        sources = [f"local-dir:{model}", model.as_uri(), model / WEIGHTS, file, file.as_uri(), f"{server.url}/{name}"]
+        for source in sources:
+            torch.testing.assert_close(load(weights=source, progress=False)(x), want, rtol=0, atol=0, msg=str(source))
+        assert load(weights=file, num_classes=10)(x).shape == (2, 10)
+        torch.testing.assert_close(load(weights=STARTER)(x), load()(x))
+    wrong = file.rename(tmp_path / "encoder-00000000.safetensors")
+    with pytest.raises(TamperedModel, match="is not the file that its address names"):
+        load(weights=wrong)
+
+
+def test_what_is_no_trained_weights_is_refused(load, make_model):
+    for source in ("random:resnet18", "timm:resnet18", f"random:{STARTER}"):
+        with pytest.raises(InvalidRequest, match="takes a model folder or a published name"):
+            load(weights=source)
+    with pytest.raises(WeightsMismatch, match="is a test_resnet, not the resnet18"):
+        load(weights=make_model("test_resnet", {}, 64))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_classes": 10}, {"in_chans": 1}], ids=str)
+def test_weights_that_are_not_whole_are_refused_however_they_are_adapted(load, model, tmp_path, arguments):
+    """timm passes over missing keys when it adapts, and would leave them random."""
+    config = json.loads((model / CONFIG).read_text())
+    del config["nnclr"]["sha256"]
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    state = load_file(model / WEIGHTS)
+    save_file({key: value for key, value in state.items() if key != "layer4.1.conv2.weight"}, tmp_path / WEIGHTS)
+    with pytest.raises(WeightsMismatch, match=r"missing layer4\.1\.conv2\.weight"):
+        load(weights=tmp_path, **arguments)
+    state["layer4.1.conv2.weight"][0, 0, 0, 0] = float("nan")
+    save_file(state, tmp_path / WEIGHTS)
+    with pytest.raises(WeightsMismatch, match=r"layer4\.1\.conv2\.weight in .* holds NaN"):
+        load(weights=tmp_path, **arguments)
+
+
+def test_an_argument_that_timm_does_not_take_is_named(load, model):
+    with pytest.raises(InvalidRequest, match="num_legs"):
+        load(weights=model, num_legs=4)
 
 
 def test_every_entry_point_explains_itself():
@@ -60,5 +150,5 @@ def test_an_old_python_reads_a_sentence():
     source = (ROOT / "hubconf.py").read_text()
     ast.parse(source, feature_version=(3, 7))
     code = f"import sys; sys.version_info = (3, 8, 1); exec(compile({source!r}, 'hubconf.py', 'exec'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = run(code, cwd=ROOT)
     assert done.stderr.splitlines()[-1] == "RuntimeError: nnclr_hub needs Python 3.11 or later; this is 3.8."

@@ -10,7 +10,8 @@ from nnclr_hub import load_encoder
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
-    yield from serve(model, tmp_path_factory.mktemp("serving") / "store", capacity=100)
+    folder = tmp_path_factory.mktemp("serving")
+    yield from serve(model, folder / "store", capacity=100, source_folders=[str(folder)])
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_whatever_was_taken_in_is_answered_and_the_store_is_closed(model, pictur
     outcomes = Counter((outcome, status) for *_, outcome, status in heard)
     assert code == 0, log
     assert "Traceback" not in log
-    assert outcomes["answered", 200] > CALLERS, outcomes
+    assert outcomes["answered", 200], outcomes
     assert {outcome for outcome, _ in outcomes} <= {"answered", "refused", "unheard"}, outcomes
     assert {status for outcome, status in outcomes if outcome == "answered"} <= {200, 429, 503}, outcomes
     # a connection that the kernel took and the server never saw ends without a word: only ever after the signal

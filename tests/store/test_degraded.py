@@ -11,7 +11,8 @@ from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, Store
 from nnclr_hub.store import open_store
 from nnclr_hub.store.ann import fold
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import catalog, maintenance, recovery, snapshots
+from nnclr_hub.store.embedded import maintenance, recovery, snapshots
+from nnclr_hub.store.sqlite import LOW_WATER
 
 DIM = 16
 
@@ -56,7 +57,7 @@ def test_too_little_room_refuses_writes_and_snapshots_and_keeps_reading(tmp_path
     store, collection = filled(tmp_path)
     with store:
         usage = shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(catalog.shutil, "disk_usage", lambda _: usage._replace(free=catalog.LOW_WATER - 1))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LOW_WATER - 1))
         with pytest.raises(DiskFull, match="free some space"):
             collection.upsert([Item("new", vectors(1)[0])])
         with pytest.raises(DiskFull, match="free some space"):

@@ -13,8 +13,8 @@ import pytest
 
 from nnclr_hub.errors import CollectionNotFound, StoreCorrupt, StoreLocked, StoreReadOnly
 from nnclr_hub.store import open_store
+from nnclr_hub.store import sqlite as files
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import catalog
 from nnclr_hub.store.embedded import store as store_module
 
 ONE = np.array([1.0, 0.0], np.float32)
@@ -169,7 +169,7 @@ def test_a_forked_child_does_not_keep_the_lock(folder):
 @pytest.fixture
 def nobody_writes(folder, monkeypatch):
     """As for a user without the right to write, which who runs the tests may have all the same."""
-    monkeypatch.setattr(catalog.os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(files.os, "access", lambda path, mode: mode != os.W_OK)
     return folder
 
 
@@ -193,7 +193,7 @@ def test_a_store_that_is_open_for_writing_is_followed_all_the_same(nobody_writes
 def test_a_missing_right_is_not_called_a_failing_disk(folder):
     error = sqlite3.OperationalError("attempt to write a readonly database")
     error.sqlite_errorcode = sqlite3.SQLITE_READONLY_CANTINIT
-    with pytest.raises(StoreReadOnly, match="the right to write its folder"), catalog.translated(folder):
+    with pytest.raises(StoreReadOnly, match="the right to write its folder"), files.translated(folder):
         raise error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_root, fsync_folder, translated
-from nnclr_hub.store.embedded.lock import give_back, take_lock
+from nnclr_hub.store.lock import give_back, take_lock
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"

@@ -1,6 +1,6 @@
 """EmbeddedStore: a folder of collections, written by one process at a time.
 
-STORE/LOCK, STORE/catalog.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
+STORE/LOCK, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from nnclr_hub.store.embedded.catalog import (
     translated,
 )
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
-from nnclr_hub.store.embedded.lock import give_back, take_lock
 from nnclr_hub.store.embedded.names import Names
 from nnclr_hub.store.embedded.roots import CATALOG, LOST, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.lock import give_back, take_lock
+from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import SalvageReport
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class EmbeddedStore:
     def __init__(self, folder: str | Path, *, read_only: bool = False, memory: int | None = None) -> None:
         self.folder = Path(folder)
         self.read_only = read_only
+        self.records = Records(self.folder / RECORDS, read_only=read_only)
         self._memory = default_budget() if memory is None else memory
         self._open: dict[str, EmbeddedCollection] = {}  # by the stem of their file, which stays when a name changes
         self._locks: dict[str, threading.Lock] = {}  # by the same
@@ -224,6 +226,7 @@ class EmbeddedStore:
                             opened.close()
                     except StoreError as error:  # the others must be closed all the same
                         failure = error
+            self.records.close()
             self._release_lock()
         if failure is not None:
             raise failure

@@ -15,6 +15,7 @@ from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.care import make_ready
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.collection import MilvusCollection
+from nnclr_hub.store.milvus.local import records_of
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
 from nnclr_hub.store.succession import SUFFIX, WAS
@@ -37,6 +38,7 @@ class MilvusStore:
     def __init__(self, uri: str, *, read_only: bool = False) -> None:
         self.read_only = read_only
         self.connection = Connection(str(uri), create=not read_only)
+        self.records = records_of(str(uri), self.connection, read_only=read_only)
         self._open: dict[str, MilvusCollection] = {}
         self._names = threading.RLock()
 
@@ -194,6 +196,7 @@ class MilvusStore:
         """Ends the connection."""
         with self._names:
             self._open.clear()
+            self.records.close()
             self.connection.close()
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import StoreError, StoreLocked
-from nnclr_hub.store.embedded.catalog import make_folder
+from nnclr_hub.store.durable import make_folder
 
 
 def take_lock(folder: Path) -> BinaryIO:

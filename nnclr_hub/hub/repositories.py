@@ -1,0 +1,145 @@
+"""hf-hub:org/repo[@revision]: a model folder from the Hugging Face Hub, or from the mirror that HF_ENDPOINT names.
+
+The Hub's own client does the work, so that its variables hold: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN,
+HTTPS_PROXY. What can go wrong becomes one sentence that names the variable and the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
+from nnclr_hub.hub.integrity import check_blob
+from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, WEIGHTS
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def download(reference: str, *, progress: bool = True) -> Path:
+    """The repository's model folder in the Hub's cache; fetched unless it is there.
+
+    Args:
+        reference: "org/repo" or "org/repo@revision".
+        progress: show the client's progress bars.
+
+    Raises:
+        InvalidRequest: no repository can be called that.
+        UnknownModel: the Hub has no such repository or revision, or not for this token.
+        ModelFilesMissing: there is no network and the cache does not have it.
+        TamperedModel: a file in the cache is not what the Hub announced.
+        ModelError: it could not be fetched.
+    """
+    repository, _, revision = reference.partition("@")
+    if not _REPOSITORY.fullmatch(repository):
+        raise InvalidRequest(f"hf-hub:{reference} is no repository: write hf-hub:ORGANISATION/NAME[@REVISION].")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=[CONFIG, WEIGHTS, HEADS, CARD],
+                library_name="nnclr_hub",
+                tqdm_class=None if progress else _silent(),
+            )
+        )
+    except HFValidationError as error:
+        raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
+    except (HfHubHTTPError, OSError, *_network_errors()) as error:
+        raise _in_a_sentence(repository, revision, error) from error
+    for name in (WEIGHTS, HEADS):
+        check_blob(folder / name)
+    return folder
+
+
+def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelError:
+    """What the client says over many lines."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    reference = f"{repository}@{revision}" if revision else repository
+    if isinstance(error, GatedRepoError):
+        return UnknownModel(
+            f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return UnknownModel(
+            f"{constants.ENDPOINT} has no repository {repository}, or it is private: check the name and HF_ENDPOINT, "
+            "or set HF_TOKEN."
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.")
+    status = _status(error)
+    if status == 401:
+        return UnknownModel(
+            f"{constants.ENDPOINT} does not accept the token for {repository} (401): set HF_TOKEN to a valid one, or "
+            "log in with `hf auth login`."
+        )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return ModelError(
+            f"There is no room for {reference} in the cache {constants.HF_HUB_CACHE}: free some, or set HF_HUB_CACHE "
+            "to a folder on another disk."
+        )
+    if isinstance(error, PermissionError):
+        return ModelError(
+            f"The cache {constants.HF_HUB_CACHE} cannot be written, and {reference} is not in it: set HF_HUB_CACHE to "
+            "a folder of yours."
+        )
+    why = _unreachable(error)
+    if why is not None:
+        return ModelFilesMissing(
+            f"{reference} is not, or not wholly, in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to "
+            "a folder that has it, or give a local model folder."
+        )
+    what = f"the answer was {status}" if status else type(error).__name__
+    return ModelError(f"{reference} could not be fetched from {constants.ENDPOINT} ({what}): try again later.")
+
+
+def _status(error: BaseException | None) -> int | None:
+    """HTTP status of the answer behind an error."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if response is not None:
+            return int(response.status_code)
+        error = error.__cause__
+    return None
+
+
+def _unreachable(error: BaseException) -> str | None:
+    """Why no server was asked, and what to do about it; None if one has answered."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set: unset it"
+    names = {type(one).__name__ for one in (error, error.__cause__) if one is not None}
+    if "ProxyError" in names:
+        return "the proxy does not let us through: check HTTPS_PROXY"
+    if names & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError"}:
+        return f"{constants.ENDPOINT} cannot be reached: connect, check HF_ENDPOINT and HTTPS_PROXY"
+    return None
+
+
+def _silent() -> type:
+    """tqdm without its bar."""
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[arg-type]
+
+    return Silent
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client lets through when a connection breaks: httpx's errors, unlike those of requests, are no
+    OSErrors."""
+    try:
+        from httpx import HTTPError
+    except ImportError:
+        return ()
+    return (HTTPError,)

@@ -1,0 +1,148 @@
+"""Labelled vectors to a probe, and an honest figure of how it does.
+
+The figure is that of a second probe, fitted in the same way on four fifths of the rows and scored on the rest, which
+chose nothing. The probe itself is fitted on all rows, as `nnclr probe fit` does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.linear_probe import Label, LinearProbe
+from nnclr_hub.probe.metrics import average_precision_11
+from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.labels import LabelledVectors
+from nnclr_hub.workbench.probing import verdict_of
+
+HELD_OUT = 0.2
+LEAST = 3  # rows of a class of which one is held out: two are left, of which one may choose the L2
+SEED = 0
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to fit.
+
+    l2: strength of the penalty; None chooses.
+    balanced: every class counts as much, however rare.
+    threshold: see `LinearProbe`.
+    """
+
+    l2: float | None = None
+    balanced: bool = False
+    threshold: float | None = None
+
+
+NO_OPTIONS = FitOptions()
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How one class does on held-out rows.
+
+    rows: fitted on; held_out: scored.
+    score: accuracy, or for several labels a row the average precision; None if none was held out.
+    """
+
+    label: Label
+    rows: int
+    held_out: int
+    score: float | None
+
+
+@dataclass(frozen=True)
+class FittedProbe:
+    """A probe, and how one like it does.
+
+    rows: fitted on.
+    held_out: rows that were scored; 0 if there were too few of every class.
+    scores: top1, mean_per_class and, of more than five classes, top5; for several labels a row map11. In [0, 1].
+    none: share of the held-out rows that fell below the threshold.
+    """
+
+    probe: LinearProbe
+    rows: int
+    held_out: int
+    scores: dict[str, float]
+    none: float
+    per_class: tuple[ClassScore, ...]
+
+
+def fit_and_score(
+    read: LabelledVectors,
+    options: FitOptions,
+    *,
+    fingerprint: str,
+    model: str,
+    progress: Progress = lambda done, total: None,
+) -> FittedProbe:
+    """Fits on all rows, and scores a second fit on a part.
+
+    Args:
+        read: at least two classes; of several labels a row, one.
+        fingerprint, model: of the encoder.
+        progress: called with (done, total), counted in steps of fitting.
+
+    Raises:
+        InvalidRequest: see `fit_linear_probe`.
+    """
+    classes = read.classes
+    targets = read.targets(classes)
+    held = _held_out(targets)
+    both = 2 if held.any() else 1
+
+    def fit(rows: np.ndarray | slice, done: int) -> LinearProbe:
+        labels: Any = targets[rows] if read.several else [classes[i] for i in targets[rows]]
+        return fit_linear_probe(
+            read.vectors[rows],
+            labels,
+            classes=classes if read.several else None,
+            l2=options.l2,
+            class_weight="balanced" if options.balanced else None,
+            threshold=options.threshold,
+            fingerprint=fingerprint,
+            progress=lambda step, steps: progress(done * steps + step, both * steps),
+        )
+
+    counted = [int((targets[:, i] if read.several else targets == i).sum()) for i in range(len(classes))]
+    if both == 1:
+        probe = replace(fit(slice(None), 0), model=model)
+        scores = tuple(ClassScore(label, n, 0, None) for label, n in zip(classes, counted, strict=True))
+        return FittedProbe(probe, len(targets), 0, {}, 0.0, scores)
+    # of the smallest classes a row each is left, so that the classes of both probes are the same
+    judged = fit(~held, 0)
+    verdict = verdict_of(judged, read.vectors[held], targets[held])
+    each = _per_class(judged, read.vectors[held], targets[held])
+    probe = replace(fit(slice(None), 1), model=model)
+    scores = tuple(ClassScore(label, n, *each[i]) for i, (label, n) in enumerate(zip(classes, counted, strict=True)))
+    return FittedProbe(probe, len(targets), int(held.sum()), verdict.scores, verdict.none, scores)
+
+
+def _held_out(targets: np.ndarray) -> np.ndarray:
+    """(N,) bool: a fifth of each class, of a class with less than three rows none; of several labels, of the rows."""
+    draws = np.random.default_rng(SEED)
+    held = np.zeros(len(targets), bool)
+    single = targets.ndim == 1
+    for rows in [np.flatnonzero(targets == c) for c in np.unique(targets)] if single else [np.arange(len(targets))]:
+        number = max(1, round(len(rows) * HELD_OUT)) if len(rows) >= LEAST else 0
+        held[draws.permutation(rows)[:number]] = True
+    return held
+
+
+def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> list[tuple[int, float | None]]:
+    """Of each class, how many rows it has and how it does on them."""
+    scores = probe.scores(vectors)
+    found: list[tuple[int, float | None]] = []
+    for i in range(len(probe.classes)):
+        there = targets[:, i] == 1 if probe.several else targets == i
+        if not there.any():
+            found.append((0, None))
+        elif probe.several:
+            found.append((int(there.sum()), average_precision_11(scores[:, i], there)))
+        else:
+            found.append((int(there.sum()), float((scores[there].argmax(axis=1) == i).mean())))
+    return found

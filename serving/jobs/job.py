@@ -1,0 +1,74 @@
+"""Job: what is known of one piece of background work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job at one moment.
+
+    id: later jobs have greater ones.
+    kind: see `kinds`; params: what it was asked for, as JSON.
+    mark: equal for requests that are the same, sent again; "" where nobody knows.
+    done, total: progress, in units of the kind; total is 0 until it is known.
+    created, started, ended: seconds since 1970; None: not yet.
+    attempts: how often it was begun and neither ended nor was interrupted in an orderly way.
+    begun: whether it ever was at work.
+    cancelling: whether somebody wants it to end.
+    result: what it came to, as JSON, once done.
+    error: status, code and detail of the problem, once failed.
+    changes: grows with everything that can be seen of the job.
+    """
+
+    id: str
+    kind: str
+    params: Mapping[str, Any]
+    created: float
+    mark: str = ""
+    state: State = "queued"
+    done: int = 0
+    total: int = 0
+    started: float | None = None
+    ended: float | None = None
+    attempts: int = 0
+    begun: bool = False
+    cancelling: bool = False
+    result: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+    changes: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def rate(self) -> float | None:
+        """Units a second since it was begun; None where there is nothing to go by."""
+        if self.started is None or not self.done:
+            return None
+        seconds = (self.ended or time.time()) - self.started
+        return self.done / seconds if seconds > 0 else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left at that rate, of a running job."""
+        if self.state != "running" or not self.rate or not self.total:
+            return None
+        return max(0.0, (self.total - self.done) / self.rate)
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """What `asdict` wrote."""
+        return cls(**content)
+
+    def written(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)

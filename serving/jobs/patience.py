@@ -1,0 +1,69 @@
+"""An embedder that waits its turn: requests are refused when the server is busy, background work comes back later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from nnclr_hub.encoder.embedder import Embedder, ImageLike
+from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded
+from nnclr_hub.workbench import Models
+
+LONGEST_S = 5.0
+AT_ONCE = 32  # pictures, so that requests get in between
+
+
+class PatientModels:
+    """Embedders of others, each made patient.
+
+    Args:
+        models: what hands them out.
+        wait: waits for so many seconds; raises what ends the work.
+    """
+
+    def __init__(self, models: Models, wait: Callable[[float], None]) -> None:
+        self._models = models
+        self._wait = wait
+
+    @property
+    def default(self) -> str:
+        return self._models.default
+
+    def get(self, source: str | None = None) -> Embedder:
+        """See `Models.get`."""
+        while True:
+            try:
+                return cast(Embedder, Patient(self._models.get(source), self._wait))
+            except Overloaded as error:  # the memory for models is full of others that are at work
+                self._wait(min(error.retry_after, LONGEST_S))
+
+    def by_fingerprint(self, fingerprint: str) -> Embedder | None:
+        """See `Models.by_fingerprint`."""
+        found = self._models.by_fingerprint(fingerprint)
+        return None if found is None else cast(Embedder, Patient(found, self._wait))
+
+
+class Patient:
+    """See the module; an embedder otherwise."""
+
+    def __init__(self, embedder: Embedder, wait: Callable[[float], None]) -> None:
+        self._embedder = embedder
+        self._wait = wait
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._embedder, name)
+
+    def embed_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
+        """See `Embedder.embed_each`."""
+        asked = list(images)
+        results: list[np.ndarray | ImageError] = []
+        while len(results) < len(asked):
+            try:
+                results += self._embedder.embed_each(asked[len(results) : len(results) + AT_ONCE])
+            except Overloaded as error:
+                self._wait(min(error.retry_after, LONGEST_S))
+            except (DeadlineExceeded, NotReady):
+                self._wait(1.0)
+        return results

@@ -1,0 +1,254 @@
+"""/api/v1/probes: fit, list, describe, delete, predict, export."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    DiskFull,
+    FingerprintMismatch,
+    ImageError,
+    ImageTooLarge,
+    InvalidFilter,
+    InvalidRequest,
+    ModelError,
+    NNCLRHubError,
+    ProbeExists,
+    ProbeNotFound,
+    StoreReadOnly,
+    UnknownModel,
+    UnsupportedImage,
+)
+from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.probes import (
+    Labelling,
+    delete_probe,
+    get_probe,
+    list_probes,
+    probe_files,
+    probe_in_one_file,
+    refuse_taken_probe,
+)
+
+from ..payloads import decode_vector
+from ..privacy import public_name, without_paths
+from ..problems import answers, problem
+from ..schemas import ItemError
+from ..schemas.jobs import SOURCE, JobResponse
+from ..schemas.probes import (
+    TOP,
+    PredictionEntry,
+    PredictRequest,
+    PredictResponse,
+    Probability,
+    ProbeRequest,
+    ProbeResponse,
+    ProbesResponse,
+)
+from ..security.fetching import Fetcher
+from ..uploads import (
+    FORM,
+    JSON,
+    Picture,
+    check_count,
+    decode_each,
+    fetch_each,
+    json_of,
+    kind_of,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
+from .described import form_body, json_body
+from .jobs import AppJobs, Mark, accepted, answers_of_job
+from .state import AppEngines, AppFetcher, AppSettings, AppWorkbench, served_engine
+
+router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
+EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
+_PREDICT_BODY = form_body(
+    {"files": "many", "top": "how many classes to give the probabilities of"}, required=["files"], json=PredictRequest
+)
+
+
+@router.get("", responses=answers())
+def list_all(bench: AppWorkbench) -> ProbesResponse:
+    """All probes, by name."""
+    return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
+
+
+@router.post(
+    "",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter),
+    openapi_extra=json_body(ProbeRequest),
+)
+def fit(
+    body: Annotated[ProbeRequest, json_of(ProbeRequest)],
+    response: Response,
+    bench: AppWorkbench,
+    engines: AppEngines,
+    jobs: AppJobs,
+    mark: Mark,
+) -> JobResponse:
+    """Fits a probe in the background; the job's result says how it does on held-out rows."""
+    check_name(body.name, "Probe name")
+    if not body.replace:
+        refuse_taken_probe(bench.store.records, body.name)
+    if body.collection is not None and body.field is not None:
+        require_field(bench.collection(body.collection), body.field, body.where)
+    pictures = any(item.image is not None for item in body.items or ())
+    known = pictures or body.model is not None
+    source = served_engine(engines, body.model).name if known else None
+    params = {
+        **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
+        "items": None if body.items is None else len(body.items),
+        "options": body.model_dump(include={"l2", "balanced", "threshold"}),
+        SOURCE: source,
+    }
+    items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
+    return accepted(jobs.submit("probe_fit", params, items, mark=mark), response)
+
+
+@router.get("/{name}", responses=answers(ProbeNotFound))
+def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
+    """One probe, and how it did on held-out rows."""
+    return ProbeResponse.of(get_probe(bench.store.records, name))
+
+
+@router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound, StoreReadOnly, DiskFull))
+def delete(name: str, bench: AppWorkbench) -> None:
+    """Deletes a probe."""
+    delete_probe(bench.store.records, name)
+
+
+@router.get(
+    "/{name}/export",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A zip of probe.safetensors, probe.json and card.json, or the first alone, which holds all.",
+            "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
+        },
+        **answers(ProbeNotFound),
+    },
+)
+def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"] = "zip") -> Response:
+    """A probe as files that `LinearProbe.load` and `nnclr probe predict` read."""
+    kept = get_probe(bench.store.records, name)
+    model = public_name(kept.probe.model) if kept.probe.model else ""
+    kept = replace(kept, probe=replace(kept.probe, model=model))
+    content = _zipped(probe_files(kept)) if format == "zip" else probe_in_one_file(kept)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{format}"'}
+    return Response(content, media_type=EXPORTS[format], headers=headers)
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    """The same bytes for the same files."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, content in files.items():
+            zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()
+
+
+@router.post(
+    "/{name}/predict",
+    response_model=PredictResponse,
+    response_model_exclude_none=True,
+    responses=answers(
+        ProbeNotFound,
+        CollectionNotFound,
+        FingerprintMismatch,
+        ImageError,
+        UnsupportedImage,
+        ImageTooLarge,
+        ModelError,
+        DeadlineExceeded,
+        "unsupported_media_type",
+    ),
+    openapi_extra=_PREDICT_BODY,
+)
+async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
+    """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
+    query, pictures = await _read(request, settings.max_images, fetcher)
+    results = await run_in_threadpool(_predicted, bench, name, query, pictures)
+    names: Sequence[dict[str, Any]] = (
+        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in pictures] or [{}] * len(results)
+    )
+    entries = [
+        PredictionEntry(index=i, **about, **_entry(result))
+        for i, (result, about) in enumerate(zip(results, names, strict=True))
+    ]
+    broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
+    if len(broken) == len(entries):
+        detail = f"None of the {len(entries)} could be answered; the first: {broken[0]['detail']}"
+        return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
+    return PredictResponse(probe=name, results=entries)
+
+
+def _predicted(
+    bench: Workbench, name: str, query: PredictRequest, pictures: list[Picture]
+) -> list[Labelling | NNCLRHubError]:
+    if pictures:
+        good = [one.data for one in pictures if isinstance(one.data, bytes)]
+        said = iter(bench.predict(name, images=good, k=query.top))
+        return [one.data if isinstance(one.data, ImageError) else next(said) for one in pictures]
+    vectors = None
+    if query.vectors is not None:
+        rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
+        if len({len(row) for row in rows}) > 1:
+            raise InvalidRequest("The vectors are of several lengths: give those of one encoder.")
+        vectors = np.stack(rows)
+    return bench.predict(
+        name,
+        vectors=vectors,
+        collection=query.collection,
+        ids=query.ids,
+        fingerprint=query.fingerprint,
+        k=query.top,
+    )
+
+
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[Picture]]:
+    """The query, and its pictures."""
+    kind = kind_of(request)
+    if kind == JSON:
+        query = await read_json(request, PredictRequest)
+        images = query.images or ()
+        check_count(len(images), limit)
+        return query, decode_each(images, "images", await fetch_each(images, fetcher))
+    if kind != FORM:
+        raise unsupported(request, FORM, JSON)
+    form = await read_form(request)
+    pictures = form.pictures("files", limit)
+    unknown = form.texts.keys() - {"top"}
+    if unknown:
+        raise InvalidRequest(f"A prediction has no field {min(unknown)!r:.100}: it takes files and top.")
+    # the rest is checked as in JSON, where their texts stand
+    top = form.texts.get("top", str(TOP))
+    body = json.dumps({"images": [""] * len(pictures), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
+    return parse(body, PredictRequest, ("body",)), pictures
+
+
+def _entry(result: Labelling | NNCLRHubError) -> dict[str, Any]:
+    if isinstance(result, NNCLRHubError):
+        return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
+    top = [Probability(label=label, probability=value) for label, value in result.top]
+    if isinstance(result.label, tuple):
+        return {"labels": list(result.label), "top": top}
+    return {"label": result.label, "top": top}

@@ -1,0 +1,77 @@
+"""RGB in strips: the same pixels as all at once, in little memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub.encoder import colour
+from nnclr_hub.encoder.colour import to_rgb
+
+ROOT = Path(__file__).parents[2]
+RNG = np.random.default_rng(0)
+SHAPE = (77, 31)
+
+
+def with_transparency(image: Image.Image, value: int | tuple[int, ...]) -> Image.Image:
+    image.info["transparency"] = value
+    return image
+
+
+def noise(high: int, *channels: int) -> Image.Image:
+    return Image.fromarray(RNG.integers(0, high, (*SHAPE, *channels)).astype(np.uint8))
+
+
+PICTURES = {
+    "I;16": Image.fromarray(RNG.integers(0, 2**16, SHAPE).astype(np.uint16)),
+    "I;16B": Image.frombytes("I;16B", SHAPE[::-1], RNG.bytes(2 * SHAPE[0] * SHAPE[1])),
+    "I": Image.fromarray(RNG.integers(-5, 2**20, SHAPE).astype(np.int32)),
+    "F in [0, 1]": Image.fromarray(RNG.random(SHAPE).astype(np.float32)),
+    "F in [0, 9]": Image.fromarray((9 * RNG.random(SHAPE)).astype(np.float32)),
+    "F below 0": Image.fromarray((1000 * RNG.standard_normal(SHAPE)).astype(np.float32)),
+    "RGBA": noise(256, 4),
+    "LA": Image.fromarray(RNG.integers(0, 256, (*SHAPE, 2)).astype(np.uint8)),
+    "P": with_transparency(noise(256, 3).quantize(32), 3),
+    "RGB": with_transparency(noise(2, 3), (0, 0, 0)),
+    "L": with_transparency(noise(9), 3),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_strips_leave_no_trace(name, monkeypatch):
+    """Of one row, of some rows, and all rows at once."""
+    whole = np.asarray(to_rgb(PICTURES[name]))
+    assert whole.shape == (*SHAPE, 3)
+    assert len(np.unique(whole)) > 1
+    for size in (1, 700, SHAPE[0] * SHAPE[1]):
+        monkeypatch.setattr(colour, "STRIP", size)
+        np.testing.assert_array_equal(np.asarray(to_rgb(PICTURES[name])), whole)
+
+
+def test_transparency_goes_over_white_and_16_bits_are_scaled():
+    """By the formulas themselves."""
+    rgba = np.asarray(PICTURES["RGBA"]).astype(float)
+    alpha = rgba[..., 3:] / 255
+    np.testing.assert_allclose(to_rgb(PICTURES["RGBA"]), rgba[..., :3] * alpha + 255 * (1 - alpha), atol=1)
+    deep = np.asarray(PICTURES["I;16"]).astype(float)
+    np.testing.assert_allclose(np.asarray(to_rgb(PICTURES["I;16"]))[..., 0], deep / 257, atol=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["I;16", "F", "RGBA", "LA"])
+def test_a_picture_takes_little_more_memory_than_itself_and_its_result(mode):
+    """40 megapixels are 160 MB as RGB, and 40 to 160 MB as they come."""
+    code = f"""
+import resource
+from PIL import Image
+from nnclr_hub.encoder.colour import to_rgb
+image = Image.new({mode!r}, (8000, 5000))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+to_rgb(image)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < 260_000  # KiB: the result, and a strip

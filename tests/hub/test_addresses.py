@@ -1,0 +1,174 @@
+"""Weights from a web address: pinned by it, kept whole or not at all, and each failure one sentence."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hub.stand_in import Hub, stand_in
+
+from nnclr_hub import load_encoder
+from nnclr_hub.cache import cache_folder
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, TamperedModel, UnknownModel
+from nnclr_hub.hub.addresses import pinned_digits
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
+from nnclr_hub.hub.sources import resolve, verify
+
+
+@pytest.fixture
+def name(model) -> str:
+    return f"encoder-{sha256_of(model / WEIGHTS)[:8]}.safetensors"
+
+
+@pytest.fixture
+def server(model, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copy(model / CONFIG, root)
+    shutil.copy(model / WEIGHTS, root / name)
+    with stand_in({}, root=root) as server:
+        yield server
+
+
+def kept() -> list[Path]:
+    return [path for path in (cache_folder() / "models").rglob("*") if path.is_file()]
+
+
+def refusal(server: Hub, name: str) -> str:
+    """The sentence, after which nothing may be left in the cache."""
+    with pytest.raises(ModelError) as caught:
+        resolve(f"{server.url}/{name}", progress=False)
+    assert "\n" not in str(caught.value)
+    assert kept() == []
+    return str(caught.value)
+
+
+def test_it_is_fetched_once_and_verified(server, name, model):
+    source = f"{server.url}/{name}"
+    assert load_encoder(source, device="cpu").fingerprint == load_encoder(model, device="cpu").fingerprint
+    assert server.asked == [f"/{CONFIG}", f"/{name}"]
+    assert resolve(source).pins.by == "address"
+    assert [one.pinned_by for one in verify(source)] == ["nobody", "address"]
+    assert server.asked == [f"/{CONFIG}", f"/{name}"]
+
+
+def test_the_query_goes_to_both_files(server, name):
+    """It may be the signature without which the server gives nothing."""
+    assert resolve(f"{server.url}/{name}?signature=1", progress=False).folder
+
+
+def test_another_file_under_the_name_is_refused(server, name, make_model):
+    shutil.copy(make_model(seed=5) / WEIGHTS, server.root / name)
+    assert "is not the file that its name says" in refusal(server, name)
+
+
+def test_a_file_that_was_changed_in_the_cache_is_refused(server, name):
+    folder = resolve(f"{server.url}/{name}", progress=False).folder
+    assert folder is not None
+    with (folder / WEIGHTS).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(TamperedModel, match="is not the file that its address names"):
+        resolve(f"{server.url}/{name}")
+
+
+def test_half_a_download_is_not_kept(server, name):
+    server.broken[name] = "half"
+    assert "broke off after" in refusal(server, name)
+    server.broken.clear()
+    assert resolve(f"{server.url}/{name}", progress=False).folder
+
+
+def test_a_file_that_is_not_there(server, name):
+    assert "the server answered 404" in refusal(server, f"sub/{name}")
+    (server.root / CONFIG).unlink()
+    assert f"{CONFIG} cannot be had (the server answered 404)" in refusal(server, name)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, UnknownModel), (403, UnknownModel), (503, ModelError)])
+def test_a_refusal_names_its_status(server, name, status, kind):
+    server.refusals = {CONFIG: (status, "", "")}
+    with pytest.raises(kind, match=f"the server answered {status}"):
+        resolve(f"{server.url}/{name}")
+
+
+def test_a_config_that_is_far_too_large_is_not_read_to_its_end(server, name):
+    (server.root / CONFIG).write_bytes(b" " * (2 << 20))
+    assert f"is larger than any {CONFIG}" in refusal(server, name)
+
+
+def test_without_a_network_the_cache_is_named(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
+    with pytest.raises(ModelFilesMissing, match=rf"not in the cache {tmp_path}/models and .* check HTTPS_PROXY"):
+        resolve(f"http://127.0.0.1:9/{name}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelFilesMissing, match="HF_HUB_OFFLINE is set: unset it, set NNCLR_CACHE"):
+        resolve(f"https://example.com/{name}")
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, name, monkeypatch, tmp_path):
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "taken"))
+    with pytest.raises(ModelError, match=r"cannot be kept in the cache .*: set NNCLR_CACHE to a folder of yours"):
+        resolve(f"{server.url}/{name}")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(server, name):
+    """The system's limit on the size of a file stands for it."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from nnclr_hub.errors import ModelError; from nnclr_hub.hub.sources import resolve\n"
+        "try: resolve(sys.argv[1])\n"
+        "except ModelError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, f"{server.url}/{name}"]
+    done = subprocess.run(command, env=os.environ | {"NO_PROXY": "127.0.0.1"}, capture_output=True, text=True)
+    assert done.stdout.startswith(f"There is no room for {server.url}/{name} in the cache {cache_folder()}/models")
+    assert kept() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("http://example.com/encoder-01234567.safetensors", "is not encrypted: use https"),
+        ("http://127.0.0.1.example.com/encoder-01234567.safetensors", "is not encrypted"),
+        ("https://example.com/encoder.safetensors", "pins no weights"),
+        ("https://example.com/encoder-0123456.safetensors", "pins no weights"),
+        ("https:///encoder-01234567.safetensors", "names no host"),
+        ("https://[::1/encoder-01234567.safetensors", "is no web address"),
+        ("https://example.com/encoder-01234567.pth", "is a pickle, which can run code when it is read"),
+    ],
+)
+def test_other_addresses_are_refused_before_anything_is_asked(source, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        resolve(source)
+
+
+def test_a_redirect_leads_only_where_an_address_could(name):
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://example.com/{CONFIG}")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(InvalidRequest, match=r"http://example\.com/config\.json is not encrypted"):
+            resolve(f"http://127.0.0.1:{server.server_port}/{name}")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_digits_stand_at_the_end_of_the_name_alone():
+    assert pinned_digits("a-01234567.safetensors") == "01234567"
+    for name in ("a-0123456.safetensors", "a-01234567.safetensors.pth", "a.safetensors", "a-0123456g.safetensors"):
+        assert pinned_digits(name) is None

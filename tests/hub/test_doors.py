@@ -1,0 +1,133 @@
+"""One folder, every door, equal outputs: each is opened for real, in processes that know a stand-in as their Hub.
+
+The networks have random norms, biases and statistics: in a fresh ResNet of timm's the residual branches count for
+nothing, and a wrong one would not be seen.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hub.conftest import FETCHED, ROOT
+from hub.doors import inputs
+from hub.stand_in import TAG, stand_in
+
+from nnclr_hub import load_encoder
+from nnclr_hub.hub.registry import MODELS
+from nnclr_hub.publish.export import export_run
+
+VIT = {"embed_dim": 48, "depth": 4, "num_heads": 3, "img_size": 64}
+NAMES = ("resnet", "vit", "resnet-half", "vit-half")
+TIMMS = ("torch.hub", "torch.hub cache", "torch.hub cache, hf-hub:", "timm local-dir:", "timm hf-hub:")
+WHOLE = (*TIMMS, "transformers", "transformers from the Hub")
+
+
+@pytest.fixture(scope="module")
+def folders(model, make_model, tmp_path_factory) -> dict[str, Path]:
+    made = {"resnet": model, "vit": make_model("vit_small_patch16_224", VIT, 64)}
+    half = tmp_path_factory.mktemp("half")
+    return made | {f"{name}-half": export_run(folder, half / name, dtype="fp16") for name, folder in made.items()}
+
+
+@pytest.fixture(scope="module")
+def outputs(folders, pictures, torch_home, tmp_path_factory) -> dict[str, np.ndarray]:
+    """MODEL|DOOR|WHAT -> what the door gave; see doors.py."""
+    work = tmp_path_factory.mktemp("doors")
+    found = {}
+    with stand_in({f"org/{name}": folder for name, folder in folders.items()}) as hub:
+        for number, more in enumerate(({"root": str(ROOT)}, {"cached": FETCHED})):
+            jobs, out = work / f"{number}.json", work / f"{number}.npz"
+            jobs.write_text(json.dumps({name: job(name, folders[name], pictures[0]) | more for name in NAMES}))
+            command = [sys.executable, str(Path(__file__).with_name("doors.py")), jobs, out]
+            environment = hub.environment(work, TORCH_HOME=str(torch_home), PYTHONPATH="", OMP_NUM_THREADS="1")
+            done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=400)
+            assert done.returncode == 0, done.stderr
+            found |= dict(np.load(out))
+    return found
+
+
+def job(name: str, folder: Path, picture: Path) -> dict[str, object]:
+    vit = name.startswith("vit")
+    return {
+        "folder": str(folder),
+        "hub": f"org/{name}@{TAG}",
+        "entry": "nnclr_vit_small" if vit else "nnclr_resnet18_small_cpu_starter",
+        "size": 64 if vit else 48,
+        "sized": vit,
+        "jpeg": str(picture),
+    }
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def opened(request, folders):
+    """Name, our encoder, the tolerance of equality."""
+    encoder = load_encoder(folders[request.param], device="cpu")
+    return request.param, encoder, 1e-3 if request.param.endswith("half") else 1e-5
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def tensor(encoder) -> torch.Tensor:
+    return inputs(encoder.transform.preprocessing.input_size)
+
+
+@pytest.mark.parametrize("door", WHOLE)
+def test_one_tensor_gives_the_same_unit_vectors(outputs, opened, door):
+    name, encoder, tolerance = opened
+    want = encoder.embed(tensor(encoder))
+    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|x"]), want, atol=tolerance, rtol=0)
+    assert np.abs(want[0] - want[1]).max() > 10 * tolerance  # the network tells inputs apart
+
+
+@pytest.mark.parametrize("door", [*WHOLE, "transformers tasks"])
+def test_one_jpeg_through_the_doors_own_preprocessing(outputs, opened, pictures, door):
+    name, encoder, _ = opened
+    assert unit(outputs[f"{name}|{door}|jpeg"])[0] @ encoder.embed([pictures[0]])[0] >= 0.9995
+
+
+@pytest.mark.parametrize("door", [*TIMMS, "transformers tasks"])
+def test_a_classifier_of_ten_stands_on_the_same_features(outputs, opened, door):
+    name, encoder, tolerance = opened
+    got = unit(outputs[f"{name}|{door}|classes"])
+    np.testing.assert_allclose(got, encoder.embed(tensor(encoder)), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("door", TIMMS)
+def test_grey_pictures_are_as_the_same_grey_in_three_channels(outputs, opened, door):
+    name, encoder, tolerance = opened
+    want = encoder.embed(tensor(encoder)[:, :1].expand(-1, 3, -1, -1))
+    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|grey"]), want, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("door", TIMMS)
+def test_feature_maps_are_the_networks_own(outputs, opened, door):
+    name, encoder, tolerance = opened
+    with torch.inference_mode():
+        maps = encoder.backbone.forward_intermediates(tensor(encoder), intermediates_only=True)  # type: ignore[operator]
+    want = unit(maps[-1].mean((2, 3)).numpy())
+    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|map"]), want, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("door", TIMMS)
+def test_another_input_size_resamples_positions(outputs, opened, door, folders):
+    """As timm's dynamic_img_size does it at each forward pass."""
+    name, encoder, tolerance = opened
+    dynamic = {"dynamic_img_size": True} if name.startswith("vit") else {}
+    backbone = timm.create_model(f"local-dir:{folders[name]}", pretrained=True, **dynamic).eval()
+    with torch.inference_mode():
+        want = backbone(inputs(encoder.transform.preprocessing.input_size + 32)).numpy()
+    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|larger"]), unit(want), atol=tolerance, rtol=0)
+
+
+def test_every_starter_is_a_stock_architecture_of_timms():
+    """timm and transformers know it without this library."""
+    for info in MODELS.values():
+        assert timm.models.is_model(info.architecture)
+        assert not timm.models.model_entrypoint(info.architecture).__module__.startswith("nnclr_hub")

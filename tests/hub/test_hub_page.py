@@ -1,0 +1,94 @@
+"""docs/hub.md: every snippet runs, with a stand-in as the Hub, and the page names every source and variable."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hub.conftest import FETCHED, ROOT
+from hub.stand_in import stand_in
+
+PAGE = (ROOT / "docs" / "hub.md").read_text("utf-8")
+VERBS = """
+import shlex, sys
+from nnclr_hub.cli.app import app
+for line in sys.stdin.read().splitlines():
+    program, *arguments = shlex.split(line)
+    assert program == "nnclr"
+    try: app(arguments)
+    except SystemExit as end: assert not end.code, (line, end.code)
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def run(model, make_model, pictures, torch_home, tmp_path_factory):
+    """run(code, stdin) in a folder as the page describes it."""
+    work = tmp_path_factory.mktemp("page")
+    for name, picture in zip(("a.jpg", "b.jpg"), pictures, strict=False):
+        shutil.copy(picture, work / name)
+    shutil.copytree(ROOT / "weights", work / "weights")
+    vit = {"embed_dim": 48, "depth": 4, "num_heads": 3, "img_size": 64}
+    shutil.copytree(make_model("vit_small_patch16_224", vit, 64), work / "my-vit")
+    with stand_in({"ORG/my-encoder": model}) as hub:
+        environment = hub.environment(work / "cache", TORCH_HOME=str(torch_home), PYTHONPATH=str(ROOT))
+
+        def process(code: str, stdin: str = "", **more: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", code],
+                input=stdin,
+                cwd=work,
+                env=environment | more,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        process.work = work  # type: ignore[attr-defined]
+        yield process
+
+
+def test_every_python_snippet_runs(run):
+    """In one process, as a reader would; that of the checkout which torch.hub fetched in another."""
+    fetched = [block for block in blocks("python") if FETCHED in block]
+    assert len(fetched) == 1
+    here = [block for block in blocks("python") if FETCHED not in block]
+    saved = "import numpy as np; np.savez({0!r}, features={1})\n"
+    # leave the checkout of these tests out of sight: the fetched one is to be run
+    run(fetched[0] + saved.format("fetched.npz", "features.detach()"), PYTHONPATH="")
+    ours = here[0] + saved.format("ours.npz", "vectors")
+    run(
+        f"CHECKOUT = {str(ROOT)!r}\n"
+        + ours
+        + "\n".join(here[1:])
+        + "\nassert len(maps(torch.zeros(1, 3, 48, 48))) == 5"
+    )
+    theirs = np.load(run.work / "fetched.npz")["features"][0]
+    assert np.load(run.work / "ours.npz")["features"][0] @ theirs / np.linalg.norm(theirs) > 0.9995
+
+
+def test_every_command_runs(run):
+    lines = "".join(blocks("console"))
+    out = run(VERBS, lines)
+    assert "is in models/my-encoder" in out
+    assert out.count("Every weight of the architecture is there") == lines.count("nnclr verify")
+
+
+def test_every_kind_of_source_is_on_the_page():
+    for kind in ("local-dir:", "file://", "hf-hub:", "https://", "timm:", "random:", "model.safetensors", "@REVISION"):
+        assert f"| `{kind}" in PAGE or kind in PAGE.split("## Where from")[1].split("##")[0], kind
+
+
+def test_every_variable_that_an_error_names_is_on_the_page():
+    named = set()
+    for path in (ROOT / "nnclr_hub" / "hub").glob("*.py"):
+        named |= set(re.findall(r"\b(?:HF|NNCLR|HTTPS)_[A-Z_]+\b", path.read_text()))
+    assert named
+    assert {name for name in named if f"`{name}" not in PAGE} == set()

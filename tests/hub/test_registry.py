@@ -1,0 +1,101 @@
+"""The table of encoders: what it says is so, and what it does not have it says."""
+
+import dataclasses
+import shutil
+
+import pytest
+from hub.stand_in import Hub, commit_of, stand_in
+from hub.test_hub_answers import fetch
+
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import ModelFilesMissing, UnknownModel
+from nnclr_hub.hub import registry
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
+from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, InputContract, ModelInfo, default_model, model_info
+from nnclr_hub.hub.sources import resolve
+
+NAME = "nnclr_made_up"
+
+
+def test_what_it_says_of_an_input_is_what_the_encoder_does():
+    for name, info in MODELS.items():
+        done = dataclasses.asdict(load_encoder(name, device="cpu").transform.preprocessing)
+        done["size"] = done.pop("input_size")
+        assert done == dataclasses.asdict(info.input)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_network_without_weights_says_what_there_is(name):
+    with pytest.raises(UnknownModel, match=rf"{name} has no weights yet.*there are {default_model()}.*random:"):
+        load_encoder(name)
+
+
+def test_a_typing_error_is_answered_with_the_nearest_name():
+    with pytest.raises(UnknownModel, match="did you mean 'nnclr_resnet50'"):
+        model_info("nnclr_resnet5O")
+
+
+def test_an_unpublished_model_has_no_revisions_and_names_its_folder():
+    info = model_info(default_model())
+    with pytest.raises(UnknownModel, match=rf"{info.name} is not published on a hub yet.*its one version is in"):
+        resolve(f"{info.name}@v1.0")
+    with pytest.raises(UnknownModel, match=str(info.folder)):
+        resolve(f"{info.name}@v1.0")
+
+
+def made_up(model, **more) -> ModelInfo:
+    hashes = {name: sha256_of(model / name) for name in (CONFIG, WEIGHTS)}
+    return ModelInfo(NAME, "resnet18", 32, 1, InputContract(48), hashes, "mit", "none", "none", **more)
+
+
+def test_a_starter_that_only_a_checkout_has_says_so(model, monkeypatch, tmp_path):
+    """From an installed package, and from a checkout that has lost it."""
+    monkeypatch.setitem(MODELS, NAME, made_up(model))
+    with pytest.raises(ModelFilesMissing, match=f"its folder weights/{NAME} is missing from this checkout"):
+        load_encoder(NAME)
+    monkeypatch.setattr(registry, "PACKAGE", tmp_path / "site-packages" / "nnclr_hub")
+    with pytest.raises(ModelFilesMissing, match=f"only a checkout of nnclr_hub does, so clone it .*weights/{NAME}"):
+        load_encoder(NAME)
+    shutil.copytree(model, tmp_path / "site-packages" / "nnclr_hub" / "weights" / NAME)
+    assert load_encoder(NAME, device="cpu").embed_dim == 32
+
+
+@pytest.fixture(scope="module")
+def hub(model, tmp_path_factory):
+    changed = shutil.copytree(model, tmp_path_factory.mktemp("changed") / "model")
+    (changed / CONFIG).write_text((changed / CONFIG).read_text().replace('"crop_pct": 0.875', '"crop_pct": 0.5'))
+    with stand_in({"org/name": model, "org/changed": changed}) as hub:
+        hub.changed = changed  # type: ignore[attr-defined]
+        yield hub
+
+
+def registered(hub: Hub, cache, model, repository: str, folder, *sources: str) -> list[str]:
+    """What a process answers in which the made-up model is registered as published there."""
+    info = made_up(model, repository=repository, revision=commit_of(folder))
+    code = (
+        "from nnclr_hub.hub.registry import MODELS, ModelInfo, InputContract\n"
+        f"MODELS[{NAME!r}] = {info!r}\n"
+        "import json, sys; from nnclr_hub.hub.sources import verify; from nnclr_hub import NNCLRHubError\n"
+        "answers = {}\n"
+        "for source in sys.argv[1:]:\n"
+        "    source = source.removeprefix('hf-hub:')\n"
+        "    try: answers[source] = ' '.join(one.pinned_by for one in verify(source))\n"
+        "    except NNCLRHubError as error: answers[source] = f'{type(error).__name__}: {error}'\n"
+        "print(json.dumps(answers))"
+    )
+    return list(fetch(hub, cache, *sources, code=code).values())
+
+
+def test_a_published_model_comes_from_the_hub_pinned(hub, model, tmp_path):
+    """Our revision is held against the registry's hashes, another one against its own record alone."""
+    at = f"{NAME}@{commit_of(model)}"
+    answers = registered(hub, tmp_path, model, "org/name", model, NAME, at, f"{NAME}@v1.0", f"{NAME}@v9")
+    assert answers[:3] == ["registry registry", "registry registry", "nobody config.json"]
+    assert answers[3].startswith("UnknownModel: org/name has no revision 'v9'")
+
+
+def test_a_published_model_with_another_config_is_refused(hub, model, tmp_path):
+    """Its weights are right; its preprocessing would change every vector."""
+    (answer,) = registered(hub, tmp_path, model, "org/changed", hub.changed, NAME)
+    assert answer.startswith("TamperedModel: ")
+    assert f"{CONFIG} is not the published file" in answer

@@ -1,0 +1,324 @@
+"""Jobs over REST: listed, watched, cancelled; duplicates, verification and re-embedding in the background."""
+
+import json
+import shutil
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from nnclr_hub.store.base import CollectionSpec, Item
+from serving.jobs import KINDS, Kind, Outcome
+
+JOBS = "/api/v1/jobs"
+
+
+@pytest.fixture(scope="module")
+def server(model, make_model, tmp_path_factory, serve):
+    """One that reads files below one folder, has another model, and takes two waiting jobs."""
+    folder = tmp_path_factory.mktemp("jobs")
+    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
+    for running in serve(model, folder / "store", capacity=100, **options):
+        running.folder = folder
+        running.other = folder / "another"
+        shutil.copytree(make_model(seed=1), running.other)
+        running.engines.get(str(running.other))
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=server.url, timeout=30) as opened:
+        yield opened
+
+
+def ended(client, answer):
+    assert answer.status_code == 202, answer.text
+    for _ in range(600):
+        job = client.get(answer.headers["location"]).json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.05)
+    pytest.fail(f"it does not end: {job}")
+
+
+class Steps:
+    """A kind of job that goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.steps = threading.Semaphore(0)
+
+    def run(self, task) -> Outcome:
+        for step in range(3):
+            task.progress(step, 3)
+            while not self.steps.acquire(timeout=0.01):
+                task.check()
+        return Outcome({"fine": True})
+
+
+@pytest.fixture
+def steps(server, monkeypatch):
+    """In place of verification."""
+    made = Steps()
+    monkeypatch.setitem(KINDS, "verify", Kind(made.run))
+    name = f"held-{time.monotonic_ns()}"
+    server.bench.store.create(name, CollectionSpec(2))
+    made.body = {"kind": "verify", "collection": name}
+    yield made
+    for job in server.app.state.jobs.list(1000)[0]:
+        server.app.state.jobs.cancel(job.id)
+    server.bench.drop(name)
+
+
+def events(lines, until=lambda event: False):
+    """Events of a stream, as (id, name, data), until it ends or one is enough."""
+    found, one = [], {}
+    for line in lines:
+        if line.startswith(":"):
+            found.append(("", "comment", line))
+        elif line:
+            field, _, value = line.partition(": ")
+            one[field] = value
+        elif one:
+            if "data" in one:
+                found.append((one["id"], one["event"], json.loads(one["data"])))
+                if until(found[-1]):
+                    break
+            one = {}
+    return found
+
+
+def test_events_tell_how_a_job_goes_on_to_many_and_end_with_it(client, server, steps):
+    job = client.post(JOBS, json=steps.body).json()
+    heard: list[list] = [[], []]
+
+    def listen(to: list) -> None:
+        with (
+            httpx.Client(base_url=server.url, timeout=30) as other,
+            other.stream("GET", f"{JOBS}/{job['id']}/events") as stream,
+        ):
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.headers["cache-control"] == "no-cache"
+            to += events(stream.iter_lines())
+
+    threads = [threading.Thread(target=listen, args=[to]) for to in heard]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(0.6)
+        steps.steps.release()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "the stream does not end"
+    for told in heard:
+        assert {one["id"] for _, _, one in told} == {job["id"]}
+        assert [name for _, name, _ in told if name == "progress"]
+        assert [one["done"] for _, _, one in told] == sorted(one["done"] for _, _, one in told)
+        ids = [int(id) for id, _, _ in told]
+        assert ids == sorted(set(ids))
+        assert (told[-1][1], told[-1][2]["state"], told[-1][2]["result"]) == ("state", "done", {"fine": True})
+
+
+def test_who_comes_back_hears_what_is_new_and_at_the_end_nothing(client, server, steps):
+    job = client.post(JOBS, json=steps.body).json()
+    url = f"{JOBS}/{job['id']}/events"
+    with client.stream("GET", url) as stream:
+        first = events(stream.iter_lines(), until=lambda event: event[2]["total"] == 3)[-1]
+    for _ in range(3):
+        steps.steps.release()
+    with client.stream("GET", url, headers={"Last-Event-ID": first[0]}) as stream:
+        later = events(stream.iter_lines())
+    assert first[0] not in [id for id, _, _ in later]
+    assert later[-1][2]["state"] == "done"
+    answer = client.get(url, headers={"Last-Event-ID": later[-1][0]})
+    assert (answer.status_code, answer.content) == (204, b"")
+    whole = events(client.get(url).iter_lines())  # for a client that comes late
+    assert [event[2]["state"] for event in whole] == ["done"]
+
+
+def test_a_silent_stream_shows_that_it_lives(client, server, steps, monkeypatch):
+    monkeypatch.setattr("serving.jobs.events.stream.__kwdefaults__", {"heartbeat_s": 0.1})
+    job = client.post(JOBS, json=steps.body).json()
+    with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
+        for line in stream.iter_lines():
+            if line.startswith(":"):
+                break
+        else:
+            pytest.fail("no heartbeat")
+    assert client.delete(f"{JOBS}/{job['id']}").json()["cancelling"]
+
+
+def test_a_listener_that_goes_away_disturbs_nobody(client, server, steps):
+    job = client.post(JOBS, json=steps.body).json()
+    for _ in range(5):
+        with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
+            next(stream.iter_lines())
+    for _ in range(3):
+        steps.steps.release()
+    assert ended(client, httpx.Response(202, headers={"location": f"{JOBS}/{job['id']}"}))["state"] == "done"
+
+
+def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
+    jobs = [client.post(JOBS, json=steps.body).json()]
+    while client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] != "running":
+        time.sleep(0.01)
+    jobs += [client.post(JOBS, json=steps.body).json() for _ in range(2)]
+    refused = client.post(JOBS, json=steps.body)
+    assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+    assert int(refused.headers["retry-after"]) > 0
+    assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
+    assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
+    client.delete(f"{JOBS}/{jobs[0]['id']}")
+    answer = httpx.Response(202, headers={"location": f"{JOBS}/{jobs[0]['id']}"})
+    assert ended(client, answer)["state"] == "cancelled"
+
+
+def test_jobs_are_listed_page_by_page_from_the_newest(client, steps):
+    made = []
+    for _ in range(3):
+        steps.steps.release(3)
+        made.append(ended(client, client.post(JOBS, json=steps.body))["id"])
+    page = client.get(JOBS, params={"limit": 2, "kind": "verify"}).json()
+    assert [job["id"] for job in page["jobs"]] == [made[2], made[1]]
+    page = client.get(JOBS, params={"limit": 1, "kind": "verify", "cursor": page["cursor"]}).json()
+    assert [job["id"] for job in page["jobs"]] == [made[0]]
+    assert client.get(f"{JOBS}/latest").json()["id"] == made[2]
+    assert client.get(JOBS, params={"state": "queued"}).json() == {"jobs": [], "cursor": None}
+
+
+@pytest.mark.parametrize("query", [{"limit": 0}, {"cursor": "x"}, {"state": "maybe"}, {"kind": "other"}])
+def test_a_listing_that_makes_no_sense_is_refused(client, query):
+    answer = client.get(JOBS, params=query)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_what_is_not_there_is_not_found(client):
+    for answer in (client.get(f"{JOBS}/0"), client.delete(f"{JOBS}/0"), client.get(f"{JOBS}/0/events")):
+        assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
+    for path in ("reembed", "duplicates"):
+        answer = client.post(f"/api/v1/collections/none/{path}", json={"model": "default"} if path == "reembed" else {})
+        assert (answer.status_code, answer.json()["code"]) == (404, "collection_not_found")
+    assert client.post(JOBS, json={"kind": "verify", "collection": "none"}).status_code == 404
+    assert client.post(JOBS, json={"kind": "probe_fit", "collection": "none"}).status_code == 422
+    assert client.delete("/api/v1/collections/none/reembed").status_code == 404
+
+
+@pytest.fixture
+def twins(server):
+    """Two groups of nearly equal vectors, one of equal pixels."""
+    rng = np.random.default_rng(0)
+    base = np.eye(4, dtype=np.float32)
+    items = [
+        Item(f"{group}-{i}", base[group] + rng.normal(0, 0.01, 4), {"pixel_sha256": f"{group}{i if group else 0}"})
+        for group, size in ((0, 2), (1, 3), (2, 1))
+        for i in range(size)
+    ]
+    server.bench.store.create("twins", CollectionSpec(4)).upsert(items)
+    yield "/api/v1/collections/twins"
+    server.bench.drop("twins")
+
+
+def test_duplicates_by_pixels_and_by_vectors(client, twins):
+    job = ended(client, client.post(f"{twins}/duplicates", json={}))
+    assert job["result"]["groups"] == [{"size": 2, "ids": ["0-0", "0-1"]}]
+    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9}))
+    assert job["result"]["groups"] == [{"size": 3, "ids": ["1-0", "1-1", "1-2"]}, {"size": 2, "ids": ["0-0", "0-1"]}]
+    assert (job["result"]["found"], job["result"]["surplus"], job["done"], job["total"]) == (2, 3, 6, 6)
+    one = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "limit": 1, "exact": True}))
+    assert (len(one["result"]["groups"]), one["result"]["found"]) == (1, 2)
+    only = {"must": [{"key": "pixel_sha256", "prefix": "0"}]}
+    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "where": only}))
+    assert job["result"]["found"] == 1
+    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 5}))
+    assert (job["state"], job["error"]["status"]) == ("failed", 422)
+    for body in ({"exact": True}, {"threshold": 0.9, "where": {"x": 1}}, {"limit": 0}, {"more": 1}):
+        assert client.post(f"{twins}/duplicates", json=body).status_code == 422
+
+
+def test_verification_and_compaction_in_the_background(client, twins):
+    job = ended(client, client.post(JOBS, json={"kind": "verify", "collection": "twins"}))
+    assert (job["result"]["ok"], job["result"]["items"]) == (True, 6)
+    job = ended(client, client.post(JOBS, json={"kind": "compact", "collection": "twins"}))
+    assert (job["state"], job["result"]["items"]) == ("done", 6)
+
+
+@pytest.fixture
+def album(server, photos):
+    """A collection of pictures in the folder that may be read."""
+    folder = server.folder / "allowed" / "photos"
+    shutil.copytree(photos, folder, dirs_exist_ok=True)
+    server.bench.index_folder("album", folder)
+    yield server.bench.collection("album")
+    for alias in server.bench.store.aliases():
+        server.bench.store.unalias(alias)
+    for info in server.bench.store.list():
+        if info.name.startswith("album"):
+            server.bench.store.drop(info.name)
+
+
+def test_a_collection_moves_to_another_model(client, server, album):
+    before = album.spec.fingerprint
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert job["state"] == "done", job
+    assert (job["result"]["items"], job["result"]["embedded"], job["result"]["left_out"]) == (60, 60, [])
+    assert str(server.folder) not in json.dumps(job)
+    assert str(server.other) not in json.dumps(job)
+    now = client.get("/api/v1/collections/album").json()
+    assert now["fingerprint"] == server.engines.get(str(server.other)).fingerprint != before
+    assert now["count"] == 60
+    again = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert again["result"]["collection"] is None
+
+
+def test_a_cancelled_move_leaves_nothing_behind(client, server, album, monkeypatch):
+    inside = threading.Event()
+    go_on = threading.Event()
+    engine = type(server.engines.get(str(server.other)))
+    embed_each = engine.embed_each
+
+    def slow(self, *args, **options):
+        inside.set()
+        go_on.wait(10)
+        return embed_each(self, *args, **options)
+
+    monkeypatch.setattr(engine, "embed_each", slow)
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(10)
+    assert "album~next" in server.bench.store.aliases()
+    refused = client.delete("/api/v1/collections/album/reembed")
+    assert (refused.status_code, "cancel its job" in refused.json()["detail"]) == (422, True)
+    client.delete(answer.headers["location"])
+    go_on.set()
+    assert ended(client, answer)["state"] == "cancelled"
+    assert server.bench.store.aliases() == {}
+    assert [info.name for info in server.bench.store.list()] == ["album"]
+
+
+def test_files_outside_the_folders_are_not_read(client, server, album, photos):
+    """Whoever may write items may name any file in their metadata."""
+    item = album.scroll(limit=1).items[0]
+    outside = next(photos.rglob("*.jpg"))
+    spied = {**item.metadata, "root": str(outside.parent), "path": outside.name}
+    album.upsert([Item("spy", item.vector, {key: spied[key] for key in spied if key != "pixel_sha256"})])
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert job["state"] == "failed"
+    assert "no folder that may be read" in job["error"]["detail"]
+    assert str(outside.parent) not in job["error"]["detail"]
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert server.bench.store.aliases() == {}
+    body = {"model": server.other.name, "skip_missing": True}
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
+    assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
+
+
+def test_a_server_that_reads_no_files_says_so(client, server, album, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "source_folders", ())
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert answer.status_code == 422
+    assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
+    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")

@@ -1,0 +1,212 @@
+"""Records: durable, whole or not at all, beside the collections of every kind of store."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreLocked, StoreReadOnly, StoreTooNew
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.records import RECORDS, Record, Records, mend_records
+from nnclr_hub.store.sqlite import LOW_WATER
+
+
+@pytest.fixture(params=["folder", "milvus lite"])
+def uri(request, tmp_path):
+    if request.param == "milvus lite":
+        pytest.importorskip("milvus_lite")
+        return str(tmp_path / "x.milvus.db")
+    return str(tmp_path / "store")
+
+
+def test_what_was_put_is_there_after_a_reopening(uri):
+    with open_store(uri) as store:
+        store.records.put(Record("probe", "cats", {"classes": ["cat", 3], "name": "Ä"}, b"\0\xff"))
+        store.records.put(Record("job", "cats", {"state": "done"}))
+    with open_store(uri) as store:
+        assert store.records.get("probe", "cats") == Record(
+            "probe", "cats", {"classes": ["cat", 3], "name": "Ä"}, b"\0\xff"
+        )
+        assert store.records.get("job", "cats") == Record("job", "cats", {"state": "done"})
+        assert store.records.get("job", "dogs") is None
+        store.records.put(Record("job", "cats", {"state": "new"}))
+        assert store.records.get("job", "cats") == Record("job", "cats", {"state": "new"})
+        assert store.records.delete("job", "cats", "dogs") == 1
+        assert [one.name for one in store.records.list("probe")] == ["cats"]
+        assert store.records.list("job") == []
+
+
+@pytest.fixture
+def records(tmp_path):
+    with closing(Records(tmp_path / RECORDS, read_only=False)) as opened:
+        yield opened
+
+
+def test_a_kind_is_listed_by_name_from_either_end_and_from_any_place(records):
+    records.put(*(Record("job", name, {}, b"much") for name in "cabd"), Record("probe", "b", {}))
+    assert [one.name for one in records.list("job")] == list("abcd")
+    assert [one.name for one in records.list("job", descending=True, limit=2)] == list("dc")
+    assert [one.name for one in records.list("job", descending=True, after="c")] == list("ba")
+    assert [one.name for one in records.list("job", after="b", limit=1)] == ["c"]
+    assert records.list("job")[0].data is None
+
+
+def test_an_exception_undoes_all_that_was_changed_together(records):
+    records.put(Record("job", "a", {"n": 1}))
+
+    def change_and_fail() -> None:
+        with records.together():
+            records.put(Record("job", "a", {"n": 2}), Record("job", "b", {}))
+            records.delete("job", "a")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        change_and_fail()
+    assert [(one.name, one.content) for one in records.list("job")] == [("a", {"n": 1})]
+    with records.together():
+        assert records.get("job", "a") is not None
+        records.put(Record("job", "b", {}))
+    assert len(records.list("job")) == 2
+
+
+def test_many_threads_lose_nothing(records):
+    def count() -> None:
+        for _ in range(50):
+            with records.together():
+                there = records.get("job", "n")
+                records.put(Record("job", "n", {"n": (there.content["n"] if there else 0) + 1}))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = records.get("job", "n")
+    assert found is not None
+    assert found.content == {"n": 200}
+
+
+def test_readers_see_what_a_writer_puts_and_change_nothing(tmp_path):
+    folder = tmp_path / "store"
+    with open_store(str(folder)) as store, open_store(str(folder), read_only=True) as reader:
+        assert reader.records.list("job") == []
+        assert reader.records.get("job", "a") is None
+        assert not (folder / RECORDS).exists()
+        store.records.put(Record("job", "a", {}))
+        assert [one.name for one in reader.records.list("job")] == ["a"]
+        with pytest.raises(StoreReadOnly):
+            reader.records.put(Record("job", "b", {}))
+        with pytest.raises(StoreReadOnly):
+            reader.records.delete("job", "a")
+    with pytest.raises(StoreReadOnly, match="open it again"):
+        store.records.list("job")
+
+
+def test_a_full_disk_refuses_and_leaves_what_is_there(records, monkeypatch):
+    records.put(Record("job", "a", {}))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LOW_WATER + 1000))
+    with pytest.raises(DiskFull, match="free some space"):
+        records.put(Record("job", "b", {}, b"x" * 2000))
+    assert [one.name for one in records.list("job")] == ["a"]
+    records.delete("job", "a")
+
+
+def test_a_later_format_is_refused(tmp_path):
+    with closing(sqlite3.connect(tmp_path / RECORDS)) as file:
+        file.execute("PRAGMA user_version = 2")
+    with closing(Records(tmp_path / RECORDS, read_only=False)) as records, pytest.raises(StoreTooNew):
+        records.list("job")
+
+
+def damaged(folder, count=500) -> None:
+    """A store with a collection, and records of which some pages are garbage."""
+    with open_store(str(folder)) as store:
+        store.create("photos", CollectionSpec(2))
+        store.records.put(*(Record("job", f"{n:04}", {"n": n}, os.urandom(3000)) for n in range(count)))
+    file = folder / RECORDS
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2 // 16384 * 16384
+    content[middle : middle + 3 * 16384] = b"\xa5" * (3 * 16384)
+    file.write_bytes(content)
+
+
+def test_damage_is_named_costs_no_collection_and_is_mended_by_repair(tmp_path):
+    folder = tmp_path / "store"
+    damaged(folder)
+    with open_store(str(folder)) as store:
+        with pytest.raises(StoreCorrupt, match="nnclr store repair"):
+            store.records.list("job")
+        assert store.get("photos").count() == 0
+    done = CliRunner().invoke(app, ["store", "repair", "--store", str(folder)])
+    assert done.exit_code == 0
+    assert "records were saved" in done.output
+    with open_store(str(folder)) as store:
+        saved = store.records.list("job")
+        assert 300 < len(saved) < 500
+        assert all(one.content == {"n": int(one.name)} for one in saved)
+    assert (folder / "lost+found" / "records-damaged0.sqlite").is_file()
+    assert mend_records(folder / RECORDS) is None
+    assert mend_records(tmp_path / "none.sqlite") is None
+
+
+def test_a_file_that_is_none_is_set_aside(tmp_path):
+    (tmp_path / RECORDS).write_bytes(b"no database, only text" * 1000)
+    assert mend_records(tmp_path / RECORDS) == 0
+    with closing(Records(tmp_path / RECORDS, read_only=False)) as records:
+        assert records.list("job") == []
+
+
+def test_one_process_has_the_records_of_a_server(tmp_path):
+    with (
+        closing(Records(tmp_path / "state" / RECORDS, read_only=False, locked=True)) as one,
+        closing(Records(tmp_path / "state" / RECORDS, read_only=False, locked=True)) as other,
+    ):
+        one.put(Record("job", "a", {}))
+        with pytest.raises(StoreLocked):
+            other.list("job")
+        one.close()
+        assert [record.name for record in other.list("job")] == ["a"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from nnclr_hub.store.records import Record, Records
+records = Records(Path(sys.argv[1]), read_only=False)
+n = int(sys.argv[2])
+while True:
+    n += 1
+    records.put(Record("job", "a", {"n": n}, b"%d" % n * 5000), Record("job", "b", {"n": n}, b"%d" % n * 5000))
+    print(n, flush=True)
+"""
+
+
+def test_a_kill_leaves_the_old_record_or_the_new_one(tmp_path):
+    said = 0
+    for rounds in range(5):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / RECORDS), str(said)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for _ in range(3 + 7 * rounds):
+                said = int(child.stdout.readline())
+            child.send_signal(signal.SIGKILL)
+            said = max([said, *(int(line) for line in child.stdout if line.endswith("\n"))])
+        with closing(Records(tmp_path / RECORDS, read_only=False)) as records:
+            one, other = records.get("job", "a"), records.get("job", "b")
+        assert one is not None
+        assert other is not None
+        n = one.content["n"]
+        assert n in (said, said + 1)
+        assert other.content == {"n": n}
+        assert one.data == other.data == b"%d" % n * 5000
+        said = n
