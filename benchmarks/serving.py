@@ -174,7 +174,7 @@ def search(report: Report, items: int, turns: int, folder: Path) -> None:
                 times = [seconds(lambda query=query: collection.search(query, 10)) for query in queries]
                 bare.append(1000 * statistics.median(times))
                 over.append(1000 * found["p50"] - bare[-1])
-        index = collection.info().index
+            index = collection.info().index
     finally:
         server.end()
     report.say(
