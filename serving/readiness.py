@@ -56,18 +56,18 @@ class Loading:
 
     def report(self) -> Readiness:
         """How far the server is, and how its parts are; names no collection, for it is told without a key."""
-        alive = self._engines.healthy
+        illness = self._engines.illness
         detail, states = self._detail, {}
         status = "failed" if self._failed else "ready" if detail is None else "loading"
         if status == "ready":
             states = self._states()
-            if not alive:
-                status, detail = "ill", "an engine's thread is dead or its batch is overdue"
+            if illness is not None:
+                status, detail = "ill", illness
         return Readiness(
             status=status,
             detail=detail,
             model_warm=self._warm,
-            threads_alive=alive,
+            threads_alive=illness is None,
             collections_loaded=self._done,
             collections_total=self._total,
             collection_states=states,

@@ -56,7 +56,7 @@ def test_readiness_counts_what_is_loaded_and_tells_a_damaged_collection(tmp_path
 
 def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
     class Broken:
-        healthy = True
+        illness = None
 
         def get(self):
             raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
