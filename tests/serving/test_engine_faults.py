@@ -147,3 +147,28 @@ def test_a_stalled_engine_closes_all_the_same(make):
         with pytest.raises(NotReady, match="shut down"):
             asked.result(5)
     release.set()
+
+
+def test_readyz_tells_of_a_dead_thread_until_it_is_well_again(server, client, pictures, monkeypatch):
+    (engine,) = server.engines._memory.engines
+    forward, calls, well = engine.encoder.forward_crops, [], threading.Event()
+
+    def die_once_and_then_wait(crops):
+        calls.append(len(crops))
+        if len(calls) == 1:
+            raise SystemExit
+        well.wait(10)
+        return forward(crops)
+
+    monkeypatch.setattr(engine.encoder, "forward_crops", die_once_and_then_wait)
+    files = {"files": ("a.jpg", pictures[0].read_bytes())}
+    for _ in range(2):
+        refused = client.post("/api/v1/embed", files=files)
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        told = client.get("/readyz")
+        assert told.status_code == 503
+        assert told.json()["status"] == "ill"
+        assert told.json()["detail"] == "the device thread died and was replaced"
+    well.set()
+    until(lambda: client.get("/readyz").status_code == 200)
+    assert client.post("/api/v1/embed", files=files).status_code == 200
