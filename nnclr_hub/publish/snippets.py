@@ -1,0 +1,67 @@
+"""The lines of a card that load its model, by every door; the tests run them."""
+
+from __future__ import annotations
+
+from nnclr_hub.hub.layout import ModelConfig
+
+# architectures that hubconf.py has an entry point for
+_ENTRIES = {
+    "resnet50": "nnclr_resnet50",
+    "vit_small_patch16_224": "nnclr_vit_small",
+    "vit_base_patch16_224": "nnclr_vit_base",
+    "vit_base_patch8_224": "nnclr_vit_base_patch8",
+}
+_OURS = """```python
+from nnclr_hub import load_encoder
+
+encoder = load_encoder("{source}")
+vectors = encoder.embed(["a.jpg", "b.jpg"])  # (2, {dim}) float32, unit rows
+```"""
+_TIMM = """```python
+import timm{registered}
+
+backbone = timm.create_model("{source}", pretrained=True)  # without pretrained=True the weights are random
+```"""
+_TRANSFORMERS = """```python
+from transformers import AutoImageProcessor, AutoModel
+
+processor = AutoImageProcessor.from_pretrained({arguments})
+model = AutoModel.from_pretrained({arguments})  # model(...).pooler_output
+```"""
+_TORCH_HUB = """```python
+import torch  # with a checkout of nnclr_hub in ./nnclr_hub
+
+backbone = torch.hub.load("nnclr_hub", "{entry}", source="local", weights="{source}")
+```"""
+_REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # timm lacks this architecture: here it is registered"
+
+
+def loading(name: str, config: ModelConfig, repository: str | None, revision: str | None) -> str:
+    """The section's text.
+
+    Args:
+        name: the folder's.
+        config: the model's.
+        repository: ORGANISATION/NAME, or None to load ./name.
+        revision: tag or commit of it; without one the text says to name the commit.
+    """
+    at = f"@{revision}" if revision else ""
+    ours, timms, arguments = f"./{name}", f"local-dir:./{name}", f'"./{name}"'
+    if repository:
+        ours = timms = f"hf-hub:{repository}{at}"
+        arguments = f'"{repository}", revision="{revision}"' if revision else f'"{repository}"'
+    own = config.architecture.startswith("nnclr_")
+    blocks = [_OURS.format(source=ours, dim=config.num_features)]
+    blocks.append(_TIMM.format(source=timms, registered=_REGISTERED if own else ""))
+    if not own:
+        blocks.append(_TRANSFORMERS.format(arguments=arguments))
+    if config.architecture in _ENTRIES:
+        blocks.append(_TORCH_HUB.format(entry=_ENTRIES[config.architecture], source=ours))
+    if repository and not revision:
+        blocks.append(f"Name the commit, as in `hf-hub:{repository}@COMMIT`, and the weights stay the same.")
+    elif not repository:
+        blocks.append(
+            f"`./{name}` is a checkout or download of this folder; on the Hugging Face Hub it is "
+            f"`hf-hub:ORGANISATION/{name}@COMMIT`."
+        )
+    return "\n\n".join(blocks)
