@@ -98,9 +98,9 @@ def export(
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
             about["measured_on"] = {**about.get("measured_on", {}), **seen}
-        return Exported(
-            export_run(written, folder, dtype=dtype, provenance=about, **_only_bank(parts)), metrics, checks
-        )
+        bank = parts.get("support_set")
+        final = export_run(written, folder, dtype=dtype, provenance=about, support_set=bank)
+        return Exported(final, metrics, checks)
 
 
 def _other_network(run: Path, encoder: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _compared(
             checks[name] = value
         elif same:
             raise WeightsMismatch(
-                f"The exported weights measure {name} {value}, and the run measured {known[name]} on the same pictures, "
-                "perhaps at an earlier step: go on with --resume to the run's end and export it again."
+                f"The exported weights measure {name} {value}, and the run measured {known[name]} on the same "
+                "pictures, perhaps at an earlier step: go on with --resume to the run's end and export it again."
             )
     return {**known, **{name: value for name, value in measured.items() if name not in known}}, checks

@@ -1,7 +1,8 @@
-"""nnclr export, card."""
+"""nnclr export, card, publish, convert."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     """Adds the verbs."""
     app.command()(export)
     app.command()(card)
+    app.command()(publish)
 
 
 def export(
@@ -87,3 +89,46 @@ def card(
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
     typer.echo(model_card(name, read_config(folder), repository=repository, revision=revision), nl=False)
+
+
+def publish(
+    folder: Folder,
+    repository: Annotated[str, typer.Argument(help="ORGANISATION/NAME on the Hugging Face Hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Name of the release, such as v1.0; it is never moved.")] = None,
+    pr: Annotated[bool, typer.Option("--pr", help="As a pull request; an open one of yours is continued.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    overwrite_card: Annotated[
+        bool, typer.Option("--overwrite-card", help="Replace a README there that somebody edited.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a model folder: one commit, then the tag; called again it sends only what changed.
+
+    Needs HF_TOKEN, or `hf auth login`. A mirror without Xet needs HF_HUB_DISABLE_XET=1.
+
+    Example: nnclr publish models/photos my-name/photos --tag v1.0 --dry-run
+    """
+    from nnclr_hub.publish.upload import publish_model
+
+    done = publish_model(
+        folder, repository, private=private, tag=tag, pr=pr, dry_run=dry_run, overwrite_card=overwrite_card
+    )
+    if as_json:
+        print_json({**asdict(done), "source": done.source, "dry_run": dry_run})
+        return
+    will = "would " if dry_run else ""
+    if done.created:
+        out.print(f"{will}create {repository}{' (private)' if private else ''}")
+    for name, size in done.sent.items():
+        out.print(f"{will}send {name} ({size:,} bytes)")
+    for name in done.removed:
+        out.print(f"{will}remove {name}")
+    if not done.sent and not done.removed:
+        out.print("nothing has changed: no commit")
+    if done.tag:
+        out.print(f"{will}set the tag {done.tag}")
+    if done.pull_request:
+        out.print(f"pull request {done.pull_request}")
+    if not dry_run:
+        out.print(f'load_encoder("{done.source}")')
