@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nnclr_hub.cli.pretraining import Device
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
 
 Folder = Annotated[Path, typer.Argument(help="A model folder.")]
 License = Annotated[str | None, typer.Option(help="Licence of the weights, for the card.")]
@@ -21,6 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
     app.command()(card)
     app.command()(publish)
+    app.command()(convert)
 
 
 def export(
@@ -132,3 +135,59 @@ def publish(
         out.print(f"pull request {done.pull_request}")
     if not dry_run:
         out.print(f'load_encoder("{done.source}")')
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="A .pth, .ckpt or .safetensors of another project.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+    branch: Annotated[
+        str | None, typer.Option(help="online, momentum, teacher, student, or a part of the file by its name.")
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="timm's name, where the weights do not tell.")] = None,
+    arguments: Annotated[
+        list[str], typer.Option("--arg", help="NAME=VALUE of the architecture, such as num_heads=12; repeatable.")
+    ] = [],  # noqa: B006
+    input_size: Annotated[int | None, typer.Option(help="Side of the input in pixels.", min=1)] = None,
+    license: License = None,
+    pictures: Annotated[
+        str | None, typer.Option("--trained-on", help="The training pictures and their terms, for the card.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model folder of a checkpoint of MoCo v3, DINO, lightly, solo-learn, or with torchvision's names.
+
+    Nothing in the file is run. Every weight finds its place, or the file is refused.
+
+    Example: nnclr convert dino_deitsmall16_pretrain.pth models/dino --license apache-2.0
+    """
+    from nnclr_hub.publish.convert import convert_checkpoint
+
+    done = convert_checkpoint(
+        checkpoint,
+        folder,
+        branch=branch,
+        architecture=architecture,
+        model_args=dict(_assignment(text) for text in arguments),
+        input_size=input_size,
+        license=license,
+        data=pictures,
+    )
+    if as_json:
+        print_json({**asdict(done), "folder": str(done.folder)})
+        return
+    out.print(f"{done.layout}, {done.branch}: {done.architecture} {done.model_args or ''}".rstrip())
+    out.print(f"kept {done.kept} tensors")
+    for name, count in done.dropped.items():
+        out.print(f"dropped {name}" + (f" ({count} tensors)" if count else ""))
+    out.print(f"written: {done.folder}")
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is JSON is taken as that, any other as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidRequest(f"--arg takes NAME=VALUE, for example num_heads=12; got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
