@@ -107,8 +107,8 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
         known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
         groups = ", ".join(sorted(contents.groups(contents.main))[:6])
         raise InvalidRequest(
-            f"{origin} is laid out like none of {known} (it has {groups}): save its backbone alone, under torchvision's or "
-            "timm's names."
+            f"{origin} is laid out like none of {known} (it has {groups}): save its backbone alone, under "
+            "torchvision's or timm's names."
         )
     if len(found) > 1:
         raise InvalidRequest(
