@@ -17,50 +17,16 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import yaml
+from publish.hub_state import LARGE, Repository, file_hash, refs_of, tree_entry, yaml_errors
 
 TOKEN = "hf_made_up_for_these_tests"
 READ_ONLY = "hf_may_only_read"
 USERS = {TOKEN: "tester", READ_ONLY: "reader"}
-LARGE = (".safetensors", ".onnx", ".bin")
-SOMEONE = {"name": "tester", "type": "user"}
-
-
-@dataclass
-class Repository:
-    """Commits by oid, each the whole {path: bytes}, and the refs that point at them."""
-
-    private: bool
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    refs: dict[str, str] = field(default_factory=dict)  # refs/heads/main, refs/tags/v1, refs/pr/1
-    discussions: list[dict[str, Any]] = field(default_factory=list)
-
-    def commit(self, ref: str, files: dict[str, bytes]) -> str:
-        """Moves the ref to a new commit and returns its oid."""
-        content = "".join(f"{path} {sha256(data).hexdigest()}\n" for path, data in sorted(files.items()))
-        oid = sha1(f"{len(self.commits)} {self.refs.get(ref)}\n{content}".encode()).hexdigest()
-        self.commits[oid] = dict(files)
-        self.refs[ref] = oid
-        return oid
-
-    def find(self, revision: str) -> str | None:
-        """The oid of a branch, tag, pull request or commit."""
-        for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
-            if name in self.refs:
-                return self.refs[name]
-        return revision if revision in self.commits else None
-
-    def files(self, revision: str = "main") -> dict[str, bytes]:
-        """What a revision holds."""
-        oid = self.find(revision)
-        assert oid is not None, f"no revision {revision}"
-        return self.commits[oid]
 
 
 class HubServer(ThreadingHTTPServer):
@@ -198,7 +164,7 @@ class Answer(BaseHTTPRequestHandler):
                 raise Refusal(401, message="Invalid user token.")
             return _json({"type": "user", "name": self._user(), "auth": {"type": "access_token"}})
         if path == "/api/validate-yaml":
-            return _json(_yaml_errors(json.loads(data)["content"]))
+            return _json(yaml_errors(json.loads(data)["content"]))
         if path == "/api/repos/create":
             return self._create(json.loads(data))
         if steps[0] == "large":
@@ -233,9 +199,9 @@ class Answer(BaseHTTPRequestHandler):
             return _json({"id": name, "sha": oid, "private": repository.private, "siblings": siblings, "tags": []})
         if verb == "tree":
             oid = self._revision(repository, revision)
-            return _json([_entry(path, content) for path, content in repository.commits[oid].items()])
+            return _json([tree_entry(path, content) for path, content in repository.commits[oid].items()])
         if verb == "refs":
-            return _json(_refs(repository))
+            return _json(refs_of(repository))
         if verb == "discussions":
             wanted = {"author": query.get("author"), "status": query.get("status")}
             found = [
@@ -257,19 +223,12 @@ class Answer(BaseHTTPRequestHandler):
 
     def _preupload(self, repository: Repository, oid: str, wanted: Any) -> tuple[int, dict[str, str], bytes]:
         there = repository.commits[oid]
-        return _json(
-            {
-                "files": [
-                    {
-                        "path": one["path"],
-                        "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
-                        "shouldIgnore": False,
-                        **({"oid": _oid(one["path"], there[one["path"]])} if one["path"] in there else {}),
-                    }
-                    for one in wanted["files"]
-                ]
-            }
-        )
+        files = []
+        for path in (one["path"] for one in wanted["files"]):
+            mode = "lfs" if path.endswith(LARGE) else "regular"
+            known = {"oid": file_hash(path, there[path])} if path in there else {}
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, **known})
+        return _json({"files": files})
 
     def _object(self, one: dict[str, Any]) -> dict[str, Any]:
         """Where a large file is to be put; nowhere if it is here."""
@@ -325,19 +284,8 @@ class Answer(BaseHTTPRequestHandler):
         ref = revision if revision.startswith("refs/") else f"refs/heads/{revision}"
         answer = {}
         if create_pr:
-            number = len(repository.discussions) + 1
+            number = repository.open_request(name, header["summary"], self._user())
             ref, answer = f"refs/pr/{number}", {"pullRequestUrl": f"{self.server.url}/{name}/discussions/{number}"}
-            repository.discussions.append(
-                {
-                    "num": number,
-                    "title": header["summary"],
-                    "author": {"name": self._user()},
-                    "status": "open",
-                    "isPullRequest": True,
-                    "createdAt": "2026-01-01T00:00:00.000Z",
-                    "repo": {"name": name, "type": "model"},
-                }
-            )
         oid = repository.commit(ref, files)
         return _json(
             {"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{name}/commit/{oid}", **answer}
@@ -356,45 +304,10 @@ class Answer(BaseHTTPRequestHandler):
         content = repository.commits[oid][path]
         return (
             200,
-            {"ETag": f'"{_oid(path, content)}"', "X-Repo-Commit": oid, "Content-Length": str(len(content))},
+            {"ETag": f'"{file_hash(path, content)}"', "X-Repo-Commit": oid, "Content-Length": str(len(content))},
             content,
         )
 
 
 def _json(value: Any) -> tuple[int, dict[str, str], bytes]:
     return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
-
-
-def _oid(path: str, content: bytes) -> str:
-    """sha256 of a large file, git's hash of any other."""
-    if path.endswith(LARGE):
-        return sha256(content).hexdigest()
-    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-def _entry(path: str, content: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": _oid(path, content)}
-    if path.endswith(LARGE):
-        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{entry['oid']}\nsize {len(content)}\n"
-        entry["lfs"] = {"oid": entry["oid"], "size": len(content), "pointerSize": len(pointer)}
-        entry["oid"] = sha1(b"blob %d\0" % len(pointer) + pointer.encode()).hexdigest()
-    return entry
-
-
-def _refs(repository: Repository) -> dict[str, list[dict[str, str]]]:
-    found: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": [], "pullRequests": []}
-    kinds = {"heads": "branches", "tags": "tags", "pr": "pullRequests"}
-    for ref, oid in repository.refs.items():
-        _, kind, name = ref.split("/", 2)
-        found[kinds[kind]].append({"name": name, "ref": ref, "targetCommit": oid})
-    return found
-
-
-def _yaml_errors(card: str) -> dict[str, list[dict[str, str]]]:
-    """What the Hub says of a card's front matter: it must be YAML, and a mapping."""
-    try:
-        fields = yaml.safe_load(card.split("---")[1]) if card.startswith("---") else {}
-    except yaml.YAMLError as error:
-        return {"errors": [{"message": str(error)}], "warnings": []}
-    bad = [] if isinstance(fields, dict) else [{"message": "no mapping"}]
-    return {"errors": bad, "warnings": []}
