@@ -40,8 +40,6 @@ class OutgoingFile:
 def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, OutgoingFile]:
     """{name: file} of what the folder publishes: what its config.json records, that file, the card and a LICENSE.
 
-    The card is written for the repository, unless somebody edited it: then it goes as it stands, sealed.
-
     Args:
         folder: a model folder of ours.
         repository: ORGANISATION/NAME.
@@ -65,10 +63,16 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     files = {name: OutgoingFile(folder / name) for name in (CONFIG, *sorted(recorded))}
     if (folder / LICENSE).is_file():
         files[LICENSE] = OutgoingFile(folder / LICENSE)
+    return {**files, CARD: outgoing_card(folder, repository, revision)}
+
+
+def outgoing_card(folder: Path, repository: str, revision: str | None) -> OutgoingFile:
+    """The card, written for the repository, unless somebody edited it: then it goes as it stands, sealed."""
     text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
     if text is None or is_ours(text):
-        text = model_card(repository.partition("/")[2], config, repository=repository, revision=revision)
-    return {**files, CARD: OutgoingFile(sealed(text).encode())}
+        name = repository.partition("/")[2]
+        text = model_card(name, read_config(folder), repository=repository, revision=revision)
+    return OutgoingFile(sealed(text).encode())
 
 
 def _require_finite(folder: Path, name: str) -> None:

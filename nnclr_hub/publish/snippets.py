@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.hub.registry import MODELS
 
 # architectures that hubconf.py has an entry point for
 _ENTRIES = {
@@ -20,7 +21,8 @@ vectors = encoder.embed(["a.jpg", "b.jpg"])  # (2, {dim}) float32, unit rows
 _TIMM = """```python
 import timm{registered}
 
-backbone = timm.create_model("{source}", pretrained=True)  # without pretrained=True the weights are random
+# without pretrained=True the weights are random
+backbone = timm.create_model("{source}", pretrained=True)
 ```"""
 _TRANSFORMERS = """```python
 from transformers import AutoImageProcessor, AutoModel
@@ -31,7 +33,7 @@ model = AutoModel.from_pretrained({arguments})  # model(...).pooler_output
 _TORCH_HUB = """```python
 import torch  # with a checkout of nnclr_hub in ./nnclr_hub
 
-backbone = torch.hub.load("nnclr_hub", "{entry}", source="local", weights="{source}")
+backbone = torch.hub.load("nnclr_hub", "{entry}", source="local"{weights})
 ```"""
 _REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # timm lacks this architecture: here it is registered"
 
@@ -55,8 +57,10 @@ def loading(name: str, config: ModelConfig, repository: str | None, revision: st
     blocks.append(_TIMM.format(source=timms, registered=_REGISTERED if own else ""))
     if not own:
         blocks.append(_TRANSFORMERS.format(arguments=arguments))
-    if config.architecture in _ENTRIES:
-        blocks.append(_TORCH_HUB.format(entry=_ENTRIES[config.architecture], source=ours))
+    if name in MODELS:
+        blocks.append(_TORCH_HUB.format(entry=name, weights=""))
+    elif config.architecture in _ENTRIES:
+        blocks.append(_TORCH_HUB.format(entry=_ENTRIES[config.architecture], weights=f', weights="{ours}"'))
     if repository and not revision:
         blocks.append(f"Name the commit, as in `hf-hub:{repository}@COMMIT`, and the weights stay the same.")
     elif not repository:

@@ -20,7 +20,7 @@ import nnclr_hub
 from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
 from nnclr_hub.publish.card import is_ours
-from nnclr_hub.publish.outgoing import OutgoingFile, outgoing
+from nnclr_hub.publish.outgoing import OutgoingFile, outgoing, outgoing_card
 from nnclr_hub.publish.remote import Remote, hub_errors, look
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def publish_model(
         _require(remote, repository)
         number = _open_request(api, repository)
         base = look(api, repository, f"refs/pr/{number}") if number else remote
+    if tag is None:
+        files = _as_released(files, base, Path(folder), repository)
     changed = {name: file for name, file in files.items() if not _is_there(base, name, file)}
     gone = [name for name in (HEADS, SUPPORT_SET) if name in base.files and name not in files]
     _refuse(remote, base, repository, files, bool(changed or gone), private, tag, overwrite_card)
@@ -151,6 +153,17 @@ def _title(repository: str) -> str:
 
 def _is_there(remote: Remote, name: str, file: OutgoingFile) -> bool:
     return name in remote.files and remote.files[name].is_the_same_as(file)
+
+
+def _as_released(
+    files: dict[str, OutgoingFile], remote: Remote, folder: Path, repository: str
+) -> dict[str, OutgoingFile]:
+    """The files with the card of a tag that stands at the head, if that is all there: its snippets stay pinned."""
+    for tag in (name for name, at in remote.tags.items() if at == remote.head):
+        released = {**files, CARD: outgoing_card(folder, repository, tag)}
+        if all(_is_there(remote, name, file) for name, file in released.items()):
+            return released
+    return files
 
 
 def _refuse(

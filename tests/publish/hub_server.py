@@ -5,9 +5,8 @@
         hub.repositories["org/name"].files()  # {path: bytes} at the head of main
         hub.writes()                        # requests that were not GET or HEAD
 
-It keeps repositories in memory: commits, branches, tags, pull requests, large files by their sha256. Large files
-come in one piece or, above `part`, in several; each is hashed here, and a commit that names one which never came
-is refused. There is no Xet. `hub.faults` maps (method, part of the path) to a list of statuses that are answered first.
+Repositories are in memory: commits, branches, tags, pull requests, large files by their sha256. Large files come in one piece or, above `part`, in several; each is hashed here, and a commit that names one which never came
+is refused. There is no Xet. `hub.faults` maps (method, part of the path) to statuses that are answered first.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from publish.hub_state import LARGE, Repository, file_hash, refs_of, tree_entry, yaml_errors
+from publish.hub_state import LARGE, Refusal, Repository, as_json, file_hash, refs_of, tree_entry, yaml_errors
 
 TOKEN = "hf_made_up_for_these_tests"
 READ_ONLY = "hf_may_only_read"
@@ -71,14 +70,6 @@ def running_hub(part: int = 1 << 30) -> Iterator[HubServer]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class Refusal(Exception):
-    """Ends a request with a status and the header by which the Hub tells its refusals apart."""
-
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -162,16 +153,16 @@ class Answer(BaseHTTPRequestHandler):
         if path == "/api/whoami-v2":
             if self._user() is None:
                 raise Refusal(401, message="Invalid user token.")
-            return _json({"type": "user", "name": self._user(), "auth": {"type": "access_token"}})
+            return as_json({"type": "user", "name": self._user(), "auth": {"type": "access_token"}})
         if path == "/api/validate-yaml":
-            return _json(yaml_errors(json.loads(data)["content"]))
+            return as_json(yaml_errors(json.loads(data)["content"]))
         if path == "/api/repos/create":
             return self._create(json.loads(data))
         if steps[0] == "large":
             return self._large(steps, data)
         if path.endswith(".git/info/lfs/objects/batch"):
             self._writer()
-            return _json({"transfer": "basic", "objects": [self._object(one) for one in json.loads(data)["objects"]]})
+            return as_json({"transfer": "basic", "objects": [self._object(one) for one in json.loads(data)["objects"]]})
         if steps[:2] == ["api", "models"] and len(steps) >= 4:
             name = "/".join(steps[2:4])
             return self._model(name, self._repository(name), steps[4:], query, data)
@@ -187,7 +178,7 @@ class Answer(BaseHTTPRequestHandler):
         made = Repository(private=wanted.get("visibility") == "private" or bool(wanted.get("private")))
         made.commit("refs/heads/main", {".gitattributes": b"*.safetensors filter=lfs\n"})
         self.server.repositories[name] = made
-        return _json({"url": f"{self.server.url}/{name}", "name": name})
+        return as_json({"url": f"{self.server.url}/{name}", "name": name})
 
     def _model(
         self, name: str, repository: Repository, steps: list[str], query: dict[str, list[str]], data: bytes
@@ -196,12 +187,12 @@ class Answer(BaseHTTPRequestHandler):
         if verb in ("", "revision"):
             oid = self._revision(repository, revision or "main")
             siblings = [{"rfilename": path} for path in repository.commits[oid]]
-            return _json({"id": name, "sha": oid, "private": repository.private, "siblings": siblings, "tags": []})
+            return as_json({"id": name, "sha": oid, "private": repository.private, "siblings": siblings, "tags": []})
         if verb == "tree":
             oid = self._revision(repository, revision)
-            return _json([tree_entry(path, content) for path, content in repository.commits[oid].items()])
+            return as_json([tree_entry(path, content) for path, content in repository.commits[oid].items()])
         if verb == "refs":
-            return _json(refs_of(repository))
+            return as_json(refs_of(repository))
         if verb == "discussions":
             wanted = {"author": query.get("author"), "status": query.get("status")}
             found = [
@@ -209,7 +200,7 @@ class Answer(BaseHTTPRequestHandler):
                 for one in repository.discussions
                 if wanted["author"] in (None, [one["author"]["name"]]) and wanted["status"] in (None, [one["status"]])
             ]
-            return _json({"count": len(found), "start": 0, "discussions": found})
+            return as_json({"count": len(found), "start": 0, "discussions": found})
         if self.command == "POST":
             self._writer()
             if verb == "preupload":
@@ -228,7 +219,7 @@ class Answer(BaseHTTPRequestHandler):
             mode = "lfs" if path.endswith(LARGE) else "regular"
             known = {"oid": file_hash(path, there[path])} if path in there else {}
             files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, **known})
-        return _json({"files": files})
+        return as_json({"files": files})
 
     def _object(self, one: dict[str, Any]) -> dict[str, Any]:
         """Where a large file is to be put; nowhere if it is here."""
@@ -252,7 +243,7 @@ class Answer(BaseHTTPRequestHandler):
         if self.command == "POST" and steps[-1] == "verify":
             if len(self.server.large.get(oid, b"")) != json.loads(data)["size"]:
                 raise Refusal(422, message="the file did not arrive")
-            return _json({})
+            return as_json({})
         if self.command == "POST":
             parts = self.server.parts.pop(oid)
             for part in json.loads(data)["parts"]:
@@ -261,7 +252,7 @@ class Answer(BaseHTTPRequestHandler):
         if sha256(data).hexdigest() != oid:
             raise Refusal(400, message="the content is not what was announced")
         self.server.large[oid] = data
-        return _json({})
+        return as_json({})
 
     def _commit(
         self, name: str, repository: Repository, revision: str, lines: list[dict[str, Any]], create_pr: bool
@@ -287,7 +278,7 @@ class Answer(BaseHTTPRequestHandler):
             number = repository.open_request(name, header["summary"], self._user())
             ref, answer = f"refs/pr/{number}", {"pullRequestUrl": f"{self.server.url}/{name}/discussions/{number}"}
         oid = repository.commit(ref, files)
-        return _json(
+        return as_json(
             {"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{name}/commit/{oid}", **answer}
         )
 
@@ -295,7 +286,7 @@ class Answer(BaseHTTPRequestHandler):
         if f"refs/tags/{tag}" in repository.refs:
             raise Refusal(409, message="Tag reference exists already")
         repository.refs[f"refs/tags/{tag}"] = oid
-        return _json({})
+        return as_json({})
 
     def _resolve(self, repository: Repository, revision: str, path: str) -> tuple[int, dict[str, str], bytes]:
         oid = self._revision(repository, revision)
@@ -307,7 +298,3 @@ class Answer(BaseHTTPRequestHandler):
             {"ETag": f'"{file_hash(path, content)}"', "X-Repo-Commit": oid, "Content-Length": str(len(content))},
             content,
         )
-
-
-def _json(value: Any) -> tuple[int, dict[str, str], bytes]:
-    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()

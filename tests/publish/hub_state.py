@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from typing import Any
@@ -9,6 +10,14 @@ from typing import Any
 import yaml
 
 LARGE = (".safetensors", ".onnx", ".bin")  # files that the Hub keeps outside git
+
+
+class Refusal(Exception):
+    """Ends a request with a status and the header by which the Hub tells its refusals apart."""
+
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
 
 
 @dataclass
@@ -91,3 +100,8 @@ def yaml_errors(card: str) -> dict[str, list[dict[str, str]]]:
         return {"errors": [{"message": str(error)}], "warnings": []}
     bad = [] if isinstance(fields, dict) else [{"message": "no mapping"}]
     return {"errors": bad, "warnings": []}
+
+
+def as_json(value: Any) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body."""
+    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from publish.card_snippets import run_snippets, snippets
 
+from nnclr_hub import list_models, model_info
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import is_ours, model_card, sealed, write_card
@@ -25,6 +26,16 @@ def test_every_snippet_runs_and_all_doors_agree(make_model, pictures, tmp_path):
     assert len(snippets(card)) == 4
     shape, timms, theirs = run_snippets(card, tmp_path, pictures)
     assert shape == "(2, 32)"
+    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
+    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_the_card_of_a_shipped_starter_is_up_to_date_and_its_snippets_run(name, pictures, tmp_path):
+    folder = model_info(name).folder
+    assert card_of(folder) == model_card(name, read_config(folder)), "nnclr card FOLDER --write"
+    (tmp_path / name).symlink_to(folder)
+    _, timms, theirs = run_snippets(card_of(folder), tmp_path, pictures)
     assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
     assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
 

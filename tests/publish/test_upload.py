@@ -73,6 +73,7 @@ def test_called_again_it_sends_nothing_and_makes_no_commit(hub, folder):
     again = publish_model(folder, NAME, tag="v1.0")
     assert again.commit == first.commit
     assert again.sent == {}
+    assert publish_model(folder, NAME).commit == first.commit  # the card stays that of the tag
     assert hub.writes() == []
 
 

@@ -45,8 +45,9 @@ def test_the_figure_is_the_one_that_eval_gives(run, data, tmp_path):
     call = ["eval", "knn", str(done.folder), "--data", str(data), "--out", str(tmp_path / "out"), "--json"]
     result = CliRunner().invoke(app, call)
     assert result.exit_code == 0, result.output
-    values = [one["value"] for one in json.loads(result.stdout) if one["metric"] == f"knn20/{data.name}"]
-    assert values == [pytest.approx(done.metrics[f"knn20/{data.name}"], abs=1e-4)]
+    (record,) = json.loads(result.stdout)
+    name = f"knn20/{data.name}"
+    assert record["values"][name] == pytest.approx(done.metrics[name], abs=1e-4)
 
 
 def test_without_the_data_it_is_not_checked_and_the_card_says_so(run, tmp_path):
