@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nnclr_hub.encoder.encoder import load_encoder
-from nnclr_hub.errors import ModelFilesMissing, WeightsMismatch
-from nnclr_hub.hub.layout import CARD, CONFIG, WEIGHTS, read_config, read_weights
+from nnclr_hub.errors import ModelFilesMissing, TamperedModel, WeightsMismatch
+from nnclr_hub.hub.layout import CARD, CONFIG, WEIGHTS, read_config, read_weights, sha256_of
 from nnclr_hub.publish.card import is_ours, model_card, sealed
 
 LICENSE = "LICENSE"
@@ -56,7 +56,10 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     for name in recorded:
         if not (folder / name).is_file():
             raise ModelFilesMissing(f"{folder / name} is missing, and its {CONFIG} records it: export the model again.")
-    load_encoder(f"local-dir:{folder}", device="cpu")  # hashes are right, and every weight has its place
+    for name, digest in recorded.items():
+        if sha256_of(folder / name) != digest:  # read anew, whatever is remembered of the file
+            raise TamperedModel(f"{folder / name} is not the file that its {CONFIG} records: export the model again.")
+    load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
     for name in recorded:
         if name.endswith(".safetensors"):
             _require_finite(folder, name)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+from nnclr_hub.encoder.backbones import timm_name
 from nnclr_hub.hub.layout import ModelConfig
-from nnclr_hub.hub.registry import MODELS
+from nnclr_hub.hub.registry import ARCHITECTURES, MODELS
 
-# architectures that hubconf.py has an entry point for
-_ENTRIES = {
-    "resnet50": "nnclr_resnet50",
-    "vit_small_patch16_224": "nnclr_vit_small",
-    "vit_base_patch16_224": "nnclr_vit_base",
-    "vit_base_patch8_224": "nnclr_vit_base_patch8",
-}
 _OURS = """```python
 from nnclr_hub import load_encoder
 
@@ -59,8 +53,9 @@ def loading(name: str, config: ModelConfig, repository: str | None, revision: st
         blocks.append(_TRANSFORMERS.format(arguments=arguments))
     if name in MODELS:
         blocks.append(_TORCH_HUB.format(entry=name, weights=""))
-    elif config.architecture in _ENTRIES:
-        blocks.append(_TORCH_HUB.format(entry=_ENTRIES[config.architecture], weights=f', weights="{ours}"'))
+    else:
+        entries = [entry for entry, made in ARCHITECTURES.items() if timm_name(made) == config.architecture]
+        blocks += [_TORCH_HUB.format(entry=entry, weights=f', weights="{ours}"') for entry in entries]
     if repository and not revision:
         blocks.append(f"Name the commit, as in `hf-hub:{repository}@COMMIT`, and the weights stay the same.")
     elif not repository:

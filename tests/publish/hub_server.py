@@ -1,12 +1,12 @@
 """A stand-in for the Hugging Face Hub, on this machine: what the real client asks for to create, upload, tag and fetch.
 
-    with running_hub() as hub:
-        hub.url                             # for HF_ENDPOINT
+    with running_hub() as hub:              # hub.url is for HF_ENDPOINT
         hub.repositories["org/name"].files()  # {path: bytes} at the head of main
         hub.writes()                        # requests that were not GET or HEAD
 
-Repositories are in memory: commits, branches, tags, pull requests, large files by their sha256. Large files come in one piece or, above `part`, in several; each is hashed here, and a commit that names one which never came
-is refused. There is no Xet. `hub.faults` maps (method, part of the path) to statuses that are answered first.
+Repositories are in memory: commits, branches, tags, pull requests. Large files come in one piece or, above `part`, in
+several; each is hashed here, and a commit that names one which never came is refused. There is no Xet.
+`hub.faults` maps (method, part of the path) to statuses that are answered first.
 """
 
 from __future__ import annotations
