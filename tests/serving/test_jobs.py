@@ -362,6 +362,7 @@ def test_embedding_waits_its_turn():
     assert patient.name == "x"
 
 
+KILLS = 2
 SERVER = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
@@ -411,8 +412,8 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline()]
-            if rounds < 4:
-                time.sleep(0.05 + 0.07 * rounds)
+            if rounds < KILLS:
+                time.sleep(0.1 + 0.15 * rounds)
                 child.send_signal(signal.SIGKILL)
                 lines += child.stdout
             else:
@@ -426,7 +427,7 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
         rounds += 1
         if lines[-1] == "idle\n":
             break
-    assert rounds == 5
+    assert rounds == KILLS + 1
     with open_store(str(tmp_path / "store")) as store:
         made = {int(record.name): record.content["times"] for record in store.records.list("made")}
         states = {record.content["state"] for record in store.records.list(JOB)}
