@@ -31,9 +31,12 @@ _HOME = {
     "knn_classify": "nnclr_hub.probe.knn",
     "LinearProbe": "nnclr_hub.probe.linear_probe",
     "fit_linear_probe": "nnclr_hub.probe.linear",
+    "convert_checkpoint": "nnclr_hub.publish.convert",
     "export_model": "nnclr_hub.publish.export",
     "Client": "nnclr_hub.client",
     "AsyncClient": "nnclr_hub.client",
+    "publish_model": "nnclr_hub.publish.upload",
+    "push_to_hub": "nnclr_hub.publish.push",
 }
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "Match",
     "NNCLRHubError",
     "__version__",
+    "convert_checkpoint",
     "export_model",
     "fit_linear_probe",
     "knn_classify",
@@ -55,6 +59,8 @@ __all__ = [
     "load_encoder",
     "model_info",
     "open_store",
+    "publish_model",
+    "push_to_hub",
 ]
 
 
@@ -78,7 +84,10 @@ if TYPE_CHECKING:
     from nnclr_hub.probe.knn import knn_classify
     from nnclr_hub.probe.linear import fit_linear_probe
     from nnclr_hub.probe.linear_probe import LinearProbe
+    from nnclr_hub.publish.convert import convert_checkpoint
     from nnclr_hub.publish.export import export_model
+    from nnclr_hub.publish.push import push_to_hub
+    from nnclr_hub.publish.upload import publish_model
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
     from nnclr_hub.store.embedded.store import EmbeddedStore

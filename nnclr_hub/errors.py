@@ -14,7 +14,8 @@
     │   ├── ModelFilesMissing       a file of the model folder is not there
     │   ├── TamperedModel           a file's sha256 is not the pinned one
     │   ├── ModelTooNew             config.json was written by a later version
-    │   └── WeightsMismatch         the weights do not fit the architecture
+    │   ├── WeightsMismatch         the weights do not fit the architecture
+    │   └── PublishingError         the Hub, or what it holds already, does not let an encoder be published
     ├── StoreError                  the vector store refuses
     │   ├── CollectionNotFound
     │   ├── CollectionExists
@@ -152,6 +153,12 @@ class WeightsMismatch(ModelError):
     """The weights do not fit the architecture that config.json names."""
 
     code = "weights_mismatch"
+
+
+class PublishingError(ModelError):
+    """The Hub, or what it holds already, does not let an encoder be published."""
+
+    code = "publishing_error"
 
 
 # ------------------------------------------------------------------------------ store

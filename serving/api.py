@@ -30,7 +30,6 @@ from .routes import ROUTERS
 from .security.door import Door
 from .security.fetching import Fetcher
 from .settings import Settings
-from .telemetry import Metrics
 
 
 class Service(FastAPI):
@@ -40,12 +39,8 @@ class Service(FastAPI):
         return Observing(super().build_middleware_stack(), self.state.metrics)
 
 
-def create_app(settings: Settings, engines: Engines, workbench: Workbench, metrics: Metrics | None = None) -> FastAPI:
-    """The API over a workbench whose models are the engines; closes neither.
-
-    Args:
-        metrics: what the engines count and time with; None: of its own.
-    """
+def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:
+    """The API over a workbench whose models are the engines; closes neither."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,7 +58,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench, metri
     )
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
-    state.metrics = metrics or Metrics()
+    state.metrics = engines.metrics
     state.jobs = Jobs(
         workbench,
         state.metrics,

@@ -21,6 +21,7 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
@@ -127,7 +128,7 @@ class Idempotency:
             return
         if not _KEY.fullmatch(key):
             detail = "An Idempotency-Key is 1 to 255 visible characters of ASCII, such as a UUID."
-            await problem(scope["path"], 422, "idempotency_key_invalid", detail)(scope, receive, send)
+            await _refusal(scope["path"], 422, "idempotency_key_invalid", detail)(scope, receive, send)
             return
         try:
             body = await _whole(receive)
@@ -154,7 +155,7 @@ class Idempotency:
                 await self._app(scope, _again(body, receive), _Keeping(send, self._replies, name, request))
             elif there[0] != request:
                 detail = "This Idempotency-Key came with another request before: take a new key for a new request."
-                await problem(path, 422, "idempotency_mismatch", detail)(scope, receive, send)
+                await _refusal(path, 422, "idempotency_mismatch", detail)(scope, receive, send)
             else:
                 await _replay(there[1], send)
         except StoreError as error:
@@ -194,6 +195,11 @@ class _Keeping:
             await run_sync(self._replies.put, self._name, self._request, _Reply(status, headers, body))
         except StoreError as error:  # it is done, and has to be answered
             log.warning("an answer could not be kept for its Idempotency-Key (%s)", error)
+
+
+def _refusal(path: str, status: int, code: str, detail: str) -> JSONResponse:
+    """A problem; OpenAI knows no 422."""
+    return problem(path, 400 if path.startswith("/v1/") and status == 422 else status, code, detail)
 
 
 async def _replay(reply: _Reply, send: Send) -> None:

@@ -109,7 +109,8 @@ class Engines:
         load: Callable[[str], Encoder] = load_encoder,
     ) -> None:
         self.default = default or default_model()
-        self._memory = ModelMemory(settings, metrics or Metrics(), load)
+        self.metrics = metrics or Metrics()
+        self._memory = ModelMemory(settings, self.metrics, load)
 
     def get(self, source: str | None = None) -> Model:
         """The model of that source; blocks while it loads, but nobody who wants another.

@@ -14,10 +14,14 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nnclr_hub.errors import Overloaded
+
 from .telemetry import Metrics, Timings, current, request_id
 
 log = logging.getLogger("nnclr_hub.access")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# probes, and what a page loads by the hundred: told at debug level, unless something is wrong
+ASKED_OFTEN = frozenset({"/healthz", "/readyz", "/metrics", "/api/v1/collections/{name}/items/{id}/thumbnail"})
 NOT_LET_IN = frozenset({401, 403, 413, 429, 503, 504, 507})
 GONE = 499  # nothing was answered: the client went away, or the server was stopped
 _ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
@@ -97,12 +101,13 @@ class _Seen:
         route = route_of(self._scope)
         self._metrics.requests.labels(method, route, str(self._status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
-        if self._status in NOT_LET_IN:
+        if self._status in NOT_LET_IN and self.timings.refusal != Overloaded.code:  # those the engine counts
             self._metrics.refused.labels(self.timings.refusal or "other").inc()
         told = {"id": self.id, "method": method, "route": route, "status": self._status, "ms": round(1000 * seconds, 2)}
         about = {"images": self.timings.images, "code": self.timings.refusal, "key": self._key()}
         told |= {name: value for name, value in about.items() if value}
-        log.info("%s %s %s", method, route, self._status, extra={"told": told})
+        often = method == "GET" and self._status < 400 and (route in ASKED_OFTEN or route.startswith("/ui"))
+        log.log(logging.DEBUG if often else logging.INFO, "%s %s %s", method, route, self._status, extra={"told": told})
 
     def _key(self) -> str:
         """The name of the key, which the door leaves in the state."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
@@ -19,6 +20,7 @@ import nnclr_hub
 
 from . import schemas
 from .examples import EXAMPLES
+from .problems import REFUSALS, answers
 from .routes import ROUTERS
 from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
 from .schemas.probes import PredictRequest, ProbeRequest
@@ -58,6 +60,10 @@ _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
     DuplicatesRequest,
     ReembedRequest,
 )
+KEY_HEADER = "Idempotency-Key"
+KEY_MEANING = "sent again with the same key within a day, the request gets the same answer and is not done again"
+KEY_PATTERN = "^[!-~]{1,255}$"
+KEY_REFUSALS = ("idempotency_in_flight", "idempotency_mismatch", "idempotency_key_invalid")
 ANSWER_HEADERS = {
     "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},
     "Server-Timing": {"description": "milliseconds by stage", "schema": {"type": "string"}},
@@ -85,6 +91,7 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # only where the server has keys
+    posts = {methods["post"]["operationId"] for methods in found["paths"].values() if "post" in methods}
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
@@ -92,9 +99,23 @@ def document() -> dict[str, Any]:
             if known == name
             for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
         ]
+        if name in posts:
+            _tell_of_keys(operation, openai=name.startswith("openai-"))
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
+
+
+def _tell_of_keys(operation: dict[str, Any], *, openai: bool) -> None:
+    """A POST may carry an Idempotency-Key, and can be refused for it."""
+    about = {"name": KEY_HEADER, "in": "header", "required": False, "description": KEY_MEANING}
+    operation.setdefault("parameters", []).append({**about, "schema": {"type": "string", "pattern": KEY_PATTERN}})
+    known = answers(*KEY_REFUSALS, openai=openai)
+    for code in KEY_REFUSALS:
+        status = 400 if openai and REFUSALS[code].status == 422 else REFUSALS[code].status
+        new = {**known[status], "description": HTTPStatus(status).phrase}
+        answer = operation["responses"].setdefault(str(status), new)
+        answer["description"] += f"\n- `{code}`: {REFUSALS[code].meaning}"
 
 
 def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -25,6 +25,7 @@ def without_paths(text: str) -> str:
     return _paths().sub(lambda found: found[0].rstrip("/.").rpartition("/")[2] + _tail(found[0]), text)
 
 
+@lru_cache(maxsize=1024)
 def public_name(source: str) -> str:
     """What a model is called over the wire: its source, of a folder the folder's name alone."""
     kind, _, rest = source.partition(":")

@@ -84,6 +84,9 @@ REFUSALS: dict[str, Refusal] = {
         Refusal(415, "unsupported_media_type", "The body is of a kind that the path does not take."),
         Refusal(415, "unsupported_encoding", "The body is compressed: send it as it is."),
         Refusal(429, "too_many_wrong_keys", "Too many wrong keys came from this address."),
+        Refusal(409, "idempotency_in_flight", "The first request with this Idempotency-Key is still at work."),
+        Refusal(422, "idempotency_mismatch", "The Idempotency-Key came with another request before."),
+        Refusal(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible characters of ASCII."),
         Refusal(500, "internal", "The server failed; its log says why."),
     )
 }

@@ -62,7 +62,7 @@ class Loading:
         if status == "ready":
             states = self._states()
             if illness is not None:
-                status, detail = "ill", illness
+                status, detail = "ill", without_paths(illness)
         return Readiness(
             status=status,
             detail=detail,

@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from .logs import configure_logging
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
@@ -43,11 +44,12 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         port=settings.port,
         http=GuardedProtocol,
         ws="none",
+        log_config=None,  # our own, for everything
         log_level="warning",
+        access_log=False,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
-        access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.deadline_s) + GRACE_S,
     )
@@ -58,4 +60,5 @@ def run(app: FastAPI, settings: Settings) -> None:
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
+    configure_logging(settings.log_format)
     Server(server_config(app, settings)).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     allow_urls: bool = Field(False, description="fetch pictures that are given as web addresses")
     url_domains: tuple[str, ...] = Field((), description="the only domains to fetch from, as JSON; none: any public")
     url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
+    log_format: Literal["text", "json"] = Field("text", description="of the log: for a person, or for a program")
     url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
     jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; above, 429")
     jobs_kept: int = Field(1000, ge=1, description="ended jobs that are kept")

@@ -58,8 +58,8 @@ def note_images(count: int) -> None:
 class Metrics:
     """Prometheus metrics in a registry of their own, so that two apps in one process do not meet.
 
-    Stages: decode, queue, forward (engine); embed (all of the engine, as a request sees it); search, store, body,
-    fetch.
+    Stages: decode, queue, forward (engine); embed (all of the engine, as a request sees it); body (reading it), search,
+    store, ingest (pictures into a collection, embedding and storing), fetch.
     """
 
     def __init__(self) -> None:

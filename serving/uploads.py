@@ -99,15 +99,21 @@ def json_of(model: type[T]) -> Any:
     return Depends(read)
 
 
-async def read_form(request: Request, texts: Sequence[str] = ()) -> Form:
+async def read_form(request: Request, files: str = "files", texts: Sequence[str] = ()) -> Form:
     """The whole multipart body.
 
     Args:
+        files: the field that holds pictures.
         texts: fields that are text, even where a client sends them as files.
+
+    Raises:
+        InvalidRequest: it has another field, so that a misspelt one is not silently ignored.
     """
     form = Form()
     async with request.form() as parts:
         for name, part in parts.multi_items():
+            if name not in (files, *texts):
+                raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((files, *texts))}.")
             if isinstance(part, str):
                 form.texts[name] = part
             elif name in texts:

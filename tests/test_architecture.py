@@ -74,7 +74,7 @@ def test_only_backbones_builds_networks():
             assert (
                 calls == (path.name == "backbones.py")
                 or "timm.create_model(" in path.read_text().split('"""')[1]
-                or (path.name == "card.py")
+                or (path.name == "snippets.py")
             ), path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
+from .checkpoint import digest
 from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
 from .evals.labelled import LabelledSet
@@ -33,17 +35,15 @@ class Evaluation:
         recipe: says which network is exported.
         where: the device.
         say: where progress is shown.
+
+    `pictures` is {"NAME": digest} of what each set is scored with.
     """
 
     def __init__(
         self, folders: Sequence[Path], preprocessing: Preprocessing, recipe: Recipe, where: torch.device, say: Console
     ) -> None:
         self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, say
-        self._sets = []
-        for found in evaluation_sets(folders):
-            one = _at_most(found, recipe.eval_pictures, say)
-            with bar(say, f"decoding {one.name} for evaluation") as advance:
-                self._sets.append(LabelledSet(one, preprocessing, advance))
+        self._sets, self.pictures = labelled_sets(folders, preprocessing, recipe.eval_pictures, say)
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
         """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
@@ -58,6 +58,26 @@ class Evaluation:
         if scores:
             shown = "  ".join(f"{key} {value:.3f}" for key, value in scores.items())
             self._say.print(f"epoch {epoch:g}  {shown}", highlight=False)
+
+
+def labelled_sets(
+    folders: Sequence[Path], preprocessing: Preprocessing, most: int, say: Console
+) -> tuple[list[LabelledSet], dict[str, str]]:
+    """The data folders that can score an encoder, decoded, and {"NAME": digest} of their pictures.
+
+    Args:
+        folders: data folders; those without classes or a held-out part are passed over.
+        preprocessing: the encoder's.
+        most: pictures of a part that are looked at.
+        say: where progress is shown.
+    """
+    sets, digests = [], {}
+    for found in evaluation_sets(folders):
+        one = _at_most(found, most, say)
+        digests[one.name] = hashlib.sha256(f"{digest(one.train)} {digest(one.test)}".encode()).hexdigest()[:16]
+        with bar(say, f"decoding {one.name} for evaluation") as advance:
+            sets.append(LabelledSet(one, preprocessing, advance))
+    return sets, digests
 
 
 def _at_most(data: EvaluationSet, pictures: int, say: Console) -> EvaluationSet:

@@ -202,7 +202,8 @@ def _pretrain(
                 "optimizer": optimizer.state_dict(),
             }
             save_checkpoint(out, state)
-            export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores)
+            pictures = evaluation.pictures if evaluation is not None else {}
+            export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores, pictures)
             record_neighbours(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()

@@ -120,8 +120,12 @@ def export_encoder(
     step: int,
     steps: int,
     scores: dict[str, float],
+    pictures: dict[str, str],
 ) -> None:
-    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its scores in it."""
+    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its scores in it.
+
+    `pictures` are the digests of the sets that the scores are of.
+    """
     backbone, projection = network(learner, recipe)
     heads = {"projection": projection, "prediction": learner.prediction}
     export_model(
@@ -142,5 +146,6 @@ def export_encoder(
             "temperature": recipe.temperature,
             "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
             "metrics": {key: round(value, 4) for key, value in scores.items()},
+            **({"measured_on": pictures} if scores else {}),
         },
     )

@@ -1,4 +1,4 @@
-"""nnclr models, info, download, verify, export."""
+"""nnclr models, info, download, verify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:or
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    for verb in (models, info, download, verify, export):
+    for verb in (models, info, download, verify):
         app.command()(verb)
 
 
@@ -136,20 +136,3 @@ def verify(source: Source, as_json: Json = False) -> None:
             "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",
             soft_wrap=True,
         )
-
-
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
-    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
-    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    license: Annotated[str | None, typer.Option(help="Licence of the weights, for the card.")] = None,
-    data: Annotated[str | None, typer.Option(help="The training pictures and their terms, for the card.")] = None,
-) -> None:
-    """Copy a run's encoder to a model folder that timm, transformers and nnclr load.
-
-    Example: nnclr export runs/photos models/photos
-    """
-    from nnclr_hub.publish.export import export_run
-
-    about = {name: value for name, value in (("license", license), ("data", data)) if value is not None}
-    out.print(f"written: {export_run(run, folder, dtype=dtype, provenance=about)}")

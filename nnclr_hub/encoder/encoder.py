@@ -98,6 +98,15 @@ class Encoder:
         digest.update(json.dumps(network, sort_keys=True).encode())
         return digest.hexdigest()[:32]
 
+    @classmethod
+    def from_pretrained(
+        cls, source: str | Path, *, revision: str | None = None, device: str | None = None, precision: str = "fp32"
+    ) -> Encoder:
+        """`load_encoder`, for the habit: ORG/NAME that is no folder here is taken from the Hub, as of a revision."""
+        on_the_hub = str(source).count("/") == 1 and ":" not in str(source) and not Path(source).exists()
+        named = f"hf-hub:{source}" if on_the_hub and not str(source).startswith((".", "~", "/")) else str(source)
+        return load_encoder(f"{named}@{revision}" if revision else named, device=device, precision=precision)
+
     # ---- vectors
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
@@ -162,8 +171,6 @@ class Encoder:
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
         return self._forward(self.transform.normalise(crops), _unit if unit else _raw)
-
-    # ---- inside
 
     def _embed_in_order(
         self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.integrity import digest_of
-from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, WEIGHTS
+from nnclr_hub.hub.layout import BESIDE, CARD, CONFIG, WEIGHTS
 from nnclr_hub.hub.sources import Resolved
 
 
@@ -28,7 +28,7 @@ def keep(found: Resolved, folder: Path) -> Path:
         raise InvalidRequest(
             f"{found.architecture} has no model folder to copy: timm keeps its weights in HF_HUB_CACHE."
         )
-    named = {CARD: CARD, HEADS: HEADS, found.weights: WEIGHTS, CONFIG: CONFIG}
+    named = {CARD: CARD, **{name: name for name in BESIDE}, found.weights: WEIGHTS, CONFIG: CONFIG}
     wanted = {target: found.folder / name for name, target in named.items() if (found.folder / name).is_file()}
     try:
         missing = _not_there(folder, wanted)

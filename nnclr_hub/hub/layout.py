@@ -3,6 +3,7 @@
 config.json                timm's layout, with a block "nnclr" of our own
 model.safetensors          the bare timm state dict
 nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
+nnclr_support_set.safetensors  if wished, the embeddings that were its neighbours in training
 README.md                  the model card
 """
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 HEADS = "nnclr_heads.safetensors"
+SUPPORT_SET = "nnclr_support_set.safetensors"
 CARD = "README.md"
 FORMAT_VERSION = 1
+BESIDE = (HEADS, SUPPORT_SET)  # what a folder may hold besides its weights, and vouch for
 REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
@@ -49,9 +52,9 @@ class ModelConfig:
 
     @property
     def sha256(self) -> Mapping[str, str]:
-        """What the folder says of its own weights and heads, by the file's name."""
+        """What the folder says of its own weights and what lies beside them, by the file's name."""
         recorded = self.nnclr.get("sha256") or {}
-        return {name: recorded[name] for name in (WEIGHTS, HEADS) if name in recorded}
+        return {name: recorded[name] for name in (WEIGHTS, *BESIDE) if name in recorded}
 
     def to_json(self) -> str:
         """The file's text; the same for the same model."""

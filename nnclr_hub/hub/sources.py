@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits
 from nnclr_hub.hub.integrity import FileCheck, Pins, check, hash_again
-from nnclr_hub.hub.layout import CONFIG, HEADS, WEIGHTS, ModelConfig, read_config, require
+from nnclr_hub.hub.layout import BESIDE, CONFIG, WEIGHTS, ModelConfig, read_config, require
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
 
@@ -109,7 +109,7 @@ def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
     found = resolve(source, progress=progress)
     if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{source} is no model folder, so nothing is recorded to verify it against.")
-    return hash_again(found.folder, (CONFIG, found.weights, HEADS), found.pins)
+    return hash_again(found.folder, (CONFIG, found.weights, *BESIDE), found.pins)
 
 
 def _local(path: str) -> Path:
@@ -145,15 +145,15 @@ def _registered(name: str, revision: str, progress: bool) -> Resolved:
 def _refuse_pickles(path: str, source: str) -> None:
     if path.lower().endswith(PICKLES):
         raise InvalidRequest(
-            f"{source} is a pickle, which can run code when it is read, so it is never loaded: convert it to a model "
-            f"folder with {CONFIG} and {WEIGHTS} first."
+            f"{source} is a pickle, which can run code when it is read, so it is never loaded: `nnclr convert` makes a "
+            f"model folder with {CONFIG} and {WEIGHTS} of it."
         )
 
 
 def _file(path: Path) -> Resolved:
     """The weights in one file, with the config.json that lies beside it."""
     _refuse_pickles(path.name, str(path))
-    if path.suffix != ".safetensors" or path.name == HEADS:
+    if path.suffix != ".safetensors" or path.name in BESIDE:
         raise InvalidRequest(f"{path} holds no encoder's weights: give {WEIGHTS}, or the folder it lies in.")
     digits = pinned_digits(path.name)
     return _folder(path.parent, Pins("address", {path.name: digits}) if digits else None, path.name)

@@ -197,5 +197,6 @@ def calibrated_temperature(logits: Tensor, y: Tensor) -> float:
             return F.cross_entropy(logits / t, y)
         return F.binary_cross_entropy_with_logits(logits[~y.isnan()] / t, y[~y.isnan()])
 
-    candidates = torch.logspace(-1.5, 1.5, 61)
+    # of a strong penalty the logits are tiny, however far apart the classes lie
+    candidates = torch.logspace(-4.5, 1.5, 121)
     return float(candidates[torch.stack([loss(t) for t in candidates]).argmin()])

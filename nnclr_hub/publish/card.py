@@ -1,43 +1,56 @@
-"""The model card: README.md of a model folder, with nothing in it that was not measured."""
+"""The model card: README.md of a model folder, with nothing in it that was not measured or recorded.
+
+    text = model_card("photos", read_config(folder))        # snippets that load ./photos
+    is_ours(text)                                           # True, until somebody edits it
+
+A card ends with a line that holds the hash of the rest. So a later publication knows whether a README is one that
+we wrote, or the work of somebody who must be asked first.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from nnclr_hub.hub.layout import CONFIG, ModelConfig
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
+from nnclr_hub.publish.snippets import loading
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose licence nobody has stated
+_SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
 _BODY = """
 # {name}
 
-A {architecture} that turns a picture into a vector of {dim} numbers; trained without labels by NNCLR's code
-({training}).
+A {architecture} that turns a picture into a vector of {dim} numbers, so that like pictures have like vectors; {origin}.
 
 ## Load it
 
-```python
-from nnclr_hub import load_encoder
-encoder = load_encoder("./{name}")              # a checkout or download of this folder
-vectors = encoder.embed(["a.jpg", "b.jpg"])     # (2, {dim}) float32, unit rows
-
-{timm_import}
-backbone = timm.create_model("local-dir:./{name}", pretrained=True)
-```
-
-From the Hugging Face Hub name the commit, so that the weights stay the same:
-`load_encoder("hf-hub:ORGANISATION/{name}@COMMIT")`,
-`timm.create_model("hf-hub:ORGANISATION/{name}@COMMIT", pretrained=True)`.
+{loading}
 
 ## Input
 
-RGB, short side resized ({interpolation}) to {resize} pixels, centre crop of {size}, mean {mean}, std {std}.
+RGB, upright, short side resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
+from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare vectors by their cosine.
 
 ## Measured
 
 {metrics}
+
+## Made how
+
+{training}
+
+## Meant for, and not
+
+Finding, grouping and classifying pictures like those it learned from; the vectors know no classes, so label some
+pictures and fit a linear classifier on top. What the training pictures lack or show one-sidedly, the vectors do
+too, and nobody has examined these for fairness: do not decide about people with them. Details smaller than a few pixels
+of the {size} x {size} input are lost.
 
 ## Terms
 
@@ -49,49 +62,94 @@ Weights: {license}. Training pictures: {data}.
 |---|---|
 {files}
 
-`{config_file}` is timm's, with a block `nnclr` that says how the encoder came to be.
+`{config_file}` is timm's, with a block `nnclr` that says how the encoder came to be{beside}. nnclr_hub checks the
+hashes that `{config_file}` records; they show damage, not who made the file, so name a commit to get what you have
+seen. timm and transformers check none: they load a changed file without a word.
+
+## Cite
+
+{citation}
 """
+_PAPER = """```bibtex
+@inproceedings{dwibedi2021nnclr,
+  title     = {With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations},
+  author    = {Dwibedi, Debidatta and Aytar, Yusuf and Tompson, Jonathan and Sermanet, Pierre and Zisserman, Andrew},
+  booktitle = {IEEE/CVF International Conference on Computer Vision (ICCV)},
+  year      = {2021}
+}
+```"""
 
-_TIMM = (
-    "import timm                                     # without nnclr_hub; pretrained=True, or the weights are random"
-)
-_OURS = """import timm                                     # pretrained=True, or the weights are random
-import nnclr_hub.encoder.cifar_resnet           # timm lacks this architecture: here it is registered"""
 
-
-def model_card(name: str, config: ModelConfig) -> str:
-    """The card's text, front matter included.
+def model_card(name: str, config: ModelConfig, *, repository: str | None = None, revision: str | None = None) -> str:
+    """The card's text, front matter and seal included.
 
     Args:
-        name: of the model.
-        config: its config.json; config.nnclr may hold "metrics" {name: value}, "license" of the weights, and of the
-            training pictures their "data" (a name or several) and "data_terms".
+        name: of the model; its folder's.
+        config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
+            "commands" {name: command} of them, "license" of the weights, and of the training pictures their "data" (a
+            name or several) and "data_terms".
+        repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
+        revision: tag or commit of it.
     """
     about, preprocessing = config.nnclr, config.pretrained_cfg
     size = preprocessing["input_size"][-1]
+    source = f"hf-hub:{repository}" + (f"@{revision}" if revision else "") if repository else f"./{name}"
     body = _BODY.format(
         name=name,
         architecture=config.architecture,
-        timm_import=_OURS if config.architecture.startswith("nnclr_") else _TIMM,
         dim=config.num_features,
-        training=_training(about),
+        origin=_origin(about),
+        loading=loading(name, config, repository, revision),
         interpolation=preprocessing["interpolation"],
         resize=math.floor(size / preprocessing["crop_pct"]),
         size=size,
         mean=list(preprocessing["mean"]),
         std=list(preprocessing["std"]),
-        metrics=_table(about.get("metrics") or {}),
+        pooled="the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map",
+        metrics=_table(about, source),
+        training=_training(about),
         license=about.get("license", "licence not stated"),
         data=_pictures(about),
         config_file=CONFIG,
+        beside=_beside(about),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
+        citation=_PAPER if "method" in about else "The work that these weights come from.",
     )
-    return "\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body
+    return sealed("\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body)
+
+
+def write_card(
+    folder: Path, *, repository: str | None = None, revision: str | None = None, overwrite: bool = False
+) -> Path:
+    """Writes the folder's README.md anew from its config.json.
+
+    Raises:
+        ModelFilesMissing, WeightsMismatch: there is no config.json, or none of ours.
+        InvalidRequest: the README there was edited, and `overwrite` is not given.
+    """
+    config, path = read_config(folder), Path(folder) / CARD
+    if path.exists() and not is_ours(path.read_text("utf-8", "replace")) and not overwrite:
+        raise InvalidRequest(f"{path} was edited by hand: give --overwrite to lose the edits, or keep it as it is.")
+    name = repository.partition("/")[2] if repository else Path(folder).resolve().name
+    path.write_text(model_card(name, config, repository=repository, revision=revision), "utf-8")
+    return path
+
+
+def sealed(text: str) -> str:
+    """The text with the line at its end by which `is_ours` knows it."""
+    text = _SEAL.sub("", text).rstrip("\n") + "\n"
+    return f"{text}\n<!-- nnclr card sha256:{hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def is_ours(text: str) -> bool:
+    """Whether a README is as `sealed` left it."""
+    return _SEAL.search(text) is not None and sealed(text) == text
 
 
 def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
     """The Hub's YAML; values are written as JSON, which is YAML."""
-    tags = ["image-feature-extraction", "timm", "transformers", "nnclr", "nnclr_hub", "self-supervised"]
+    tags = ["image-feature-extraction", "timm", "transformers", "nnclr_hub", "self-supervised"]
+    tags += [str(about["method"])] if "method" in about else []
     lines = [
         "library_name: timm",
         "pipeline_tag: image-feature-extraction",
@@ -115,21 +173,59 @@ def _result(metric: str, value: float) -> dict[str, Any]:
     }
 
 
-def _table(metrics: Mapping[str, float]) -> str:
+def _table(about: Mapping[str, Any], source: str) -> str:
+    metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
     if not metrics:
         return "Nothing yet."
-    return "\n".join(["| metric | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in metrics.items())])
+    rows = ["| metric | value | measured again at export | command |", "|---|---|---|---|"]
+    for name, value in metrics.items():
+        again = checks.get(name)
+        command = (about.get("commands") or {}).get(name) or _command(name, about, source)
+        rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
+    return "\n".join(rows)
+
+
+def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
+    kind, _, data = metric.partition("/")
+    if kind.startswith("knn"):
+        return f"`nnclr eval knn {source} --data {data}`"
+    return f"by `nnclr pretrain {about['recipe']}`, at its last step" if "recipe" in about else "not recorded"
+
+
+def _origin(about: Mapping[str, Any]) -> str:
+    if "converted" in about:
+        return f"converted from a checkpoint of {about['converted']['from']}"
+    return "trained without labels" if "method" in about else "how it was trained is not recorded"
 
 
 def _training(about: Mapping[str, Any]) -> str:
     """What is recorded of the training, in the recipe's own words."""
+    if "converted" in about:
+        told = about["converted"]
+        return (
+            f"The weights are those of `{told['file']}` (sha256 `{told['sha256']}`), read as {told['from']}, branch "
+            f"{told['branch']}, with their names changed and nothing else. The preprocessing is the usual one and not "
+            "in that file."
+        )
     known = [str(about[key]) for key in ("method", "recipe") if key in about]
+    known += [f"{about['encoder']} weights"] if "encoder" in about else []
     known += [f"{about[key]} {unit}" for key, unit in (("step", "steps"), ("epochs", "epochs")) if key in about]
+    known += [f"temperature {about['temperature']}"] if "temperature" in about else []
+    known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
     known += [f"seed {about['seed']}"] if "seed" in about else []
-    return ", ".join(known) or "how is not recorded"
+    return ", ".join(known) + "." if known else "Not recorded."
 
 
 def _pictures(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
     data = data if isinstance(data, str) else ", ".join(map(str, data))
     return f"{data}; {about['data_terms']}" if "data_terms" in about else data
+
+
+def _beside(about: Mapping[str, Any]) -> str:
+    there = about.get("sha256") or {}
+    texts = {
+        HEADS: f"; `{HEADS}` holds the heads, for going on with the training",
+        SUPPORT_SET: f"; `{SUPPORT_SET}` the support set (`bank`: one unit row a remembered picture)",
+    }
+    return "".join(text for file, text in texts.items() if file in there)

@@ -22,6 +22,7 @@ from nnclr_hub.hub.layout import (
     CONFIG,
     FORMAT_VERSION,
     HEADS,
+    SUPPORT_SET,
     WEIGHTS,
     ModelConfig,
     read_config,
@@ -77,13 +78,22 @@ def export_model(
         model_args=arguments,
         num_features=int(backbone.num_features),  # type: ignore[arg-type]
         global_pool=pooling(backbone),
-        pretrained_cfg=_pretrained_cfg(backbone, preprocessing, str(about.get("license", NO_LICENSE))),
+        pretrained_cfg=_pretrained_cfg(backbone, preprocessing, about),
         nnclr=about,
     )
-    return _write(Path(folder), config, state, head_state)
+    return _write(Path(folder), config, state, {HEADS: head_state})
 
 
-def export_run(run: Path, folder: Path, *, dtype: str = "fp32", provenance: Mapping[str, Any] | None = None) -> Path:
+def export_run(
+    run: Path,
+    folder: Path,
+    *,
+    dtype: str = "fp32",
+    provenance: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    heads: Mapping[str, Tensor] | None = None,
+    support_set: Tensor | None = None,
+) -> Path:
     """Copies a run's encoder, or any model folder, to a folder of its own; fp16 halves it.
 
     Args:
@@ -91,6 +101,9 @@ def export_run(run: Path, folder: Path, *, dtype: str = "fp32", provenance: Mapp
         folder: where to.
         dtype: "fp32" or "fp16".
         provenance: added to what the source records, such as "license", "data" and "metrics".
+        weights: instead of the source's, for the same architecture, such as the momentum encoder's.
+        heads: instead of the source's.
+        support_set: (M, D) float, rows to keep beside the encoder.
 
     Raises:
         ModelFilesMissing: the run has no encoder yet.
@@ -98,20 +111,34 @@ def export_run(run: Path, folder: Path, *, dtype: str = "fp32", provenance: Mapp
         TamperedModel, WeightsMismatch: the source is not whole.
     """
     run, folder = Path(run), Path(folder)
-    source = run / "encoder" if (run / "encoder").is_dir() else run
-    if not (source / CONFIG).is_file():
-        raise ModelFilesMissing(f"{run} holds no encoder: give a run folder with a checkpoint, or a model folder.")
+    source = encoder_of(run)
     if _is_foreign(folder):
         raise InvalidRequest(f"{folder} holds something else: name a new folder.")
-    found = resolve(f"local-dir:{source}")
-    config = found.config
-    state = {key: _as(dtype, key, value) for key, value in read_weights(source).items()}
+    config = resolve(f"local-dir:{source}").config
+    found = weights if weights is not None else read_weights(source)
+    state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     _check_that_it_loads(config.architecture, config.model_args, state)
-    heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
+    if heads is None:
+        heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
+    beside = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
+    if support_set is not None:
+        beside[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
     about = {**config.nnclr, **(provenance or {})}
     cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
     config = replace(config, nnclr=about, pretrained_cfg=cfg)
-    return _write(folder, config, state, heads)
+    return _write(folder, config, state, beside)
+
+
+def encoder_of(run: Path) -> Path:
+    """The model folder of a run, or the model folder itself.
+
+    Raises:
+        ModelFilesMissing: it is neither.
+    """
+    source = run / "encoder" if (run / "encoder").is_dir() else run
+    if not (source / CONFIG).is_file():
+        raise ModelFilesMissing(f"{run} holds no encoder: give a run folder with a checkpoint, or a model folder.")
+    return source
 
 
 def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
@@ -169,12 +196,14 @@ def _is_foreign(folder: Path) -> bool:
         return True
 
 
-def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, license: str) -> dict[str, Any]:
+def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Mapping[str, Any]) -> dict[str, Any]:
     """timm's names, every one of them set: timm's defaults hold the settings of its supervised weights."""
     timm_cfg: Mapping[str, Any] = backbone.pretrained_cfg  # type: ignore[assignment]
     size = preprocessing.input_size
+    foreign = "converted" in about  # another project's weights must not be called ours
+    paper = {} if foreign else {"paper_ids": "arXiv:2104.14548", "paper_name": PAPER}
     return {
-        "tag": "nnclr",
+        "tag": "converted" if foreign else "nnclr",
         "custom_load": False,
         "input_size": [3, size, size],
         "fixed_input_size": bool(timm_cfg.get("fixed_input_size", False)),
@@ -187,13 +216,14 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, license: 
         "pool_size": timm_cfg.get("pool_size"),
         "first_conv": timm_cfg.get("first_conv"),
         "classifier": timm_cfg.get("classifier"),
-        "license": license,
-        "paper_ids": "arXiv:2104.14548",
-        "paper_name": PAPER,
+        "license": str(about.get("license", NO_LICENSE)),
+        **paper,
     }
 
 
-def _write(folder: Path, config: ModelConfig, state: dict[str, Tensor], heads: dict[str, Tensor]) -> Path:
+def _write(
+    folder: Path, config: ModelConfig, state: dict[str, Tensor], beside: Mapping[str, dict[str, Tensor]]
+) -> Path:
     """Writes all files to a folder inside, then moves them into place, the config last.
 
     Until the moves begin an older model stays as it was; should the machine stop between two of them, the
@@ -206,24 +236,23 @@ def _write(folder: Path, config: ModelConfig, state: dict[str, Tensor], heads: d
         shutil.rmtree(left_over, ignore_errors=True)
     half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside: the folder may be a mount of its own
     try:
-        # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
-        # and not save_file, whose files their owner alone can read
-        (half / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
-        hashes = {WEIGHTS: sha256_of(half / WEIGHTS)}
-        if heads:
-            (half / HEADS).write_bytes(save(heads, metadata={"format": "pt"}))
-            hashes[HEADS] = sha256_of(half / HEADS)
+        files = {WEIGHTS: state, **{name: tensors for name, tensors in beside.items() if tensors}}
+        for name, tensors in files.items():
+            # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
+            # and not save_file, whose files their owner alone can read
+            (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
+        hashes = {name: sha256_of(half / name) for name in files}
         config = replace(config, nnclr={**config.nnclr, "sha256": hashes})
         _write_text(half / CONFIG, config)
         (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
         for path in half.iterdir():
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
-        for name in (HEADS, WEIGHTS, CARD, CONFIG):
-            if (half / name).exists():
-                os.replace(half / name, folder / name)
-        if not heads:
-            (folder / HEADS).unlink(missing_ok=True)
+        for name in (HEADS, SUPPORT_SET):
+            if name not in files:
+                (folder / name).unlink(missing_ok=True)
+        for name in (*(name for name in files if name != WEIGHTS), WEIGHTS, CARD, CONFIG):
+            os.replace(half / name, folder / name)
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder

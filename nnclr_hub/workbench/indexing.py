@@ -26,6 +26,7 @@ from nnclr_hub.workbench.thumbnail import make_thumbnail
 from nnclr_hub.workbench.writing import Target, Writing
 
 BATCH = 64
+DECODED_AT_ONCE = 8
 PAGE = 1000
 
 
@@ -52,14 +53,23 @@ class Decoded:
 
 
 def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError | None]:
-    """Embeds pictures and upserts them; returns when those that could be read are durable.
+    """Embeds pictures and upserts them in one write; returns when those that could be read are durable.
+
+    However many there are, no more than a few are decoded at a time: one picture may take 120 MB.
 
     Returns:
         One entry a picture: None, or why it could not be read.
     """
-    decoded = [result for _, results in ahead([images], lambda new: _decode(new.image)) for result in results]
+    errors: list[ImageError | None] = []
     with writing() as targets:
-        return _store(targets, images, decoded)
+        rows: list[list[Item]] = [[] for _ in targets]
+        for batch, decoded in ahead(batches(images, DECODED_AT_ONCE), lambda new: _decode(new.image)):
+            failed, embedded = _embed(targets, batch, decoded)
+            errors += failed
+            for row, items in zip(rows, embedded, strict=True):
+                row += items
+        _upsert(targets, rows)
+    return errors
 
 
 def index_folder(
@@ -144,6 +154,15 @@ def _store(
     targets: Sequence[Target], images: Sequence[NewImage], decoded: Sequence[Decoded | ImageError]
 ) -> list[ImageError | None]:
     """Embeds what was decoded and upserts it with its thumbnail, in one durable write a target."""
+    errors, rows = _embed(targets, images, decoded)
+    _upsert(targets, rows)
+    return errors
+
+
+def _embed(
+    targets: Sequence[Target], images: Sequence[NewImage], decoded: Sequence[Decoded | ImageError]
+) -> tuple[list[ImageError | None], list[list[Item]]]:
+    """The error of each picture that has one, and for each target the items of the others."""
     errors = [result if isinstance(result, ImageError) else None for result in decoded]
     readable = [(i, result) for i, result in enumerate(decoded) if isinstance(result, Decoded)]
     columns = [target.embedder.embed_each([one.image for _, one in readable]) for target in targets]
@@ -154,7 +173,10 @@ def _store(
             about, thumbnail = {**images[i].metadata, PIXEL_HASH: one.pixels}, make_thumbnail(one.image)
             for row, vector in zip(rows, results, strict=True):
                 row.append(Item(images[i].id, vector, about, thumbnail))
+    return errors, rows
+
+
+def _upsert(targets: Sequence[Target], rows: Sequence[Sequence[Item]]) -> None:
     for target, items in zip(targets, rows, strict=True):
         if items:
             target.collection.upsert(items)
-    return errors

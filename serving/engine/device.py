@@ -17,6 +17,7 @@ import torch
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ServiceError
 
+from ..privacy import public_name
 from ..telemetry import Metrics
 from .crew import Crew, Worker
 from .line import Line
@@ -46,8 +47,8 @@ class Device:
         self.failures_in_a_row = 0
         self._queued = metrics.stage_seconds.labels("queue")
         self._forwarded = metrics.stage_seconds.labels("forward")
-        self._batches = metrics.batch_images.labels(encoder.name)
-        self.line = Line(metrics.queued.labels(encoder.name))
+        self._batches = metrics.batch_images.labels(public_name(encoder.name))
+        self.line = Line(metrics.queued.labels(public_name(encoder.name)))
         take = lambda: self.line.take(self.max_batch, self._max_wait_s)  # noqa: E731
         self.crew = Crew("the device thread", 1, take, self._run, look)
 

@@ -22,6 +22,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NotReady
 
+from ..privacy import public_name
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission
@@ -203,7 +204,7 @@ class Engine:
         request = Request(
             images,
             time.monotonic() + seconds,
-            counted=lambda outcome: outcomes.labels(self.name, outcome).inc(),
+            counted=lambda outcome: outcomes.labels(public_name(self.name), outcome).inc(),
             withdrawn=self._withdraw,
             gone=lambda: self._admission.leave(len(images), size),
         )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from ..privacy import public_name
 from ..telemetry import Metrics
 from .decoding import Decoding
 from .device import Device
@@ -43,7 +44,7 @@ class Watchdog:
         self._name = name
         self._decoding, self._device = decoding, device
         self._stall_s = stall_s
-        self._restarts = metrics.device_restarts.labels(name)
+        self._restarts = metrics.device_restarts.labels(public_name(name))
         self._look = look
         self._test = test
         self._testing: Future | None = None

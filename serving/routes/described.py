@@ -26,7 +26,7 @@ def form_body(fields: Mapping[str, str], required: Sequence[str], json: type[Bas
     """
     kinds: dict[str, Any] = {"many": {"type": "array", "items": FILE, "minItems": 1}, "one": FILE}
     properties = {name: kinds.get(what, {"type": "string", "description": what}) for name, what in fields.items()}
-    form = {"type": "object", "required": list(required), "properties": properties}
+    form = {"type": "object", "required": list(required), "properties": properties, "additionalProperties": False}
     reference = {"$ref": f"#/components/schemas/{json.__name__}"}
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": reference}}
     return {"requestBody": {"required": True, "content": content}}

@@ -84,7 +84,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     """The pictures, and the model that the request names."""
     kind = kind_of(request)
     if kind == FORM:
-        form = await read_form(request)
+        form = await read_form(request, texts=("model",))
         return form.pictures("files", limit), form.texts.get("model")
     if kind == JSON:
         body = await read_json(request, EmbedRequest)

@@ -234,11 +234,8 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
         return query, decode_each(images, "images", await fetch_each(images, fetcher))
     if kind != FORM:
         raise unsupported(request, FORM, JSON)
-    form = await read_form(request)
+    form = await read_form(request, texts=("top",))
     pictures = form.pictures("files", limit)
-    unknown = form.texts.keys() - {"top"}
-    if unknown:
-        raise InvalidRequest(f"A prediction has no field {min(unknown)!r:.100}: it takes files and top.")
     # the rest is checked as in JSON, where their texts stand
     top = form.texts.get("top", str(TOP))
     body = json.dumps({"images": [""] * len(pictures), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})

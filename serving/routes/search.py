@@ -113,7 +113,7 @@ async def _read(request: Request) -> SearchRequest:
         return await read_json(request, SearchRequest)
     if kind != FORM:
         raise unsupported(request, JSON, FORM)
-    form = await read_form(request, texts=("query",))
+    form = await read_form(request, files="image", texts=("query",))
     pictures = form.pictures("image", 1)
     query = parse(form.texts.get("query") or "{}", SearchRequest, ("query",))
     if query.image is not None:

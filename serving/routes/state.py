@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -21,28 +19,27 @@ from ..telemetry import Metrics
 DEFAULT = "default"
 
 
-# coroutines, for the framework sends plain functions to a thread, each of them in every request
-async def _settings(request: Request) -> Settings:
+def _settings(request: Request) -> Settings:
     return request.app.state.settings
 
 
-async def _engines(request: Request) -> Engines:
+def _engines(request: Request) -> Engines:
     return request.app.state.engines
 
 
-async def _workbench(request: Request) -> Workbench:
+def _workbench(request: Request) -> Workbench:
     return request.app.state.workbench
 
 
-async def _metrics(request: Request) -> Metrics:
+def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
-async def _decoding(request: Request) -> CapacityLimiter:
+def _decoding(request: Request) -> CapacityLimiter:
     return request.app.state.decoding
 
 
-async def _fetcher(request: Request) -> Fetcher | None:
+def _fetcher(request: Request) -> Fetcher | None:
     return request.app.state.fetcher
 
 
@@ -55,15 +52,10 @@ AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
 
 
-def served_names(engines: Engines) -> Mapping[str, str]:
+def served_names(engines: Engines) -> dict[str, str]:
     """Sources of the models by the names that requests give them: never a path of this machine."""
-    return _names(tuple(engines.served()))
-
-
-@lru_cache(maxsize=16)
-def _names(sources: tuple[str, ...]) -> Mapping[str, str]:
     names: dict[str, str] = {}
-    for source in sources:
+    for source in engines.served():
         name, number = public_name(source), 2
         while name in names:
             name, number = f"{public_name(source)}-{number}", number + 1
@@ -71,17 +63,7 @@ def _names(sources: tuple[str, ...]) -> Mapping[str, str]:
     return names
 
 
-def served_engine(engines: Engines, name: str | None) -> Model:
-    """The engine of a model that a request names, loaded if it was not; see `source_of`."""
-    return engines.get(source_of(engines, name))
-
-
-async def served_engine_async(engines: Engines, name: str | None) -> Model:
-    """`served_engine` for the event loop: at once where the model is in memory."""
-    return await engines.get_async(source_of(engines, name))
-
-
-def source_of(engines: Engines, name: str | None) -> str:
+def served_source(engines: Engines, name: str | None) -> str:
     """The source of a model that a request names: one that is served, never any source whatever.
 
     Args:
@@ -97,6 +79,16 @@ def source_of(engines: Engines, name: str | None) -> str:
     if source not in names.values():
         raise UnknownModel(f"This server has no model {name!r:.150}: it serves {', '.join(names)}.")
     return source
+
+
+def served_engine(engines: Engines, name: str | None) -> Model:
+    """The model that a request names, loaded if it was not; see `served_source`. Blocks."""
+    return engines.get(served_source(engines, name))
+
+
+async def served_engine_async(engines: Engines, name: str | None) -> Model:
+    """`served_engine` for the event loop: at once where the model is in memory."""
+    return await engines.get_async(served_source(engines, name))
 
 
 def name_of(engines: Engines, engine: Model) -> str:

@@ -91,6 +91,7 @@ def test_demo_makes_its_gallery_from_what_is_installed(tmp_path):
     assert "amazonaws" in (tmp_path / "tried").read_text()  # and so the cable was out
 
 
+@pytest.mark.slow
 def test_demo_of_ones_own_pictures_asks_nobody(tmp_path, photos):
     with started(tmp_path, "demo", "--images", photos) as address:
         (gallery,) = json.loads(get(f"{address}/api/v1/collections"))["collections"]

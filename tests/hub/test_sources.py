@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, TamperedModel, UnknownModel, WeightsMismatch
+from nnclr_hub.hub.layout import sha256_of
 from nnclr_hub.hub.registry import MODELS, default_model, list_models, model_info
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.torch_hub import entry_points
@@ -128,15 +129,15 @@ def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):
         (repository / "refs" / ref).write_text(commit)
     shutil.copytree(model, repository / "snapshots" / commit)
     code = (
-        "import sys; from nnclr_hub import load_encoder\n"
-        "for s in ('hf-hub:org/name', 'hf-hub:org/name@v1.0'): print(load_encoder(s, device='cpu').fingerprint)\n"
-        "try: load_encoder('hf-hub:org/other')\n"
+        "from nnclr_hub.hub.sources import resolve, verify\n"
+        "for s in ('hf-hub:org/name', 'hf-hub:org/name@v1.0'): print(verify(s)[1].sha256)\n"
+        "try: resolve('hf-hub:org/other')\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     first, second, refusal = done.stdout.splitlines()
-    assert first == second == load_encoder(model, device="cpu").fingerprint
+    assert first == second == sha256_of(model / "model.safetensors")
     assert refusal.startswith("ModelFilesMissing")
     assert "HF_HUB_CACHE" in refusal
 

@@ -112,3 +112,11 @@ def test_rows_are_fitted_to_without_a_copy_of_them(monkeypatch):
     assert max(seen) < x.size
     want = fit_linear_probe(np.concatenate([x, x[:50]]), np.concatenate([y, y[:50]]), l2=probe.l2)
     np.testing.assert_allclose(probe.weight, want.weight, atol=1e-3)
+
+
+def test_of_penalties_with_equal_scores_the_one_with_the_best_probabilities_is_chosen():
+    """Far apart, every penalty of the sweep scores 1; the strongest would leave all classes nearly as probable."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 30)
+    probe = fit_linear_probe(np.eye(3, 8)[labels] + rng.normal(0, 0.05, (90, 8)), labels)
+    assert probe.predict(np.eye(3, 8)).probabilities.max(axis=1).min() > 0.95

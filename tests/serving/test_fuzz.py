@@ -1,17 +1,22 @@
 """Whatever is sent to whichever operation: no failure, and no answer that the description does not tell of."""
 
+import zlib
+
 import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from rest_requests import upload
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from serving.openapi import document
 
-# what names lead to: things that are there, for else most requests would end with 404
-KNOWN = {"name": "photos", "id": "tom", "alias": "live"}
-SHORT, LONG = 8, 300
+SHORT, LONG = 6, 300
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+# names of things that are there, for else most requests would end with 404
+KNOWN = {"name": "photos", "id": "tom", "alias": "live"}
+# a description cannot say how long vectors are, which base64 is a picture, or which ids there are
+NOT_DESCRIBED = [positive_data_acceptance]
 
 schema = schemathesis.openapi.from_dict(document())
 
@@ -21,37 +26,35 @@ def sent(server, pictures):
     """Sends a case and holds the answer to the description."""
     with requests.Session() as session:
 
-        def restore() -> None:
-            """What is there, in case that a request before has deleted it."""
-            url = f"{server.url}/api/v1"
-            session.put(f"{url}/collections/photos", json={})
-            session.put(f"{url}/aliases/live", json={"collection": "photos"})
-            files = [(name, content) for name, content in upload(pictures[:1])]
-            session.post(f"{url}/collections/photos/items", files=files, data={"items": '[{"id": "tom"}]'})
+        def put_things_there() -> None:
+            session.put(f"{server.url}/api/v1/collections/photos", json={})
+            session.put(f"{server.url}/api/v1/aliases/live", json={"collection": "photos"})
+            tom = {"items": '[{"id": "tom"}]'}
+            session.post(f"{server.url}/api/v1/collections/photos/items", files=upload(pictures[:1]), data=tom)
 
-        def send(case, *, known: bool) -> None:
-            if known:
-                restore()
+        def send(case) -> None:
+            """Half of the cases go to what is there; which half is told by the case, so that it can be repeated."""
+            if zlib.crc32(repr((case.body, case.query, case.path_parameters)).encode()) % 2:
                 case.path_parameters.update({k: v for k, v in KNOWN.items() if k in case.path_parameters})
                 if case.operation.definition.raw["operationId"] == "openai-model":
                     case.path_parameters["name"] = "default"
-            # a description cannot say how long vectors are, or which base64 is a picture
-            case.call_and_validate(
-                base_url=server.url,
-                session=session,
-                excluded_checks=[schemathesis.checks.CHECKS.get_one("positive_data_acceptance")],
-            )
+            case.call_and_validate(base_url=server.url, session=session, excluded_checks=NOT_DESCRIBED)
+            if case.method in ("DELETE", "PUT"):
+                put_things_there()
 
+        put_things_there()
         yield send
+        assert session.get(f"{server.url}/readyz").status_code == 200
 
 
 @schema.parametrize()
 @settings(max_examples=SHORT, derandomize=True, **QUIET)
 def test_strange_requests_are_answered_as_described(case, sent):
-    sent(case, known=False)
+    sent(case)
 
 
+@pytest.mark.slow
 @schema.parametrize()
-@settings(max_examples=SHORT, derandomize=True, **QUIET)
-def test_strange_requests_to_what_is_there_are_answered_as_described(case, sent):
-    sent(case, known=True)
+@settings(max_examples=LONG, **QUIET)
+def test_very_many_strange_requests_are_answered_as_described(case, sent):
+    sent(case)

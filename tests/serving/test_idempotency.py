@@ -175,6 +175,13 @@ def test_a_key_that_is_none_is_refused(world, key):
     assert not world.done
 
 
+def test_below_v1_refusals_wear_openais_envelope(world):
+    run(world.send(path="/v1/embeddings"))
+    for answer in (run(world.send(path="/v1/embeddings", content=b"another")), run(world.send("a b", path="/v1/x"))):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"].startswith("idempotency_")
+
+
 def test_answers_outlive_the_process(tmp_path):
     for replayed in (None, "true"):
         with closing(Records(tmp_path / RECORDS, read_only=False)) as records:

@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
     assert (told.status, told.detail) == ("failed", "model.safetensors is damaged: fetch it again.")
 
 
-def test_every_request_and_stage_is_counted(client, collection, pictures):
+def test_every_request_and_stage_is_counted(client, collection, pictures, model):
     before = samples(client)
     client.post(f"{collection}/items", files=upload(pictures[:2]))
     client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}])
@@ -90,8 +90,10 @@ def test_every_request_and_stage_is_counted(client, collection, pictures):
     assert grown(requests, method="GET", route="/api/v1/collections/{name}/items/{id}", status="404") == 20
     assert grown("nnclr_http_request_seconds_count", route=search) == 1
     assert grown("nnclr_refused_total", reason="request_too_large") == 1
-    for stage in ("body", "ingest", "store", "search"):
+    for stage in ("body", "decode", "queue", "forward", "embed", "ingest", "store", "search"):
         assert grown("nnclr_stage_seconds_count", stage=stage) >= 1, stage
+    assert grown("nnclr_images_total", model="resnet18", outcome="embedded") == 4
+    assert str(model.parent) not in client.get("/metrics").text
     routes = {dict(key[1:])["route"] for key in after if key[0] == requests}
     assert not [route for route in routes if "such" in route or "photos" in route]
 

@@ -16,6 +16,9 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     is_problem(client.put(f"{collection}/items", content=b"x", headers={"Content-Type": "text/plain"}), 415, WRONG_KIND)
     is_problem(client.post("/api/v1/embed", files={"other": ("a.jpg", b"x")}), 422, "invalid_request")
     files = {"files": ("a.jpg", b"x")}
+    for path in ("/api/v1/embed", f"{collection}/items"):
+        response = client.post(path, files=files, data={"itmes": "[]"})
+        assert "no field 'itmes'" in is_problem(response, 422, "invalid_request")
     is_problem(client.post(f"{collection}/items", data={"items": "["}, files=files), 400, "malformed")
     is_problem(client.post(f"{collection}/items", data={"items": "[{}, {}]"}, files=files), 422, "invalid_request")
     is_problem(client.get(f"{collection}/items", params={"where": "{"}), 422, "invalid_filter")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreLocked, StoreReadOnly, StoreTooNew
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.milvus.local import records_of
 from nnclr_hub.store.records import RECORDS, Record, Records, mend_records
 from nnclr_hub.store.sqlite import LOW_WATER
 
@@ -181,6 +184,7 @@ def test_one_process_has_the_records_of_a_server(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
+from nnclr_hub.store.milvus.local import records_of
 from nnclr_hub.store.records import Record, Records
 records = Records(Path(sys.argv[1]), read_only=False)
 n = int(sys.argv[2])
@@ -210,3 +214,13 @@ def test_a_kill_leaves_the_old_record_or_the_new_one(tmp_path):
         assert other.content == {"n": n}
         assert one.data == other.data == b"%d" % n * 5000
         said = n
+
+
+def test_records_of_a_server_lie_in_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_STATE", str(tmp_path))
+    for name in ("milvus://host:19530", "milvus://host:19530/photos"):
+        connection: Any = SimpleNamespace(is_file=False, name=name)
+        with closing(records_of("milvus://user:secret@host:19530", connection, read_only=False)) as records:
+            assert records.list("job") == []
+            records.put(Record("job", name, {}))
+    assert {path.parent.name for path in tmp_path.rglob(RECORDS)} == {"host-19530", "host-19530-photos"}

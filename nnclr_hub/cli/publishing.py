@@ -1,0 +1,193 @@
+"""nnclr export, card, publish, convert."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnclr_hub.cli.pretraining import Device
+from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
+
+Folder = Annotated[Path, typer.Argument(help="A model folder.")]
+License = Annotated[str | None, typer.Option(help="Licence of the weights, for the card.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(export)
+    app.command()(card)
+    app.command()(publish)
+    app.command()(convert)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+    encoder: Annotated[
+        str | None, typer.Option(help="online or momentum; default: the one that the run scored.")
+    ] = None,
+    check: Annotated[
+        list[str], typer.Option("--data", help="The run's data, to measure its 20-NN again; repeatable.")
+    ] = [],  # noqa: B006
+    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    support_set: Annotated[bool, typer.Option("--support-set", help="Keep the run's support set beside it.")] = False,
+    license: License = None,
+    pictures: Annotated[
+        str | None, typer.Option("--trained-on", help="The training pictures and their terms, for the card.")
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model folder of a run's encoder, which timm, transformers and nnclr load.
+
+    Example: nnclr export runs/photos models/photos --data photos --license apache-2.0
+    """
+    given = {"license": license, "data": pictures}
+    about = {name: value for name, value in given.items() if value is not None}
+    done = load_program("training", "exporting").export(
+        run,
+        folder,
+        encoder=encoder,
+        data=check,
+        dtype=dtype,
+        support_set=support_set,
+        provenance=about,
+        device=device,
+        say=err,
+    )
+    if as_json:
+        print_json({"folder": str(done.folder), "metrics": done.metrics, "rechecked": done.rechecked})
+        return
+    for name, value in done.metrics.items():
+        again = done.rechecked[name]
+        out.print(f"{name} {value}: " + ("not checked" if again is None else f"measured again, {again}"))
+    out.print(f"written: {done.folder}")
+
+
+def card(
+    folder: Folder,
+    repository: Annotated[
+        str | None, typer.Option("--repo", help="ORGANISATION/NAME on the Hub that the snippets load.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--tag", help="Tag or commit that they name.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write README.md instead of printing it.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Even if it was edited by hand.")] = False,
+) -> None:
+    """Show or write the model card: how to load it, what was measured, the terms, how to cite it.
+
+    Example: nnclr card models/photos --write
+    """
+    from nnclr_hub.hub.layout import read_config
+    from nnclr_hub.publish.card import model_card, write_card
+
+    if write:
+        written = write_card(folder, repository=repository, revision=revision, overwrite=overwrite)
+        out.print(f"written: {written}")
+        return
+    name = repository.partition("/")[2] if repository else folder.resolve().name
+    typer.echo(model_card(name, read_config(folder), repository=repository, revision=revision), nl=False)
+
+
+def publish(
+    folder: Folder,
+    repository: Annotated[str, typer.Argument(help="ORGANISATION/NAME on the Hugging Face Hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Name of the release, such as v1.0; it is never moved.")] = None,
+    pr: Annotated[bool, typer.Option("--pr", help="As a pull request; an open one of yours is continued.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    overwrite_card: Annotated[
+        bool, typer.Option("--overwrite-card", help="Replace a README there that somebody edited.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a model folder: one commit, then the tag; called again it sends only what changed.
+
+    Needs HF_TOKEN, or `hf auth login`. A mirror without Xet needs HF_HUB_DISABLE_XET=1.
+
+    Example: nnclr publish models/photos my-name/photos --tag v1.0 --dry-run
+    """
+    from nnclr_hub.publish.upload import publish_model
+
+    done = publish_model(
+        folder, repository, private=private, tag=tag, pr=pr, dry_run=dry_run, overwrite_card=overwrite_card
+    )
+    if as_json:
+        print_json({**asdict(done), "source": done.source, "dry_run": dry_run})
+        return
+    will = "would " if dry_run else ""
+    if done.created:
+        out.print(f"{will}create {repository}{' (private)' if private else ''}")
+    for name, size in done.sent.items():
+        out.print(f"{will}send {name} ({size:,} bytes)")
+    for name in done.removed:
+        out.print(f"{will}remove {name}")
+    if not done.sent and not done.removed:
+        out.print("nothing has changed: no commit")
+    if done.tag:
+        out.print(f"{will}set the tag {done.tag}")
+    if done.pull_request:
+        out.print(f"pull request {done.pull_request}")
+    if not dry_run:
+        out.print(f'load_encoder("{done.source}")')
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="A .pth, .ckpt or .safetensors of another project.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+    branch: Annotated[
+        str | None, typer.Option(help="online, momentum, teacher, student, or a part of the file by its name.")
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="timm's name, where the weights do not tell.")] = None,
+    arguments: Annotated[
+        list[str], typer.Option("--arg", help="NAME=VALUE of the architecture, such as num_heads=12; repeatable.")
+    ] = [],  # noqa: B006
+    input_size: Annotated[int | None, typer.Option(help="Side of the input in pixels.", min=1)] = None,
+    license: License = None,
+    pictures: Annotated[
+        str | None, typer.Option("--trained-on", help="The training pictures and their terms, for the card.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model folder of a checkpoint of MoCo v3, DINO, lightly, solo-learn, or with torchvision's names.
+
+    Nothing in the file is run. Every weight finds its place, or the file is refused.
+
+    Example: nnclr convert dino_deitsmall16_pretrain.pth models/dino --license apache-2.0
+    """
+    from nnclr_hub.publish.convert import convert_checkpoint
+
+    done = convert_checkpoint(
+        checkpoint,
+        folder,
+        branch=branch,
+        architecture=architecture,
+        model_args=dict(_assignment(text) for text in arguments),
+        input_size=input_size,
+        license=license,
+        data=pictures,
+    )
+    if as_json:
+        print_json({**asdict(done), "folder": str(done.folder)})
+        return
+    out.print(f"{done.layout}, {done.branch}: {done.architecture} {done.model_args or ''}".rstrip())
+    out.print(f"kept {done.kept} tensors")
+    for name, count in done.dropped.items():
+        out.print(f"dropped {name}" + (f" ({count} tensors)" if count else ""))
+    out.print(f"written: {done.folder}")
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is JSON is taken as that, any other as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidRequest(f"--arg takes NAME=VALUE, for example num_heads=12; got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,148 @@
+"""Which of timm's architectures a backbone's weights are, told by every name and every shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnclr_hub.encoder.backbones import create_backbone, default_side, sized
+from nnclr_hub.errors import WeightsMismatch
+
+RESNETS = (
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+)
+VITS = (
+    *("vit_tiny_patch16_224", "vit_small_patch8_224", "vit_small_patch16_224", "vit_small_patch32_224"),
+    *("vit_base_patch8_224", "vit_base_patch16_224", "vit_base_patch32_224"),
+    *("vit_large_patch16_224", "vit_large_patch32_224", "vit_huge_patch14_224"),
+)
+SMALL = 384  # width of a ViT-S: of 6 heads as DINO and timm build it, of 12 as MoCo v3 does
+_LAYER = "encoder.layers.encoder_layer_"
+_IN_A_LAYER = {
+    "ln_1": "norm1",
+    "ln_2": "norm2",
+    "self_attention.out_proj": "attn.proj",
+    "mlp.0": "mlp.fc1",
+    "mlp.3": "mlp.fc2",
+    "mlp.linear_1": "mlp.fc1",  # before torchvision 0.13
+    "mlp.linear_2": "mlp.fc2",
+}
+_AROUND = {
+    "class_token": "cls_token",
+    "encoder.pos_embedding": "pos_embed",
+    "encoder.ln": "norm",
+    "conv_proj": "patch_embed.proj",
+}
+
+
+def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """torchvision's names of a vision transformer as timm's; a ResNet's are the same in both."""
+    if "conv_proj.weight" not in state:
+        return dict(state)
+    return {_timm_name(key): value for key, value in state.items()}
+
+
+def find_architecture(
+    state: Mapping[str, Tensor], origin: str, architecture: str | None, model_args: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """timm's name and the arguments of the one architecture whose names and shapes are those of `state`.
+
+    Args:
+        state: under timm's names.
+        origin: the file, for the message.
+        architecture: the only one to try; None for all stock ones.
+        model_args: arguments of it.
+
+    Raises:
+        WeightsMismatch: none has them, or what the weights do not show decides.
+    """
+    _require_known_stem(state, origin, architecture)
+    _require_known_heads(state, origin, model_args)
+    candidates = [architecture] if architecture else VITS if "patch_embed.proj.weight" in state else RESNETS
+    differences = {}
+    for name in candidates:
+        arguments = {**_input_size(name, state, origin), **model_args}
+        differences[name] = _difference(_shapes(name, arguments), state)
+        if not differences[name]:
+            return name, arguments
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    raise WeightsMismatch(
+        f"{origin} is none of {', '.join(candidates)}; from {nearest} it differs in "
+        f"{', '.join(differences[nearest][:3])}: name its architecture as timm calls it with --architecture, and its "
+        "arguments with --arg NAME=VALUE."
+    )
+
+
+def with_counters(state: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state, with the counters of batches that very old files lack and evaluation never reads."""
+    counters = {key for key in _shapes(name, arguments) if key.endswith(".num_batches_tracked")}
+    return {**{key: torch.zeros((), dtype=torch.int64) for key in counters}, **state}
+
+
+def _timm_name(key: str) -> str:
+    for theirs, ours in _AROUND.items():
+        if key == theirs or key.startswith(f"{theirs}."):
+            return ours + key.removeprefix(theirs)
+    if not key.startswith(_LAYER):
+        return key
+    number, _, inner = key.removeprefix(_LAYER).partition(".")
+    for theirs, ours in _IN_A_LAYER.items():
+        if inner.startswith(f"{theirs}."):
+            return f"blocks.{number}.{ours}{inner.removeprefix(theirs)}"
+    return f"blocks.{number}.{inner.replace('self_attention.in_proj_', 'attn.qkv.')}"
+
+
+def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        backbone = create_backbone(name, model_args=arguments)
+    return {key: tuple(value.shape) for key, value in backbone.state_dict().items()}
+
+
+def _difference(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[str]:
+    """Names that one of the two lacks or that have another shape, but for counters that are missing."""
+    found = {key: tuple(value.shape) for key, value in state.items()}
+    missing = [key for key in wanted.keys() - found.keys() if not key.endswith(".num_batches_tracked")]
+    other = [key for key in wanted.keys() & found.keys() if wanted[key] != found[key]]
+    return sorted([*missing, *(found.keys() - wanted.keys()), *other])
+
+
+def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str, Any]:
+    """The size that a transformer's positions are of, unless it is the usual one."""
+    positions, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
+    if positions is None or patches is None or positions.ndim != 3 or not sized(name):
+        return {}
+    grid = math.isqrt(positions.shape[1] - 1)
+    if grid * grid != positions.shape[1] - 1:
+        raise WeightsMismatch(
+            f"{origin} has {positions.shape[1]} positions, and those of a square picture and a [CLS] token would be a "
+            "square and one: it is another architecture, so name it with --architecture."
+        )
+    side = grid * patches.shape[-1]
+    return {} if side == default_side(name) else {"img_size": side}
+
+
+def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: str | None) -> None:
+    stem = state.get("conv1.weight")
+    if architecture is None and stem is not None and stem.shape[-1] == 3:
+        raise WeightsMismatch(
+            f"{origin} has a first convolution of 3 x 3, as CIFAR experiments do, and its padding is not in the file "
+            "(solo-learn's is 2, ours 1): if it is 1, say so by --architecture nnclr_resnet18_cifar or "
+            "nnclr_resnet50_cifar."
+        )
+
+
+def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: Mapping[str, Any]) -> None:
+    """Refuses a ViT-S that may have 12 heads: weights have the same shapes for any number, and another output."""
+    positions = state.get("pos_embed")
+    if positions is None or positions.shape[-1] != SMALL or "num_heads" in model_args:
+        return
+    if not positions[:, 0].any():  # fixed sines and cosines, as in MoCo v3, with none for [CLS]
+        raise WeightsMismatch(
+            f"{origin} is a ViT-S with MoCo v3's fixed positions, and MoCo v3's has 12 heads where timm's has 6, which "
+            "the weights do not show: say which by --arg num_heads=12 or --arg num_heads=6."
+        )

@@ -1,0 +1,276 @@
+"""How projects lay out their checkpoints: which keys are the backbone, under which names.
+
+A file's layout is told by its keys. Several networks in one file are told apart by a branch (`online`, `momentum`,
+`teacher`, `student`, or the part of the file by its own name). What is no backbone is dropped, and reported. A
+layout that we know and do not read is refused by name, one that could be two is refused as ambiguous.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from nnclr_hub.errors import InvalidRequest
+
+State = dict[str, Tensor]
+CONTAINERS = ("state_dict", "teacher", "student", "model")
+CLASSIFIERS = ("fc", "head", "heads")
+STAGES = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}  # children of a ResNet
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint by its parts.
+
+    keys: of the outermost dictionary.
+    sections: tensors by container; "" for those that stand at the top. Wrappers' prefixes are off.
+    """
+
+    keys: frozenset[str]
+    sections: Mapping[str, State]
+
+    def groups(self, section: str) -> set[str]:
+        """First parts of the names there."""
+        return {key.partition(".")[0] for key in self.sections.get(section, ())}
+
+    @property
+    def main(self) -> str:
+        """The container that holds the weights where there is but one."""
+        return next(iter(self.sections), "")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A project's way.
+
+    name: of the project.
+    matches: whether a checkpoint is laid out so.
+    branches: name -> (container or None for the main one, prefix); the first is the project's own choice.
+    """
+
+    name: str
+    matches: Callable[[Contents], bool]
+    branches: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What was found.
+
+    layout, branch: where.
+    state: of the backbone alone, by its project's names.
+    dropped: what was left out, with the number of tensors; 0 for what is none.
+    """
+
+    layout: str
+    branch: str
+    state: State
+    dropped: Mapping[str, int]
+
+
+def contents_of(checkpoint: Any, origin: str) -> Contents:
+    """Sorts a checkpoint's tensors by container.
+
+    Raises:
+        InvalidRequest: there are none.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise InvalidRequest(
+            f"{origin} holds a {type(checkpoint).__name__} and no dictionary of tensors: name another."
+        )
+    sections = {name: _tensors(checkpoint[name]) for name in CONTAINERS if isinstance(checkpoint.get(name), Mapping)}
+    sections |= {"": _tensors(checkpoint)}
+    sections = {name: _unwrapped(state) for name, state in sections.items() if state}
+    if not sections and "classy_state_dict" not in checkpoint:
+        raise InvalidRequest(f"{origin} holds no tensors under {', '.join(CONTAINERS)} or at the top: name another.")
+    return Contents(frozenset(map(str, checkpoint)), sections)
+
+
+def find_backbone(contents: Contents, origin: str, branch: str | None = None) -> Backbone:
+    """The backbone of a checkpoint whose layout is known.
+
+    Raises:
+        InvalidRequest: a layout that is unknown, refused or ambiguous, or a branch that is not there.
+    """
+    for refused in REFUSED:
+        if refused.matches(contents):
+            raise InvalidRequest(
+                f"{origin} is a checkpoint of {refused.name}, which is not converted: take its backbone out yourself, "
+                "under torchvision's or timm's names, and save that."
+            )
+    found = [layout for layout in LAYOUTS if layout.matches(contents)]
+    if not found:
+        known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
+        groups = ", ".join(sorted(contents.groups(contents.main))[:6])
+        raise InvalidRequest(
+            f"{origin} is laid out like none of {known} (it has {groups}): save its backbone alone, under "
+            "torchvision's or timm's names."
+        )
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{origin} could be of {' or of '.join(layout.name for layout in found)}: save the backbone alone, under "
+            "torchvision's or timm's names."
+        )
+    return _taken(contents, found[0], origin, branch)
+
+
+def _taken(contents: Contents, layout: Layout, origin: str, branch: str | None) -> Backbone:
+    places = {
+        name: (section if section is not None else contents.main, prefix)
+        for name, (section, prefix) in layout.branches.items()
+    }
+    places = {name: place for name, place in places.items() if _below(contents, place)}
+    rivals = _rivals(contents, places)
+    places |= {name: (contents.main, f"{name}.") for name in rivals}
+    if branch is None and rivals:
+        raise InvalidRequest(
+            f"{origin} ({layout.name}) holds several networks: name one by --branch, {' or '.join(places)}."
+        )
+    chosen = branch or next(iter(places), None)
+    if chosen not in places:
+        raise InvalidRequest(
+            f"{origin} ({layout.name}) has no branch {chosen!r}: it has {', '.join(places) or 'no backbone at all'}."
+        )
+    section, prefix = places[chosen]
+    state = _below(contents, (section, prefix))
+    kept = {key: value for key, value in state.items() if key.partition(".")[0] not in CLASSIFIERS}
+    return Backbone(layout.name, chosen, _named(kept), _dropped(contents, section, prefix))
+
+
+def _below(contents: Contents, place: tuple[str, str]) -> State:
+    section, prefix = place
+    state = contents.sections.get(section, {})
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _rivals(contents: Contents, places: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Parts beside the known branches that hold convolutions, as a backbone does and a head does not."""
+    if any(prefix == "" for _, prefix in places.values()):
+        return []
+    known = {prefix.rstrip(".") for _, prefix in places.values()}
+    state = contents.sections[contents.main]
+    return sorted({key.partition(".")[0] for key, value in state.items() if value.ndim == 4} - known)
+
+
+def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
+    """What is not taken: other containers, other parts, the classifier; and settings, which are no tensors."""
+    counted: Counter[str] = Counter()
+    for name, state in contents.sections.items():
+        for key in state:
+            inner = key.removeprefix(prefix)
+            if name != section:
+                counted[f"{name or 'top'}"] += 1
+            elif not key.startswith(prefix):
+                counted[key.partition(".")[0]] += 1
+            elif inner.partition(".")[0] in CLASSIFIERS:
+                counted[prefix + inner.partition(".")[0]] += 1
+    others = contents.keys - set(contents.sections) if "" not in contents.sections else set()
+    return dict(sorted(counted.items())) | dict.fromkeys(sorted(others), 0)
+
+
+def _named(state: State) -> State:
+    """A ResNet that was cut into nn.Sequential has its children's numbers: by their names again."""
+    if not _numbered(state):
+        return state
+    return {f"{STAGES.get(stage, stage)}.{rest}": value for (stage, _, rest), value in _split(state)}
+
+
+def _split(state: State) -> list[tuple[tuple[str, str, str], Tensor]]:
+    return [(key.partition("."), value) for key, value in state.items()]
+
+
+def _numbered(state: State) -> bool:
+    return "0.weight" in state and all(key.partition(".")[0].isdecimal() for key in state)
+
+
+def _tensors(value: Mapping[Any, Any]) -> State:
+    return {str(key): tensor for key, tensor in value.items() if isinstance(tensor, Tensor)}
+
+
+def _unwrapped(state: State) -> State:
+    """Names without what torch.compile and data parallel training put before them."""
+    state = {".".join(part for part in key.split(".") if part != "_orig_mod"): value for key, value in state.items()}
+    while state and all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
+
+
+def _has(*groups: str) -> Callable[[Contents], bool]:
+    return lambda contents: set(groups) <= contents.groups(contents.main)
+
+
+def _is_plain(contents: Contents) -> bool:
+    """A backbone alone, under torchvision's or timm's names."""
+    names = contents.sections.get(contents.main, {})
+    return contents.main != "teacher" and not {
+        "conv1.weight",
+        "patch_embed.proj.weight",
+        "conv_proj.weight",
+    }.isdisjoint(names)
+
+
+def _is_solo(contents: Contents) -> bool:
+    groups = contents.groups("state_dict")
+    return "backbone" in groups and bool(groups & {"classifier", "projector"})
+
+
+def _is_old_solo(contents: Contents) -> bool:
+    """Before its encoder was called backbone."""
+    groups = contents.groups("state_dict")
+    return {"encoder", "classifier"} <= groups and "backbone" not in groups
+
+
+def _is_lightly(contents: Contents) -> bool:
+    groups = contents.groups(contents.main)
+    return "backbone" in groups and (
+        "projection_head" in groups or "backbone.0.weight" in contents.sections[contents.main]
+    )
+
+
+def _is_simsiam(contents: Contents) -> bool:
+    groups = contents.groups("state_dict")
+    return {"encoder", "predictor"} <= groups and not groups & {"classifier", "projector", "conv_proj"}
+
+
+def _is_under_model(contents: Contents) -> bool:
+    return contents.main == "model" and "patch_embed" in contents.groups("model")
+
+
+LAYOUTS = (
+    Layout(
+        "MoCo v3",
+        _has("base_encoder", "momentum_encoder"),
+        {"online": (None, "base_encoder."), "momentum": (None, "momentum_encoder.")},
+    ),
+    Layout(
+        "DINO",
+        lambda contents: {"teacher", "student"} <= set(contents.sections),
+        {"teacher": ("teacher", "backbone."), "student": ("student", "backbone.")},
+    ),
+    Layout("lightly", _is_lightly, {"online": (None, "backbone."), "momentum": (None, "backbone_momentum.")}),
+    Layout(
+        "solo-learn",
+        _is_solo,
+        {"online": (None, "backbone."), "momentum": (None, "momentum_backbone.")},
+    ),
+    Layout(
+        "solo-learn",
+        _is_old_solo,
+        {"online": (None, "encoder."), "momentum": (None, "momentum_encoder.")},
+    ),
+    Layout("torchvision's or timm's names", _is_plain, {"online": (None, "")}),
+)
+REFUSED = (
+    Layout("VISSL", lambda contents: "classy_state_dict" in contents.keys),
+    Layout("mmpretrain or mmselfsup", lambda contents: "meta" in contents.keys and _has("backbone")(contents)),
+    Layout("MoCo v1 or v2", _has("encoder_q")),
+    Layout("SimSiam", _is_simsiam),
+    Layout("SwAV", _has("conv1", "projection_head")),
+    Layout("Barlow Twins or VICReg", lambda contents: {"backbone", "projector"} <= contents.groups("model")),
+    Layout("MAE, or of another project that keeps a transformer under 'model'", _is_under_model),
+    Layout("DINOv2", lambda contents: bool({"mask_token", "register_tokens"} & contents.groups(contents.main))),
+)

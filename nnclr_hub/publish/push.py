@@ -1,0 +1,85 @@
+"""`push_to_hub`, for the habit: an encoder in memory to the Hugging Face Hub in one call.
+
+    push_to_hub(encoder, "org/photos", tag="v1.0", license="apache-2.0")
+
+A function and not a method of Encoder, for encoders know nothing of publishing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.errors import ModelError
+from nnclr_hub.hub.layout import read_weights
+from nnclr_hub.hub.sources import resolve
+from nnclr_hub.publish.export import export_model, export_run
+from nnclr_hub.publish.upload import Published, publish_model
+
+
+def push_to_hub(
+    encoder: Encoder,
+    repository: str,
+    *,
+    license: str | None = None,
+    data: str | None = None,
+    private: bool = False,
+    tag: str | None = None,
+    pr: bool = False,
+    token: str | None = None,
+) -> Published:
+    """Publishes an encoder: `export_model` and `publish_model` in one.
+
+    An encoder as its model folder has it goes with its heads and figures; one whose weights were changed since goes
+    without, for they are no longer its own.
+
+    Args:
+        encoder: what to publish.
+        repository: ORGANISATION/NAME.
+        license: of the weights, for the card.
+        data: the training pictures and their terms, for the card.
+        private, tag, pr, token: see `publish_model`.
+
+    Raises:
+        NNCLRHubError: see `export_model` and `publish_model`.
+    """
+    about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / repository.rpartition("/")[2]
+        origin = _unchanged_origin(encoder)
+        if origin is not None:
+            export_run(origin, folder, provenance=about)
+        else:
+            export_model(encoder.backbone, folder, provenance=about, **_described(encoder))
+        return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
+
+
+def _described(encoder: Encoder) -> dict[str, Any]:
+    config = encoder.config
+    timm_cfg: Any = encoder.backbone.pretrained_cfg
+    return {
+        "architecture": config.architecture if config else timm_cfg["architecture"],
+        "model_args": config.model_args if config else {},
+        "preprocessing": encoder.transform.preprocessing,
+    }
+
+
+def _unchanged_origin(encoder: Encoder) -> Path | None:
+    """The model folder that the encoder came from, if its weights are still those."""
+    if encoder.config is None:
+        return None
+    try:
+        found = resolve(encoder.name)
+    except ModelError:  # it was there once
+        return None
+    if found.folder is None or found.seed is not None:
+        return None
+    saved, now = read_weights(found.folder), encoder.backbone.state_dict()
+    same = saved.keys() == now.keys() and all(
+        torch.equal(value.float(), now[key].float().cpu()) for key, value in saved.items()
+    )
+    return found.folder if same else None

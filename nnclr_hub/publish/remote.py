@@ -1,0 +1,196 @@
+"""What a repository on the Hugging Face Hub holds before anything is sent, and the Hub's refusals in words."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, PublishingError
+from nnclr_hub.hub.layout import CARD
+from nnclr_hub.publish.outgoing import OutgoingFile
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+NO_XET = "HF_HUB_DISABLE_XET"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file's hashes there: large ones have a sha256."""
+
+    git_hash: str
+    sha256: str | None
+
+    def is_the_same_as(self, file: OutgoingFile) -> bool:
+        """Whether nothing would be sent."""
+        return self.git_hash == file.git_hash() if self.sha256 is None else self.sha256 == file.sha256()
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository at one revision.
+
+    head: its commit; None where the repository does not exist yet.
+    private: whether others cannot see it.
+    tags: their commits by name.
+    files: by path.
+    card: text of its README.
+    """
+
+    head: str | None = None
+    private: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    card: str | None = None
+
+
+def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
+    """What is there; nothing is changed.
+
+    Args:
+        api: the Hub's client.
+        repository: ORGANISATION/NAME.
+        revision: branch, or refs/pr/NUMBER.
+
+    Raises:
+        PublishingError: the Hub does not say.
+    """
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    with hub_errors(repository):
+        try:
+            info = api.repo_info(repository, revision=revision)
+        except GatedRepoError:
+            raise
+        except RepositoryNotFoundError:
+            return Remote()
+        assert info.sha is not None
+        refs = api.list_repo_refs(repository)
+        # of the commit, not of the branch, which may move meanwhile
+        entries = api.list_repo_tree(repository, revision=info.sha)
+        files = {
+            entry.path: RemoteFile(entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+            for entry in entries
+            if isinstance(entry, RepoFile)
+        }
+        tags = {tag.name: tag.target_commit for tag in refs.tags}
+        card = _read(api, repository, info.sha) if CARD in files else None
+    return Remote(info.sha, bool(info.private), tags, files, card)
+
+
+def _read(api: HfApi, repository: str, commit: str) -> str:
+    """The README; not into the cache, for a card that is looked at is no download of a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(repository, CARD, revision=commit, local_dir=folder)
+        return Path(path).read_text("utf-8", "replace")
+
+
+@contextmanager
+def hub_errors(repository: str) -> Iterator[None]:
+    """The errors of the Hub's client as one sentence each.
+
+    Raises:
+        PublishingError: says what to do.
+        InvalidRequest: the name is none.
+    """
+    import httpx
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        yield
+    except NNCLRHubError:
+        raise
+    except HFValidationError as error:
+        raise InvalidRequest(f"{repository} is no name for a repository: {_line(error)}") from error
+    except OfflineModeIsEnabled as error:
+        raise PublishingError("HF_HUB_OFFLINE is set, and to publish needs the network: unset it.") from error
+    except GatedRepoError as error:
+        raise PublishingError(
+            f"{repository} is gated: accept its terms on its page with the account of your token."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise PublishingError(
+            f"{repository} is not there for your token: check the name, and that HF_TOKEN (or `hf auth login`) is of "
+            "an account that may write to it."
+        ) from error
+    except HfHubHTTPError as error:
+        raise _answered(error, repository) from error
+    except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
+        raise _unreachable(error, constants.ENDPOINT) from error
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _broken_off(error, repository) from error
+
+
+def _answered(error: Exception, repository: str) -> PublishingError:
+    """What an HTTP status means when one publishes."""
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    if _is_of_xet(error):
+        return _without_xet()
+    if status == 401:
+        return PublishingError("The Hub does not know your token: set HF_TOKEN to a valid one, or `hf auth login`.")
+    if status == 403:
+        return PublishingError(
+            f"Your token may not write to {repository}: make one with the write permission for it, and set HF_TOKEN."
+        )
+    if status == 412:
+        return PublishingError(
+            f"Somebody committed to {repository} meanwhile, and nothing of yours was: look at it, then call again."
+        )
+    return PublishingError(
+        f"The Hub refuses for {repository} (status {status}: {_line(error)}): mend that, or try again later."
+    )
+
+
+def _unreachable(error: Exception, endpoint: str) -> PublishingError:
+    if _is_of_xet(error):
+        return _without_xet()
+    return PublishingError(
+        f"{endpoint} cannot be reached ({_line(error) or type(error).__name__}): connect, or set HF_ENDPOINT to a "
+        "mirror; call again then, and what has arrived is not sent twice."
+    )
+
+
+def _broken_off(error: Exception, repository: str) -> PublishingError:
+    """Errors that wrap what went wrong while a large file was on its way."""
+    if _is_of_xet(error):
+        return _without_xet()
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return PublishingError(
+        f"The upload to {repository} broke off ({_line(cause)}): call again, what has arrived is not sent twice."
+    )
+
+
+def _is_of_xet(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, happened while Xet asked for its token, which a Hub without Xet has not."""
+    while error is not None:
+        if "xet-write-token" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _without_xet() -> PublishingError:
+    return PublishingError(
+        f"This Hub takes no uploads by Xet, the client's way of sending large files: set {NO_XET}=1 before starting, "
+        "and they go by plain HTTP."
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,66 @@
+"""The lines of a card that load its model, by every door; the tests run them."""
+
+from __future__ import annotations
+
+from nnclr_hub.encoder.backbones import timm_name
+from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.hub.registry import ARCHITECTURES, MODELS
+
+_OURS = """```python
+from nnclr_hub import load_encoder
+
+encoder = load_encoder("{source}")
+vectors = encoder.embed(["a.jpg", "b.jpg"])  # (2, {dim}) float32, unit rows
+```"""
+_TIMM = """```python
+import timm{registered}
+
+# without pretrained=True the weights are random
+backbone = timm.create_model("{source}", pretrained=True)
+```"""
+_TRANSFORMERS = """```python
+from transformers import AutoImageProcessor, AutoModel
+
+processor = AutoImageProcessor.from_pretrained({arguments})
+model = AutoModel.from_pretrained({arguments})  # model(...).pooler_output
+```"""
+_TORCH_HUB = """```python
+import torch  # with a checkout of nnclr_hub in ./nnclr_hub
+
+backbone = torch.hub.load("nnclr_hub", "{entry}", source="local"{weights})
+```"""
+_REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # timm lacks this architecture: here it is registered"
+
+
+def loading(name: str, config: ModelConfig, repository: str | None, revision: str | None) -> str:
+    """The section's text.
+
+    Args:
+        name: the folder's.
+        config: the model's.
+        repository: ORGANISATION/NAME, or None to load ./name.
+        revision: tag or commit of it; without one the text says to name the commit.
+    """
+    at = f"@{revision}" if revision else ""
+    ours, timms, arguments = f"./{name}", f"local-dir:./{name}", f'"./{name}"'
+    if repository:
+        ours = timms = f"hf-hub:{repository}{at}"
+        arguments = f'"{repository}", revision="{revision}"' if revision else f'"{repository}"'
+    own = config.architecture.startswith("nnclr_")
+    blocks = [_OURS.format(source=ours, dim=config.num_features)]
+    blocks.append(_TIMM.format(source=timms, registered=_REGISTERED if own else ""))
+    if not own:
+        blocks.append(_TRANSFORMERS.format(arguments=arguments))
+    if name in MODELS:
+        blocks.append(_TORCH_HUB.format(entry=name, weights=""))
+    else:
+        entries = [entry for entry, made in ARCHITECTURES.items() if timm_name(made) == config.architecture]
+        blocks += [_TORCH_HUB.format(entry=entry, weights=f', weights="{ours}"') for entry in entries]
+    if repository and not revision:
+        blocks.append(f"Name the commit, as in `hf-hub:{repository}@COMMIT`, and the weights stay the same.")
+    elif not repository:
+        blocks.append(
+            f"`./{name}` is a checkout or download of this folder; on the Hugging Face Hub it is "
+            f"`hf-hub:ORGANISATION/{name}@COMMIT`."
+        )
+    return "\n\n".join(blocks)

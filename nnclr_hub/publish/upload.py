@@ -1,0 +1,252 @@
+"""A model folder to the Hugging Face Hub: refused before a byte is sent, or one commit and then its tag.
+
+    done = publish_model("models/photos", "org/photos", tag="v1.0")
+    print(done.source)                  # hf-hub:org/photos@<commit>, for load_encoder
+
+Called again it sends nothing that the Hub has, and makes no commit where nothing changed. What the tests run it
+against is a stand-in for the Hub on this machine, by plain HTTP; the Hub's own servers and the Xet protocol are not
+tested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nnclr_hub
+from nnclr_hub.errors import InvalidRequest, PublishingError
+from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
+from nnclr_hub.publish.card import is_ours
+from nnclr_hub.publish.outgoing import OutgoingFile, outgoing, outgoing_card
+from nnclr_hub.publish.remote import Remote, hub_errors, look
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+MAIN = "main"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was done; of a dry run, what would be.
+
+    repository: ORGANISATION/NAME.
+    commit: where the model is now; None for a dry run that would make a new one.
+    tag: that points there.
+    pull_request: number, for one that was opened or continued.
+    created: whether the repository is new.
+    sent: files of the commit with their bytes; none when nothing had changed.
+    removed: files of an older model that this one has not.
+    """
+
+    repository: str
+    commit: str | None
+    tag: str | None = None
+    pull_request: int | None = None
+    created: bool = False
+    sent: Mapping[str, int] = field(default_factory=dict)
+    removed: Sequence[str] = ()
+
+    @property
+    def source(self) -> str | None:
+        """What `load_encoder` takes to get exactly this."""
+        return f"hf-hub:{self.repository}@{self.commit}" if self.commit else None
+
+
+def publish_model(
+    folder: str | Path,
+    repository: str,
+    *,
+    private: bool = False,
+    tag: str | None = None,
+    pr: bool = False,
+    dry_run: bool = False,
+    overwrite_card: bool = False,
+    token: str | None = None,
+) -> Published:
+    """Publishes a model folder.
+
+    Args:
+        folder: as `nnclr export` writes it; heads and support set go with it where it has them.
+        repository: ORGANISATION/NAME, made if it is not there.
+        private: make it private; one that is public already is refused.
+        tag: name of the release; never moved.
+        pr: as a pull request; an open one of yours is continued.
+        dry_run: look and refuse as otherwise, but change nothing.
+        overwrite_card: replace a README there that somebody edited.
+        token: default HF_TOKEN, or that of `hf auth login`.
+
+    Raises:
+        InvalidRequest: a name or a combination of options that is none.
+        ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is not whole.
+        PublishingError: the tag stands elsewhere, the README there is not ours, or the Hub refuses.
+    """
+    _check_call(repository, tag, pr)
+    files = outgoing(Path(folder), repository, tag)
+    api = _client(token)
+    remote = look(api, repository)
+    number, base = None, remote
+    if pr:
+        _require(remote, repository)
+        number = _open_request(api, repository)
+        base = look(api, repository, f"refs/pr/{number}") if number else remote
+    if tag is None:
+        files = _as_released(files, base, Path(folder), repository)
+    changed = {name: file for name, file in files.items() if not _is_there(base, name, file)}
+    gone = [name for name in (HEADS, SUPPORT_SET) if name in base.files and name not in files]
+    _refuse(remote, base, repository, files, bool(changed or gone), private, tag, overwrite_card)
+    plan = Published(
+        repository,
+        base.head if not (changed or gone) else None,
+        tag,
+        number,
+        remote.head is None,
+        {name: file.size() for name, file in changed.items()},
+        gone,
+    )
+    return plan if dry_run else _carry_out(api, plan, base, changed, private, pr)
+
+
+def _check_call(repository: str, tag: str | None, pr: bool) -> None:
+    if not _REPOSITORY.fullmatch(repository):
+        raise InvalidRequest(f"{repository!r} is no repository: write ORGANISATION/NAME.")
+    if tag is not None and not _TAG.fullmatch(tag):
+        raise InvalidRequest(f"{tag!r} cannot be a tag: use letters, digits, '.', '_', '+' and '-', as in v1.0.")
+    if tag is not None and pr:
+        raise InvalidRequest("A pull request has no tag until it is merged: leave out --tag, or --pr.")
+
+
+def _client(token: str | None) -> HfApi:
+    from huggingface_hub import HfApi, get_token
+
+    if not (token or get_token()):
+        raise PublishingError("There is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`.")
+    return HfApi(token=token, library_name="nnclr_hub", library_version=nnclr_hub.__version__)
+
+
+def _require(remote: Remote, repository: str) -> None:
+    if remote.head is None:
+        raise PublishingError(
+            f"{repository} does not exist, so there is nothing to request a change of: leave out --pr."
+        )
+
+
+def _open_request(api: HfApi, repository: str) -> int | None:
+    """The number of an open pull request that this token's user made by us."""
+    with hub_errors(repository):
+        user = api.whoami()["name"]
+        found = api.get_repo_discussions(
+            repository, author=user, discussion_type="pull_request", discussion_status="open"
+        )
+        ours = [one.num for one in found if one.title == _title(repository)]
+    return max(ours, default=None)
+
+
+def _title(repository: str) -> str:
+    return f"nnclr_hub: {repository.partition('/')[2]}"
+
+
+def _is_there(remote: Remote, name: str, file: OutgoingFile) -> bool:
+    return name in remote.files and remote.files[name].is_the_same_as(file)
+
+
+def _as_released(
+    files: dict[str, OutgoingFile], remote: Remote, folder: Path, repository: str
+) -> dict[str, OutgoingFile]:
+    """The files with the card of a tag that stands at the head, if that is all there: its snippets stay pinned."""
+    for tag in (name for name, at in remote.tags.items() if at == remote.head):
+        released = {**files, CARD: outgoing_card(folder, repository, tag)}
+        if all(_is_there(remote, name, file) for name, file in released.items()):
+            return released
+    return files
+
+
+def _refuse(
+    remote: Remote,
+    base: Remote,
+    repository: str,
+    files: Mapping[str, OutgoingFile],
+    changes: bool,
+    private: bool,
+    tag: str | None,
+    overwrite_card: bool,
+) -> None:
+    """Everything that speaks against it, before anything is sent.
+
+    Raises:
+        PublishingError: says which, and the way on.
+    """
+    if private and remote.head is not None and not remote.private:
+        raise PublishingError(
+            f"{repository} is public, and --private was asked for: make it private on its page first, or name another."
+        )
+    at = remote.tags.get(tag or "")
+    if at is not None and (changes or at != remote.head):
+        raise PublishingError(
+            f"The tag {tag} of {repository} stands at {at[:12]}, and others may rely on it: choose a new tag."
+        )
+    if (
+        base.card is not None
+        and not overwrite_card
+        and not is_ours(base.card)
+        and not _is_there(base, CARD, files[CARD])
+    ):
+        raise PublishingError(
+            f"The {CARD} of {repository} is not the one that nnclr wrote last: take the edits over into yours, then "
+            "give --overwrite-card."
+        )
+
+
+def _carry_out(
+    api: HfApi, plan: Published, base: Remote, changed: Mapping[str, OutgoingFile], private: bool, pr: bool
+) -> Published:
+    """Repository, commit, tag: in this order, so that one which breaks off is made whole by the next call."""
+    repository = plan.repository
+    with hub_errors(repository):
+        if plan.created:
+            api.create_repo(repository, private=private, exist_ok=False)
+            base = look(api, repository)
+            plan = replace(plan, commit=base.head if not changed else None)
+        if changed or plan.removed:
+            plan = _commit(api, plan, base, changed, pr)
+        if plan.tag is not None and plan.tag not in base.tags:
+            _tag(api, plan)
+    return plan
+
+
+def _commit(api: HfApi, plan: Published, base: Remote, changed: Mapping[str, OutgoingFile], pr: bool) -> Published:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, file.content) for name, file in changed.items()
+    ]
+    operations += [CommitOperationDelete(name) for name in plan.removed]
+    made = api.create_commit(
+        plan.repository,
+        operations,
+        commit_message=_title(plan.repository),
+        revision=f"refs/pr/{plan.pull_request}" if plan.pull_request else MAIN,
+        create_pr=pr and plan.pull_request is None,
+        parent_commit=base.head,
+    )
+    return replace(plan, commit=made.oid, pull_request=plan.pull_request or made.pr_num)
+
+
+def _tag(api: HfApi, plan: Published) -> None:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    assert plan.tag is not None
+    try:
+        api.create_tag(plan.repository, tag=plan.tag, revision=plan.commit)
+    except HfHubHTTPError as error:
+        if error.response.status_code != 409:
+            raise
+        raise PublishingError(
+            f"Somebody set the tag {plan.tag} of {plan.repository} meanwhile; your commit {plan.commit} is there "
+            "without one: choose another tag and call again."
+        ) from error

@@ -1,0 +1,96 @@
+"""The card: its snippets run as they stand, its figures say where they come from, and edits are noticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from publish.card_snippets import run_snippets, snippets
+
+from nnclr_hub import list_models, model_info
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import read_config
+from nnclr_hub.publish.card import is_ours, model_card, sealed, write_card
+from nnclr_hub.publish.export import export_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def front_matter(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_every_snippet_runs_and_all_doors_agree(make_model, pictures, tmp_path):
+    folder = export_run(make_model("resnet50", {"channels": [4, 4, 4, 8]}, 64), tmp_path / "small")
+    card = (folder / "README.md").read_text()
+    assert len(snippets(card)) == 4
+    shape, timms, theirs = run_snippets(card, tmp_path, pictures)
+    assert shape == "(2, 32)"
+    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
+    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_the_card_of_a_shipped_starter_is_up_to_date_and_its_snippets_run(name, pictures, tmp_path):
+    folder = model_info(name).folder
+    assert card_of(folder) == model_card(name, read_config(folder)), "nnclr card FOLDER --write"
+    (tmp_path / name).symlink_to(folder)
+    _, timms, theirs = run_snippets(card_of(folder), tmp_path, pictures)
+    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
+    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_front_matter_is_what_the_hub_reads(model):
+    fields = front_matter((model / "README.md").read_text())
+    assert fields["library_name"] == "timm"
+    assert fields["pipeline_tag"] == "image-feature-extraction"
+    assert fields["license"] == "apache-2.0"
+    (entry,) = fields["model-index"]
+    assert entry["results"][0]["metrics"] == [{"type": "accuracy", "name": "knn20/made_up", "value": 0.5}]
+
+
+def test_a_figure_says_whether_it_was_measured_again_and_by_which_command(model, tmp_path):
+    assert "| knn20/made_up | 0.5 | not checked | `nnclr eval knn ./resnet18 --data made_up` |" in card_of(model)
+    checked = export_run(model, tmp_path / "again", provenance={"rechecked": {"knn20/made_up": 0.4999}})
+    assert "| knn20/made_up | 0.5 | 0.4999 |" in card_of(checked)
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text()
+
+
+def test_a_revision_is_pinned_in_every_snippet(model):
+    config = read_config(model)
+    card = model_card("name", config, repository="org/name", revision="v1.0")
+    assert card.count("hf-hub:org/name@v1.0") >= 2
+    assert 'from_pretrained("org/name", revision="v1.0")' in card
+    assert "@COMMIT" in model_card("name", config, repository="org/name")
+
+
+def test_weights_of_others_are_not_called_ours(model, tmp_path):
+    about = {"converted": {"from": "DINO", "branch": "teacher", "file": "dino.pth", "sha256": "0" * 64}}
+    card = card_of(export_run(model, tmp_path / "dino", provenance=about))
+    assert "converted from a checkpoint of DINO" in card
+    assert "dwibedi2021nnclr" not in card
+
+
+def test_a_card_that_somebody_edited_is_known_and_kept(model, tmp_path):
+    folder = export_run(model, tmp_path / "mine")
+    text = card_of(folder)
+    assert is_ours(text)
+    assert sealed(text) == text
+    for edited in (text.replace("apache-2.0", "mit"), text + "\nMy own words.\n", "# Another\n"):
+        assert not is_ours(edited)
+        assert is_ours(sealed(edited))
+    (folder / "README.md").write_text(text + "\nMy own words.\n")
+    with pytest.raises(InvalidRequest, match="edited by hand"):
+        write_card(folder)
+    write_card(folder, overwrite=True)
+    assert card_of(folder) == text
+
+
+def test_the_card_lists_the_hash_of_each_file(model):
+    hashes = json.loads((model / "config.json").read_text())["nnclr"]["sha256"]
+    assert hashes
+    for file, digest in hashes.items():
+        assert f"| `{file}` | `{digest}` |" in card_of(model)

@@ -1,0 +1,260 @@
+"""Foreign checkpoints: the converted network gives the same output, or the file is refused by name and never run."""
+
+import argparse
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from publish import foreign
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from nnclr_hub import convert_checkpoint, load_encoder
+from nnclr_hub.cli.app import app
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:lightly.*", "ignore::UserWarning:pytorch_lightning.*"
+)
+
+
+def assert_equal_output(folder: Path, network: nn.Module) -> None:
+    encoder = load_encoder(folder, device="cpu")
+    side = encoder.transform.preprocessing.input_size
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        want, got = network(x), encoder.backbone(x)
+    assert want.std() > 0.01
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("name", foreign.READ)
+def test_the_converted_network_gives_the_output_of_the_one_that_was_saved(name, tmp_path):
+    path, network = foreign.READ[name](tmp_path)
+    done = convert_checkpoint(path, tmp_path / "model")
+    assert_equal_output(done.folder, network)
+    assert done.layout.split()[0] in (name.split()[0].rstrip(","), "torchvision's")
+    assert "converted from a checkpoint" in (done.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("write", "branch"), [(foreign.moco_v3_momentum, "momentum"), (foreign.dino_student, "student")]
+)
+def test_another_branch_can_be_had(write, branch, tmp_path):
+    path, network = write(tmp_path)
+    assert_equal_output(convert_checkpoint(path, tmp_path / "model", branch=branch).folder, network)
+    with pytest.raises(InvalidRequest, match="no branch 'third'"):
+        convert_checkpoint(path, tmp_path / "model", branch="third")
+
+
+# torchvision's own resnet18 with the weights of `waves`, on the input of the test: its unit vector at each 64th place
+GOLDEN = [0.030389, 0.049233, 0.041315, 0.016098, 0.061155, 0.057338, 0.001664, 0.051071]
+
+
+def waves(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Its state filled by a formula, so that no library's chance counts."""
+    state = network.state_dict()
+    for place, (key, value) in enumerate(sorted(state.items())):
+        if value.is_floating_point():
+            wave = torch.sin(torch.arange(value.numel(), dtype=torch.float64) * 0.7 + place)
+            scale = (2 / max(1, value[0].numel())) ** 0.5 if value.ndim == 4 else 0.1
+            value.copy_((wave * scale + (value.ndim == 1 and not key.endswith(("bias", "mean")))).reshape(value.shape))
+    return state
+
+
+def test_a_golden_of_eight_numbers(tmp_path):
+    network = foreign.resnet()
+    state = waves(network)
+    both = {f"module.{part}.{key}": state[key] for part in ("base_encoder", "momentum_encoder") for key in state}
+    torch.save({"state_dict": both}, tmp_path / "golden.pth")
+    folder = convert_checkpoint(tmp_path / "golden.pth", tmp_path / "model").folder
+    x = torch.linspace(-1, 1, 3 * 64 * 64).reshape(1, 3, 64, 64)
+    with torch.no_grad():
+        theirs = nn.functional.normalize(network(x))[0, ::64]
+    np.testing.assert_allclose(theirs, GOLDEN, atol=2e-5)
+    np.testing.assert_allclose(load_encoder(folder, device="cpu").embed(x)[0, ::64], GOLDEN, atol=2e-5)
+
+
+def test_the_report_says_what_was_dropped(tmp_path):
+    done = convert_checkpoint(foreign.moco_v3_resnet(tmp_path)[0], tmp_path / "model")
+    assert (done.layout, done.branch, done.architecture) == ("MoCo v3", "online", "resnet18")
+    assert done.kept == 120
+    assert done.dropped["momentum_encoder"] == 129
+    assert done.dropped["base_encoder.fc"] == 9
+    assert done.dropped["predictor"] == 9
+    assert done.dropped["optimizer"] == 0
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "r.pth.tar"), str(tmp_path / "again")])
+    assert result.exit_code == 0, result.output
+    assert "dropped momentum_encoder (129 tensors)" in result.output
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (done.folder / "model.safetensors").read_bytes()
+
+
+# ---- of another architecture
+
+
+def test_a_small_transformer_of_twelve_heads_is_refused_until_the_heads_are_named(tmp_path):
+    """Names and shapes are those of timm's ViT-S of six, and the output is not."""
+    path, network = foreign.moco_v3_vit(tmp_path, "vit_small_patch16_224", num_heads=12)
+    with pytest.raises(WeightsMismatch, match="num_heads=12"):
+        convert_checkpoint(path, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    done = convert_checkpoint(path, tmp_path / "model", model_args={"num_heads": 12})
+    assert done.model_args == {"num_heads": 12}
+    assert_equal_output(done.folder, network)
+    torch.save(network.state_dict(), tmp_path / "flat.pth")
+    with pytest.raises(WeightsMismatch, match="num_heads=12"):
+        convert_checkpoint(tmp_path / "flat.pth", tmp_path / "other")
+
+
+def test_a_cifar_stem_is_refused_until_its_padding_is_vouched_for(tmp_path):
+    from nnclr_hub.encoder.backbones import create_backbone
+
+    network = foreign.randomised(create_backbone("nnclr_resnet18_cifar"))
+    torch.save(network.state_dict(), tmp_path / "cifar.pth")
+    with pytest.raises(WeightsMismatch, match="padding is not in the file"):
+        convert_checkpoint(tmp_path / "cifar.pth", tmp_path / "model")
+    done = convert_checkpoint(tmp_path / "cifar.pth", tmp_path / "model", architecture="nnclr_resnet18_cifar")
+    assert_equal_output(done.folder, network)
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
+def test_weights_must_match_wholly(change, tmp_path):
+    state = foreign.resnet().state_dict()
+    if change == "missing":
+        del state["layer3.0.bn1.bias"]
+    elif change == "extra":
+        state["layer3.0.gate"] = torch.zeros(3)
+    else:
+        state["layer3.0.conv1.weight"] = state["layer3.0.conv1.weight"][:8]
+    torch.save(state, tmp_path / "bad.pth")
+    with pytest.raises(WeightsMismatch, match=r"from resnet18 it differs in layer3\.0\."):
+        convert_checkpoint(tmp_path / "bad.pth", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_counters_that_old_files_lack_are_no_reason(tmp_path):
+    network = foreign.resnet()
+    state = {key: value for key, value in network.state_dict().items() if not key.endswith("num_batches_tracked")}
+    save_file(state, tmp_path / "old.safetensors")
+    assert_equal_output(convert_checkpoint(tmp_path / "old.safetensors", tmp_path / "model").folder, network)
+
+
+def test_numbers_that_are_none_are_refused(tmp_path):
+    state = foreign.resnet().state_dict()
+    state["bn1.bias"][0] = float("nan")
+    torch.save(state, tmp_path / "nan.pth")
+    with pytest.raises(WeightsMismatch, match="NaN"):
+        convert_checkpoint(tmp_path / "nan.pth", tmp_path / "model")
+
+
+# ---- laid out otherwise
+
+
+def keys(*names: str) -> dict[str, torch.Tensor]:
+    """A convolution under each name that ends in conv1.weight, a small matrix under any other."""
+    return {name: torch.zeros(8, 3, 7, 7) if name.endswith("conv1.weight") else torch.zeros(2, 2) for name in names}
+
+
+PATCHES = {"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4)}
+REFUSED = {
+    "MoCo v1 or v2": {"state_dict": keys("module.encoder_q.conv1.weight", "module.queue")},
+    "SimSiam": {"state_dict": keys("module.encoder.conv1.weight", "module.predictor.0.weight")},
+    "SwAV": keys("module.conv1.weight", "module.projection_head.0.weight", "module.prototypes.weight"),
+    "Barlow Twins or VICReg": {"model": keys("module.backbone.conv1.weight", "module.projector.0.weight")},
+    "mmpretrain or mmselfsup": {"meta": {}, "state_dict": keys("backbone.conv1.weight", "neck.fc.weight")},
+    "VISSL": {"classy_state_dict": {"base_model": {"model": {"trunk": keys("_feature_blocks.conv1.weight")}}}},
+    "MAE": {"model": PATCHES | keys("decoder_embed.weight")},
+    "DINOv2": PATCHES | {"mask_token": torch.zeros(1, 8)},
+    "laid out like none": {"state_dict": keys("trunk.conv1.weight")},
+    "several networks": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "target.conv1.weight")},
+    "could be of": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "projector.w")},
+    "holds no tensors": {"state_dict": {}, "epoch": 3},
+    "no dictionary": [torch.zeros(3)],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_layouts_are_refused_by_name(name, tmp_path):
+    torch.save(REFUSED[name], tmp_path / "other.pth")
+    with pytest.raises(InvalidRequest, match=name):
+        convert_checkpoint(tmp_path / "other.pth", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_one_of_several_networks_can_be_named(tmp_path):
+    network = foreign.resnet()
+    theirs = {f"student_backbone.{key}": value for key, value in network.state_dict().items()}
+    torch.save({"state_dict": keys("backbone.conv1.weight", "projection_head.w") | theirs}, tmp_path / "two.pth")
+    done = convert_checkpoint(tmp_path / "two.pth", tmp_path / "model", branch="student_backbone")
+    assert_equal_output(done.folder, network)
+
+
+# ---- never run
+
+
+class Harmful:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_checkpoint_that_runs_code_is_refused_by_name_and_not_run(tmp_path, zipped):
+    mark = tmp_path / "harm"
+    state = {"state_dict": foreign.resnet().state_dict(), "extra": Harmful(mark)}
+    torch.save(state, tmp_path / "bad.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InvalidRequest, match=r"(posix|nt)\.system"):
+        convert_checkpoint(tmp_path / "bad.pth", tmp_path / "model")
+    assert not mark.exists()
+    torch.load(tmp_path / "bad.pth", weights_only=False)
+    assert mark.exists(), "the file is harmful where it is trusted"
+
+
+def test_a_plain_pickle_is_not_run_either(tmp_path):
+    mark = tmp_path / "harm"
+    (tmp_path / "bad.pth").write_bytes(pickle.dumps(Harmful(mark)))
+    with pytest.raises((InvalidRequest, WeightsMismatch)):
+        convert_checkpoint(tmp_path / "bad.pth", tmp_path / "model")
+    assert not mark.exists()
+
+
+def test_any_other_class_is_named(tmp_path):
+    torch.save({"state_dict": {}, "path": Path("x")}, tmp_path / "class.ckpt")
+    with pytest.raises(InvalidRequest, match=r"pathlib\S*\.PosixPath"):
+        convert_checkpoint(tmp_path / "class.ckpt", tmp_path / "model")
+
+
+def test_settings_of_argparse_are_let_in_for_this_alone(tmp_path):
+    path, _ = foreign.dino_teacher(tmp_path)
+    convert_checkpoint(path, tmp_path / "model")
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ModelFilesMissing, match="is no file"):
+        convert_checkpoint(tmp_path / "gone.pth", tmp_path / "model")
+    path, _ = foreign.torchvision_resnet(tmp_path)
+    whole = path.read_bytes()
+    for name, data in (("half.pth", whole[: len(whole) // 2]), ("text.pth", b"hello"), ("none.pth", b"")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(WeightsMismatch, match="cannot be read"):
+            convert_checkpoint(tmp_path / name, tmp_path / "model")
+    (tmp_path / "x.safetensors").write_bytes(b"hello")
+    with pytest.raises(WeightsMismatch, match="cannot be read"):
+        convert_checkpoint(tmp_path / "x.safetensors", tmp_path / "model")
+
+
+def test_conversion_needs_none_of_the_projects_installed(tmp_path, monkeypatch):
+    path, network = foreign.lightly_lightning(tmp_path)
+    for name in ("lightly", "pytorch_lightning", "solo"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert_equal_output(convert_checkpoint(path, tmp_path / "model").folder, network)

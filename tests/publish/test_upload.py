@@ -1,0 +1,213 @@
+"""Publishing by the Hub's own client to a stand-in for the Hub: what is sent, when, and what is refused before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from publish.card_snippets import run_snippets, snippets
+
+from nnclr_hub import Encoder, load_encoder, push_to_hub
+from nnclr_hub.errors import PublishingError
+from nnclr_hub.publish.card import is_ours
+from nnclr_hub.publish.export import export_run
+from nnclr_hub.publish.upload import publish_model
+
+# the client itself calls httpx in a way that httpx wants changed
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+NAME = "org/small"
+ROOT = Path(__file__).parents[2]
+FILES = {"README.md", "config.json", "model.safetensors"}
+
+
+def test_a_model_is_sent_tagged_and_loads_again_by_the_line_that_is_given(hub, folder):
+    done = publish_model(folder, NAME, tag="v1.0")
+    there = hub.repositories[NAME]
+    assert there.refs["refs/tags/v1.0"] == there.refs["refs/heads/main"] == done.commit
+    assert there.files().keys() == {".gitattributes", *FILES}
+    for name in FILES - {"README.md"}:
+        assert there.files()[name] == (folder / name).read_bytes()
+    assert done.created
+    assert done.source == f"hf-hub:{NAME}@{done.commit}"
+    want = load_encoder(folder, device="cpu").fingerprint
+    for source in (done.source, f"hf-hub:{NAME}@v1.0", f"hf-hub:{NAME}"):
+        assert load_encoder(source, device="cpu").fingerprint == want
+    assert any(agent.startswith("nnclr_hub/") for agent in hub.agents)
+
+
+def test_it_is_one_commit_and_then_the_tag(hub, folder):
+    publish_model(folder, NAME, tag="v1.0")
+    changes = [line for line in hub.writes() if "/commit/" in line or "/tag/" in line]
+    commit = hub.repositories[NAME].refs["refs/heads/main"]
+    assert changes == [f"POST /api/models/{NAME}/commit/main", f"POST /api/models/{NAME}/tag/{commit}"]
+    assert len(hub.repositories[NAME].commits) == 2  # the Hub's own first one, and this
+
+
+def test_the_card_there_loads_from_there(hub, folder):
+    publish_model(folder, NAME, tag="v1.0")
+    card = hub.repositories[NAME].files()["README.md"].decode()
+    assert is_ours(card)
+    assert f'load_encoder("hf-hub:{NAME}@v1.0")' in card
+    assert "./small" not in card
+
+
+def test_a_large_file_goes_in_parts(hub, make_model, tmp_path):
+    wide = export_run(make_model(model_args={"channels": [16, 32, 48, 64]}), tmp_path / "wide")
+    size = (wide / "model.safetensors").stat().st_size
+    assert size > 3 * hub.part
+    publish_model(wide, NAME)
+    assert hub.repositories[NAME].files()["model.safetensors"] == (wide / "model.safetensors").read_bytes()
+    pieces = hub.sent("/large/")
+    assert len(pieces) == -(-size // hub.part)
+    assert sum(pieces) == size
+
+
+def test_a_small_one_goes_whole(hub, folder):
+    hub.part = 1 << 30
+    publish_model(folder, NAME)
+    assert hub.sent("/large/") == [(folder / "model.safetensors").stat().st_size]
+
+
+def test_called_again_it_sends_nothing_and_makes_no_commit(hub, folder):
+    first = publish_model(folder, NAME, tag="v1.0")
+    hub.log.clear()
+    again = publish_model(folder, NAME, tag="v1.0")
+    assert again.commit == first.commit
+    assert again.sent == {}
+    assert publish_model(folder, NAME).commit == first.commit  # the card stays that of the tag
+    assert hub.writes() == []
+
+
+def test_a_tag_that_was_not_set_is_set_without_another_commit(hub, folder):
+    hub.faults[("POST", "/tag/")] = [500]
+    with pytest.raises(PublishingError, match="status 500"):
+        publish_model(folder, NAME, tag="v1.0")
+    commit = hub.repositories[NAME].refs["refs/heads/main"]
+    hub.log.clear()
+    done = publish_model(folder, NAME, tag="v1.0")
+    assert done.commit == commit == hub.repositories[NAME].refs["refs/tags/v1.0"]
+    assert hub.writes() == [f"POST /api/models/{NAME}/tag/{commit}"]
+
+
+def test_only_what_changed_is_sent(hub, model, folder, tmp_path):
+    publish_model(folder, NAME)
+    hub.log.clear()
+    relicensed = export_run(model, tmp_path / "small", provenance={"license": "mit"})
+    done = publish_model(relicensed, NAME)
+    assert set(done.sent) == {"README.md", "config.json"}
+    assert not hub.sent("/large/")
+
+
+def test_an_upload_that_broke_off_goes_on(hub, folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between the client's own retries
+    hub.part = 1 << 30
+    hub.faults[("PUT", "/large/")] = [500]
+    publish_model(folder, NAME)
+    assert len(hub.sent("/large/")) == 2  # the client itself tries once more
+    hub.faults[("POST", "/commit/")] = [500]
+    (folder / "LICENSE").write_text("Use it as you like.\n")
+    with pytest.raises(PublishingError, match="status 500"):
+        publish_model(folder, NAME)
+    hub.log.clear()
+    publish_model(folder, NAME)
+    assert not hub.sent("/large/")
+    assert hub.repositories[NAME].files()["LICENSE"] == b"Use it as you like.\n"
+
+
+def test_heads_go_beside_and_leave_with_the_model_that_had_them(hub, model, folder, tmp_path):
+    bank = torch.nn.functional.normalize(torch.randn(5, 3))
+    full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)}, support_set=bank)
+    publish_model(full, NAME)
+    beside = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
+    assert beside < hub.repositories[NAME].files().keys()
+    done = publish_model(folder, NAME)
+    assert set(done.removed) == beside
+    assert not beside & hub.repositories[NAME].files().keys()
+
+
+# ---- looking only
+
+
+def test_a_dry_run_changes_nothing_and_tells_what_it_would_do(hub, folder):
+    plan = publish_model(folder, NAME, tag="v1.0", dry_run=True)
+    assert plan.created
+    assert plan.commit is None
+    assert set(plan.sent) == FILES
+    assert hub.writes() == []
+    assert not hub.repositories
+    publish_model(folder, NAME)
+    hub.log.clear()
+    assert publish_model(folder, NAME, dry_run=True).sent == {}
+    assert hub.writes() == []
+
+
+# ---- pull requests
+
+
+def test_a_pull_request_is_opened_continued_and_opened_anew(hub, folder, another, make_model, tmp_path):
+    main = publish_model(folder, NAME).commit
+    first = publish_model(another, NAME, pr=True)
+    there = hub.repositories[NAME]
+    assert first.pull_request == 1
+    assert there.refs["refs/heads/main"] == main
+    assert there.refs["refs/pr/1"] == first.commit
+    hub.log.clear()
+    assert publish_model(another, NAME, pr=True).sent == {}
+    assert hub.writes() == []
+    third = export_run(make_model(seed=2), tmp_path / "third")
+    again = publish_model(third, NAME, pr=True)
+    assert (again.pull_request, len(there.discussions)) == (1, 1)
+    assert there.refs["refs/pr/1"] == again.commit != first.commit
+    assert there.files("refs/pr/1")["model.safetensors"] == (third / "model.safetensors").read_bytes()
+    assert again.source is not None
+    assert load_encoder(again.source, device="cpu").fingerprint == load_encoder(third, device="cpu").fingerprint
+    there.discussions[0]["status"] = "merged"
+    assert publish_model(another, NAME, pr=True).pull_request == 2
+
+
+def test_a_pull_request_of_somebody_else_is_not_touched(hub, folder, another):
+    publish_model(folder, NAME)
+    publish_model(another, NAME, pr=True)
+    hub.repositories[NAME].discussions[0]["author"]["name"] = "another"
+    assert publish_model(another, NAME, pr=True).pull_request == 2
+
+
+# ---- for the habit
+
+
+def test_an_encoder_in_memory_is_pushed_and_had_back(hub, folder):
+    done = push_to_hub(load_encoder(folder, device="cpu"), NAME, tag="v1.0")
+    there = hub.repositories[NAME].files("v1.0")
+    assert there["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    assert b"knn20/made_up" in there["README.md"]
+    again = Encoder.from_pretrained(NAME, revision="v1.0", device="cpu")
+    assert again.fingerprint == load_encoder(folder, device="cpu").fingerprint
+    assert Encoder.from_pretrained(folder, device="cpu").fingerprint == again.fingerprint
+    assert done.commit == hub.repositories[NAME].refs["refs/tags/v1.0"]
+
+
+def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub, folder):
+    encoder = load_encoder(folder, device="cpu")
+    with torch.no_grad():
+        encoder.backbone.conv1.weight.mul_(2)
+    push_to_hub(encoder, NAME, license="mit")
+    there = hub.repositories[NAME].files()
+    assert b"knn20/made_up" not in there["README.md"]
+    assert b'license: "mit"' in there["README.md"]
+    assert there["model.safetensors"] != (folder / "model.safetensors").read_bytes()
+    x = torch.randn(2, 3, 48, 48)
+    again = Encoder.from_pretrained(NAME, device="cpu")
+    torch.testing.assert_close(torch.from_numpy(again.embed(x)), torch.from_numpy(encoder.embed(x)), atol=1e-5, rtol=0)
+
+
+def test_the_snippets_of_a_published_card_run(hub, make_model, pictures, tmp_path):
+    """All doors, from the address and at the tag that the card names."""
+    small = export_run(make_model("resnet50", {"channels": [4, 4, 4, 8]}, 64), tmp_path / "published")
+    publish_model(small, "org/published", tag="v1.0")
+    card = hub.repositories["org/published"].files()["README.md"].decode()
+    assert len(snippets(card)) == 4
+    (tmp_path / "elsewhere").mkdir()
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    shape, timms, theirs = run_snippets(card, tmp_path / "elsewhere", pictures, **variables)
+    assert shape == "(2, 32)"
+    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
+    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)

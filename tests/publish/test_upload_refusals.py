@@ -1,0 +1,126 @@
+"""What publishing refuses, with nothing asked of the Hub that could change anything."""
+
+import shutil
+
+import pytest
+import torch
+from huggingface_hub import constants
+from publish.hub_server import READ_ONLY, TOKEN, HubServer
+from safetensors.torch import load_file, save
+
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, PublishingError, TamperedModel, WeightsMismatch
+from nnclr_hub.hub.layout import sha256_of
+from nnclr_hub.publish.card import is_ours
+from nnclr_hub.publish.upload import publish_model
+
+# the client itself calls httpx in a way that httpx wants changed
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+NAME = "org/small"
+
+
+def refused(hub: HubServer, match: str, *arguments: object, kind=PublishingError, **options: object) -> None:
+    """publish_model refuses, and has asked for nothing that changes anything."""
+    hub.log.clear()
+    with pytest.raises(kind, match=match):
+        publish_model(*arguments, **options)
+    assert hub.writes() == []
+
+
+def test_a_tag_is_never_moved(hub, folder, another):
+    first = publish_model(folder, NAME, tag="v1.0")
+    refused(hub, "tag v1.0 of org/small stands at", another, NAME, tag="v1.0")
+    second = publish_model(another, NAME, tag="v2.0")
+    assert hub.repositories[NAME].refs["refs/tags/v1.0"] == first.commit != second.commit
+    refused(hub, "choose a new tag", folder, NAME, tag="v1.0")
+    refused(hub, "choose a new tag", another, NAME, tag="v1.0")
+
+
+def test_a_card_that_somebody_edited_there_stays(hub, folder, another):
+    publish_model(folder, NAME)
+    there = hub.repositories[NAME]
+    edited = there.files() | {"README.md": there.files()["README.md"] + b"\nA word of mine.\n"}
+    there.commit("refs/heads/main", edited)
+    refused(hub, "give --overwrite-card", another, NAME)
+    assert there.files()["README.md"].endswith(b"A word of mine.\n")
+    publish_model(another, NAME, overwrite_card=True)
+    assert is_ours(there.files()["README.md"].decode())
+
+
+def test_a_card_that_was_edited_here_goes_as_it_is_and_is_known_afterwards(hub, folder):
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
+    publish_model(folder, NAME)
+    card = hub.repositories[NAME].files()["README.md"].decode()
+    assert card.startswith("---\nlicense: mit\n---\n\n# Mine\n")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine, better\n")
+    publish_model(folder, NAME)
+    assert "better" in hub.repositories[NAME].files()["README.md"].decode()
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
+    publish_model(folder, NAME)
+    refused(hub, "org/small is public", folder, NAME, private=True)
+    publish_model(folder, "org/secret", private=True)
+    assert hub.repositories["org/secret"].private
+    publish_model(folder, "org/secret")
+    assert hub.repositories["org/secret"].private
+
+
+def test_a_folder_that_is_not_whole_is_refused(hub, folder, model, tmp_path):
+    refused(hub, "is missing", tmp_path / "nowhere", NAME, kind=ModelFilesMissing)
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["conv1.weight"][0] = torch.nan
+    (broken / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    refused(hub, r"model\.safetensors", broken, NAME, kind=TamperedModel)
+    config = (broken / "config.json").read_text()
+    old, new = sha256_of(folder / "model.safetensors"), sha256_of(broken / "model.safetensors")
+    (broken / "config.json").write_text(config.replace(old, new))
+    refused(hub, "NaN", broken, NAME, kind=WeightsMismatch)
+    assert not hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("small", {}, "ORGANISATION/NAME"),
+        ("org/small/more", {}, "ORGANISATION/NAME"),
+        ("org/small", {"tag": "not a tag"}, "cannot be a tag"),
+        ("org/small", {"tag": "main"}, "cannot be a tag"),
+        ("org/small", {"tag": "v1", "pr": True}, "leave out --tag, or --pr"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused(hub, folder, name, options, sentence):
+    refused(hub, sentence, folder, name, kind=InvalidRequest, **options)
+
+
+def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatch, tmp_path):
+    publish_model(folder, NAME)
+    monkeypatch.setenv("HF_TOKEN", READ_ONLY)
+    (folder / "LICENSE").write_text("changed")
+    with pytest.raises(PublishingError, match="may not write to org/small"):
+        publish_model(folder, NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_nonsense")
+    with pytest.raises(PublishingError, match="set HF_TOKEN"):
+        publish_model(folder, NAME)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    refused(hub, "HF_TOKEN, or log in", folder, NAME)
+
+
+def test_somebody_elses_commit_meanwhile_is_not_overwritten(hub, folder, another):
+    publish_model(folder, NAME)
+    hub.faults[("POST", "/commit/")] = [412]
+    with pytest.raises(PublishingError, match="meanwhile"):
+        publish_model(another, NAME)
+
+
+def test_a_hub_that_is_not_there_is_named(folder, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(PublishingError, match="HF_ENDPOINT"):
+        publish_model(folder, NAME)
+
+
+def test_there_is_no_pull_request_to_what_is_not_there(hub, folder):
+    refused(hub, "leave out --pr", folder, NAME, pr=True)

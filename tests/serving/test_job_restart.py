@@ -1,0 +1,122 @@
+"""`nnclr serve` goes down and comes back, in good order and by kill -9: jobs go on, answers stay answers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A collection that keeps a comparison of all with all busy for long, and a small one with labels."""
+    folder = tmp_path_factory.mktemp("restart") / "store"
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(40_000, 64)).astype(np.float32)
+    with open_store(str(folder)) as opened:
+        opened.create("many", CollectionSpec(64)).upsert([Item(str(i), row) for i, row in enumerate(vectors)])
+        few = [Item(str(i), row, {"label": "ab"[i % 2]}) for i, row in enumerate(vectors[:60])]
+        opened.create("few", CollectionSpec(64)).upsert(few)
+    return folder
+
+
+@contextmanager
+def served(store, model):
+    """The server as a process, and a client of it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--model", str(model)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        subprocess.Popen([*command, "--port", str(port), "--no-page"], env=environment) as child,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        try:
+            for _ in range(600):
+                assert child.poll() is None, "it ended by itself"
+                try:
+                    if client.get("/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass  # it does not listen yet
+                time.sleep(0.05)
+            yield child, client
+        finally:
+            child.kill()
+
+
+def reach(client, id, *states, progress=False):
+    for _ in range(1000):
+        job = client.get(f"/api/v1/jobs/{id}").json()
+        if job["state"] in states and (job["done"] or not progress):
+            return job
+        time.sleep(0.02)
+    pytest.fail(f"{job} does not become {states}")
+
+
+def test_jobs_and_answers_outlive_the_server(store, model):
+    fit = {"name": "halves", "collection": "few", "field": "label"}
+    key = {"Idempotency-Key": "only-once"}
+    heard: list[str] = []
+    hears = threading.Event()
+    with served(store, model) as (child, client):
+        body = {"threshold": 0.999, "exact": True}
+        id = client.post("/api/v1/collections/many/duplicates", json=body).json()["id"]
+        reach(client, id, "running", progress=True)
+
+        def listen() -> None:
+            with client.stream("GET", f"/api/v1/jobs/{id}/events", timeout=60) as stream:
+                for line in stream.iter_lines():
+                    heard.append(line)
+                    if line.startswith("data: "):
+                        hears.set()
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        assert hears.wait(10)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(25) == 0  # less than an open stream would be waited for
+        listener.join(5)
+        assert not listener.is_alive(), "the stream holds"
+    told = [json.loads(line.removeprefix("data: ")) for line in heard if line.startswith("data: ")]
+    assert told[-1]["state"] in ("running", "queued")
+    with open_store(str(store)) as opened:
+        record = opened.records.get("job", id)
+        assert record is not None
+        assert (record.content["state"], record.content["attempts"]) == ("queued", 0)
+    with served(store, model) as (child, client):
+        reach(client, id, "running", progress=True)
+        answer = client.post("/api/v1/probes", json=fit, headers=key)
+        probe_job = answer.json()["id"]
+        child.kill()
+    with served(store, model) as (_, client):
+        assert reach(client, id, "running")["id"] == id
+        again = client.post("/api/v1/probes", json=fit, headers=key)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert (again.status_code, again.content) == (202, answer.content)
+        assert reach(client, probe_job, "done")["result"]["probe"] == "halves"
+        assert client.get("/api/v1/probes/halves").json()["rows"] == 60
+        assert [job["id"] for job in client.get("/api/v1/jobs", params={"kind": "probe_fit"}).json()["jobs"]] == [
+            probe_job
+        ]
+        client.delete(f"/api/v1/jobs/{id}")
+        assert reach(client, id, "cancelled")["cancelling"]
+    with served(store, model) as (_, client):
+        assert client.get(f"/api/v1/jobs/{id}").json()["state"] == "cancelled"
+        assert client.get("/api/v1/jobs", params={"state": "running"}).json()["jobs"] == []

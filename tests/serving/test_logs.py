@@ -1,0 +1,54 @@
+"""The server's log, as a process writes it: one form for everything, and nothing that is private."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from running_server import wait
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def told(model, tmp_path):
+    """told(form) -> lines that `nnclr serve` writes about three requests."""
+
+    def run(form: str) -> list[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = ["-m", "nnclr_hub.cli", "serve", "--model", str(model), "--store", str(tmp_path / "store")]
+        environment = os.environ | {"NNCLR_LOG_FORMAT": form, "NNCLR_API_KEYS": '["anna:a-secret-of-sixteen-letters"]'}
+        log = tmp_path / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *command, "--port", str(port), "--no-page"], cwd=ROOT, env=environment, stderr=file
+            )
+            try:
+                wait(f"http://127.0.0.1:{port}/readyz")
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+                    client.get("/v1/models", headers={"X-Request-ID": "me"})
+                    key = {"Authorization": "Bearer a-secret-of-sixteen-letters", "X-Request-ID": "anna-1"}
+                    client.get("/v1/models", headers=key)
+                    client.get("/healthz")
+            finally:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+        return [line for line in log.read_text().splitlines() if "X-Request-ID" not in line]
+
+    return run
+
+
+def test_a_process_logs_json_with_the_name_of_the_key(told):
+    entries = [json.loads(line) for line in told("json") if line.startswith("{")]
+    lines = {entry["id"]: entry for entry in entries if "id" in entry}
+    assert (lines["me"]["status"], lines["me"]["code"]) == (401, "unauthorized")
+    assert (lines["anna-1"]["status"], lines["anna-1"]["key"]) == (200, "anna")
+    assert "/healthz" not in [entry.get("route") for entry in entries]
+    assert "a-secret-of" not in json.dumps(entries)

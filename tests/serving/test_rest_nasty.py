@@ -1,0 +1,48 @@
+"""Every file of the nasty pack over REST: as its manifest says, with a healthy server after each, in bounded memory."""
+
+import csv
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REFUSED = {"undecodable_image", "unsupported_image", "image_too_large"}
+# above what decoding one picture of 40 megapixels on each thread takes
+LARGEST_GROWTH = 1_500_000_000
+
+
+def peak() -> int:
+    """Bytes that this process, with the server in it, had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.data
+def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, pictures):
+    """Alone, and beside a good picture, which is embedded all the same."""
+    folder = pack("nasty.tar")
+    good = ("files", ("good.jpg", pictures[0].read_bytes(), "image/jpeg"))
+    want = client.post("/api/v1/embed", files=[good]).json()["data"][0]["embedding"]
+    before, wrong = peak(), []
+    with (folder / "manifest.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        path: Path = folder / row["file"]
+        nasty = ("files", (path.name, path.read_bytes(), "application/octet-stream"))
+        answer = client.post("/api/v1/embed", files=[nasty, good])
+        assert answer.status_code == 200, (row["file"], answer.text)
+        first, second = answer.json()["data"]
+        np.testing.assert_allclose(second["embedding"], want, atol=1e-5)
+        if "error" in first:
+            outcome, sentence = "refuse", first["error"]["detail"]
+            assert first["error"]["code"] in REFUSED
+            assert sentence.endswith(".")
+            assert not [bad for bad in ("\n", "0x", str(folder), "<", "Traceback") if bad in sentence], sentence
+        else:
+            outcome = "decode"
+            assert np.linalg.norm(first["embedding"]) == pytest.approx(1, abs=1e-4)
+        if row["expect"] not in (outcome, "either"):
+            wrong.append((row["file"], row["expect"], outcome))
+        assert client.get("/readyz").status_code == 200, row["file"]
+    assert wrong == []
+    assert peak() - before < LARGEST_GROWTH

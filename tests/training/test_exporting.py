@@ -1,0 +1,126 @@
+"""`nnclr export` of a run: either network, and figures that are measured again on what was written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from nnclr_hub import load_encoder
+from nnclr_hub.cli.app import app
+from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
+from nnclr_hub.hub.layout import read_config
+from training.checkpoint import load_checkpoint
+from training.exporting import export
+from training.pretrain import pretrain
+from training.recipes import find_recipe
+
+TINY = ["channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"]
+FAST = [*TINY, "batch_size=16", "epochs=2", "checkpoint_every=1", "precision=fp32", "queue_size=40"]
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory) -> Path:
+    """A finished run with two networks and a support set."""
+    out = tmp_path_factory.mktemp("runs") / "two"
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "method=momentum_nnclr"])
+    assert pretrain("small_cpu", recipe, [data], out).finished
+    return out
+
+
+def test_the_figure_is_measured_again_on_the_same_pictures(run, data, tmp_path):
+    done = export(run, tmp_path / "model", data=[data])
+    name = f"knn20/{data.name}"
+    assert done.rechecked[name] == pytest.approx(done.metrics[name], abs=0.001)
+    assert f"| {name} | {done.metrics[name]} | {done.rechecked[name]} |" in (done.folder / "README.md").read_text()
+    assert done.rechecked[f"linear/{data.name}"] is None
+
+
+def test_the_figure_is_the_one_that_eval_gives(run, data, tmp_path):
+    done = export(run, tmp_path / "model", data=[data])
+    call = ["eval", "knn", str(done.folder), "--data", str(data), "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)
+    name = f"knn20/{data.name}"
+    assert record["values"][name] == pytest.approx(done.metrics[name], abs=1e-4)
+
+
+def test_without_the_data_it_is_not_checked_and_the_card_says_so(run, tmp_path):
+    done = export(run, tmp_path / "model")
+    assert set(done.rechecked.values()) == {None}
+    assert "not checked" in (done.folder / "README.md").read_text()
+
+
+def test_other_pictures_under_the_same_name_check_nothing(run, data, tmp_path):
+    other = tmp_path / data.name
+    shutil.copytree(data, other)
+    next((other / "test").rglob("*.jpg")).unlink()
+    done = export(run, tmp_path / "model", data=[other])
+    assert done.rechecked[f"knn20/{data.name}"] is None
+
+
+def test_weights_that_do_not_measure_what_the_run_measured_are_refused(run, data, tmp_path):
+    broken = tmp_path / "run"
+    shutil.copytree(run, broken)
+    config = json.loads((broken / "encoder" / "config.json").read_text())
+    name = f"knn20/{data.name}"
+    config["nnclr"]["metrics"][name] = round(abs(config["nnclr"]["metrics"][name] - 0.2), 4)
+    (broken / "encoder" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsMismatch, match="on the same pictures"):
+        export(broken, tmp_path / "model", data=[data])
+    assert not (tmp_path / "model").exists()
+
+
+def test_each_of_the_two_networks_can_be_had(run, data, tmp_path):
+    saved = load_checkpoint(run)
+    assert saved is not None
+    for name, place in (("online", "backbone."), ("momentum", "momentum.encoder.0.")):
+        done = export(run, tmp_path / name, encoder=name, data=[data])
+        written = load_file(done.folder / "model.safetensors")
+        kept = {key.removeprefix(place): value for key, value in saved["learner"].items() if key.startswith(place)}
+        assert written.keys() == kept.keys()
+        for key, value in written.items():
+            torch.testing.assert_close(value, kept[key], rtol=0, atol=0)
+        assert read_config(done.folder).nnclr["encoder"] == name
+        assert done.rechecked[f"knn20/{data.name}"] is not None
+    x = torch.randn(2, 3, 32, 32)
+    one, two = (load_encoder(tmp_path / name, device="cpu").embed(x) for name in ("online", "momentum"))
+    assert not np.allclose(one, two, atol=1e-4)
+
+
+def test_figures_of_one_network_are_not_given_to_the_other(run, tmp_path):
+    scored = read_config(run / "encoder").nnclr["encoder"]
+    other = "momentum" if scored == "online" else "online"
+    assert export(run, tmp_path / "model", encoder=other).metrics == {}
+
+
+def test_the_support_set_goes_beside_if_wished(run, tmp_path):
+    done = export(run, tmp_path / "model", support_set=True)
+    bank = load_file(done.folder / "nnclr_support_set.safetensors")["bank"]
+    assert bank.shape == (40, 8)
+    torch.testing.assert_close(bank.norm(dim=1), torch.ones(40))
+    assert "nnclr_support_set.safetensors" in (done.folder / "README.md").read_text()
+    load_encoder(done.folder)
+    assert not (export(run, tmp_path / "model").folder / "nnclr_support_set.safetensors").exists()
+
+
+def test_the_same_export_gives_the_same_bytes(run, data, tmp_path):
+    one, two = (export(run, tmp_path / name / "model", data=[data], support_set=True).folder for name in "ab")
+    files = sorted(path.name for path in one.iterdir())
+    assert len(files) == 5
+    for name in files:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_what_a_run_does_not_have_is_refused(run, model, data, tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt"):
+        export(model, tmp_path / "model", encoder="momentum")
+    with pytest.raises(InvalidRequest, match="online, momentum"):
+        export(run, tmp_path / "model", encoder="both")
+    with pytest.raises(InvalidRequest, match="cannot be measured on"):
+        export(run, tmp_path / "model", data=[data / "train" / "cat"])

@@ -1,0 +1,233 @@
+"""Probes of a collection's labels, kept in its store: which items count, what is refused, and how well they do."""
+
+import numpy as np
+import pytest
+
+from nnclr_hub.errors import (
+    FingerprintMismatch,
+    InvalidFilter,
+    InvalidRequest,
+    ItemNotFound,
+    ProbeExists,
+    ProbeNotFound,
+    StoreReadOnly,
+)
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.metrics import average_precision_11
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.labels import label_of, labelled_items
+from nnclr_hub.workbench.probe_fitting import FitOptions, fit_and_score
+from nnclr_hub.workbench.probes import get_probe, list_probes
+
+CENTRES = 2 * np.eye(3, 8)
+
+
+def rows(n: int, seed: int = 0, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """(3 n, 8) vectors around three centres, and which."""
+    rng = np.random.default_rng(seed)
+    which = np.repeat(np.arange(3), n)
+    return (CENTRES[which] + rng.normal(0, noise, (3 * n, 8))).astype(np.float32), which
+
+
+@pytest.fixture(params=["cosine", "l2"])
+def bench(request, tmp_path):
+    """A store with 90 labelled items, of either metric."""
+    vectors, which = rows(30)
+    with open_store(str(tmp_path / "store")) as store:
+        spec = CollectionSpec(8, metric=request.param, fingerprint="f", model="m")
+        items = [
+            Item(f"{i:03}", row, {"label": "xyz"[c], "n": int(c), "half": bool(c), "f": i / 7})
+            for i, (row, c) in enumerate(zip(vectors, which, strict=True))
+        ]
+        store.create("points", spec).upsert(items)
+        yield Workbench(None, store)  # type: ignore[arg-type]
+
+
+def test_the_probe_is_that_of_unit_rows_whatever_the_metric(bench):
+    vectors, which = rows(30)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = fit_linear_probe(unit, ["xyz"[c] for c in which])
+    steps: list[tuple[int, int]] = []
+    kept = bench.fit_probe("p", "points", "label", progress=lambda done, total: steps.append((done, total)))
+    np.testing.assert_allclose(kept.probe.weight, expected.weight, atol=1e-4)
+    assert (kept.probe.l2, kept.probe.classes) == (expected.l2, expected.classes)
+    assert (kept.probe.fingerprint, kept.probe.model) == ("f", "m")
+    assert steps == sorted(steps)
+    assert steps[-1] == (180, 180)
+    same = get_probe(bench.store.records, "p")
+    np.testing.assert_array_equal(same.probe.weight, kept.probe.weight)
+    assert same.about == kept.about
+    said = bench.predict("p", vectors=vectors * 7, k=3)
+    wanted = expected.predict(unit)
+    assert [one.label for one in said] == wanted.labels
+    np.testing.assert_allclose([one.top[0][1] for one in said], wanted.probabilities.max(axis=1), atol=1e-4)
+
+
+def test_the_scores_are_of_rows_that_chose_nothing(bench):
+    """Close to those on many fresh rows, and not those of the rows that were fitted."""
+    vectors, which = rows(400, noise=1.5)
+    collection = bench.store.create("more", CollectionSpec(8))
+    collection.upsert(
+        [Item(f"{i:04}", row, {"label": int(c)}) for i, (row, c) in enumerate(zip(vectors, which, strict=True))]
+    )
+    kept = bench.fit_probe("p", "more", "label")
+    fresh, truth = rows(3000, seed=1, noise=1.5)
+    right = np.array([one.label for one in bench.predict("p", vectors=fresh)]) == truth
+    assert kept.about["held_out"] == 240
+    assert kept.about["scores"]["top1"] == pytest.approx(right.mean(), abs=0.07)
+    for c, told in enumerate(kept.about["per_class"]):
+        assert (told["label"], told["rows"], told["held_out"]) == (c, 400, 80)
+        assert told["score"] == pytest.approx(right[truth == c].mean(), abs=0.15)
+    assert kept.about["scores"]["mean_per_class"] == pytest.approx(
+        np.mean([told["score"] for told in kept.about["per_class"]])
+    )
+
+
+def test_too_few_rows_are_fitted_and_not_scored(bench):
+    vectors, which = rows(2)
+    collection = bench.store.create("few", CollectionSpec(8))
+    collection.upsert([Item(str(i), row, {"label": int(which[i])}) for i, row in enumerate(vectors)])
+    kept = bench.fit_probe("few", "few", "label")
+    assert (kept.about["rows"], kept.about["held_out"], kept.about["scores"]) == (6, 0, {})
+    assert [told["score"] for told in kept.about["per_class"]] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "labels"),
+    [
+        ("cat", ("cat",)),
+        (3, (3,)),
+        (3.0, (3,)),
+        (True, ("true",)),
+        (False, ("false",)),
+        (["a", 1, "a", None, ""], ("a", 1)),
+        ([], ()),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_what_counts_as_a_label(value, labels):
+    assert label_of(value, "x") == labels
+
+
+@pytest.mark.parametrize("value", [0.5, {"a": 1}, [["a"]], [{"a": 1}], float("inf")])
+def test_what_is_no_label(value):
+    with pytest.raises(InvalidRequest, match="no label"):
+        label_of(value, "x")
+
+
+def test_items_without_a_label_are_left_out_and_counted(bench):
+    collection = bench.collection("points")
+    vector = np.ones(8, np.float32)
+    collection.upsert([Item("a", vector), Item("b", vector, {"label": None}), Item("c", vector, {"label": ""})])
+    read = labelled_items(collection, "label")
+    assert (len(read.labels), read.left_out, read.several) == (90, {"no label": 3}, False)
+    assert np.linalg.norm(read.vectors, axis=1) == pytest.approx(np.ones(90))
+    only = labelled_items(collection, "label", {"must": [{"key": "label", "in": ["x", "y"]}]})
+    assert (len(only.labels), only.left_out, only.classes) == (60, {}, ("x", "y"))
+
+
+def test_whole_numbers_and_truth_values_are_labels(bench):
+    assert bench.fit_probe("n", "points", "n").probe.classes == (0, 1, 2)
+    assert bench.fit_probe("half", "points", "half").probe.classes == ("false", "true")
+
+
+def test_lists_are_several_labels_each(bench):
+    collection = bench.store.create("tagged", CollectionSpec(8))
+    vectors, which = rows(40, noise=0.5)
+    tags = [[["a"], ["a", "b"], []][c] for c in which]
+    tags[0] = "a"  # one alone need not be a list
+    collection.upsert([Item(f"{i:03}", row, {"tags": tags[i]}) for i, row in enumerate(vectors)])
+    kept = bench.fit_probe("tags", "tagged", "tags")
+    assert (kept.probe.several, kept.probe.classes, kept.about["left_out"]) == (True, ("a", "b"), {})
+    assert [told["rows"] for told in kept.about["per_class"]] == [80, 40]
+    assert kept.about["scores"]["map11"] == pytest.approx(
+        np.mean([told["score"] for told in kept.about["per_class"]]), abs=1e-6
+    )
+    labels = [one.label for one in bench.predict("tags", vectors=vectors)]
+    assert np.mean([set(label) == set(tag) for label, tag in zip(labels, tags, strict=True)]) > 0.9
+
+
+def test_the_score_of_one_of_several_labels_is_its_average_precision(bench):
+    vectors, which = rows(40)
+    targets = np.stack([which < 2, which == 1], axis=1).astype(np.float32)
+    names = [tuple(name for name, there in zip("ab", row, strict=True) if there) for row in targets]
+    collection = bench.store.create("tagged", CollectionSpec(8))
+    collection.upsert([Item(f"{i:03}", row, {"t": list(names[i])}) for i, row in enumerate(vectors)])
+    read = labelled_items(collection, "t")
+    fitted = fit_and_score(read, FitOptions(l2=0.01), fingerprint="", model="")
+    held = np.zeros(120, bool)
+    held[np.random.default_rng(0).permutation(120)[:24]] = True
+    judged = fit_linear_probe(read.vectors[~held], targets[~held], classes=("a", "b"), l2=0.01)
+    scores = judged.scores(read.vectors[held])
+    for c, told in enumerate(fitted.per_class):
+        assert told.score == pytest.approx(average_precision_11(scores[:, c], targets[held, c] == 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "where", "sentence"),
+    [
+        ("lable", None, "there are the fields .*label"),
+        ("label", {"must": [{"key": "label", "match": "x"}]}, "only the label 'x'"),
+        ("label", {"must": [{"key": "label", "match": "none"}]}, "that pass the filter has the field"),
+        ("f", None, "is no label"),
+    ],
+)
+def test_a_field_that_tells_nothing_apart_is_refused(bench, field, where, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        bench.fit_probe("p", "points", field, where=where)
+    assert list_probes(bench.store.records) == []
+
+
+def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
+    bench.store.create("empty", CollectionSpec(8))
+    with pytest.raises(InvalidRequest, match="no metadata"):
+        bench.fit_probe("p", "empty", "label")
+    for where in ({"maybe": []}, [], {"must": "x"}):
+        with pytest.raises(InvalidFilter):
+            bench.fit_probe("p", "points", "label", where=where)
+
+
+def test_more_than_memory_takes_is_refused(bench, monkeypatch):
+    monkeypatch.setattr("nnclr_hub.store.ann.kinds.default_budget", lambda: 8 * 8 * 89)
+    with pytest.raises(InvalidRequest, match="takes 89 vectors"):
+        bench.fit_probe("p", "points", "label")
+
+
+def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(bench):
+    bench.fit_probe("p", "points", "label")
+    with pytest.raises(ProbeExists):
+        bench.fit_probe("p", "points", "n")
+    assert bench.fit_probe("p", "points", "n", replace=True).probe.classes == (0, 1, 2)
+    assert [(one.name, one.probe.classes) for one in list_probes(bench.store.records)] == [("p", (0, 1, 2))]
+    with pytest.raises(InvalidRequest):
+        bench.fit_probe("no name", "points", "label")
+
+
+def test_items_are_labelled_by_their_ids(bench):
+    bench.fit_probe("p", "points", "label", options=FitOptions(threshold=0.5))
+    first, missing, last = bench.predict("p", collection="points", ids=["000", "nobody", "089"])
+    assert (first.label, last.label) == ("x", "z")
+    assert isinstance(missing, ItemNotFound)
+    bench.store.create("other", CollectionSpec(8, fingerprint="another"))
+    with pytest.raises(FingerprintMismatch):
+        bench.predict("p", collection="other", ids=["a"])
+    with pytest.raises(FingerprintMismatch):
+        bench.predict("p", vectors=np.ones((1, 8)), fingerprint="another")
+    with pytest.raises(InvalidRequest, match="takes vectors of 8"):
+        bench.predict("p", vectors=np.ones((1, 9)))
+    with pytest.raises(InvalidRequest, match="exactly one"):
+        bench.predict("p", ids=["a"])
+    with pytest.raises(ProbeNotFound, match="there are p"):
+        bench.predict("q", vectors=np.ones((1, 8)))
+
+
+def test_a_reader_uses_probes_and_fits_none(bench):
+    bench.fit_probe("p", "points", "label")
+    with open_store(str(bench.store.folder), read_only=True) as store:
+        reader = Workbench(None, store)  # type: ignore[arg-type]
+        assert reader.predict("p", vectors=np.ones((1, 8)))[0].label in "xyz"
+        with pytest.raises(StoreReadOnly):
+            reader.fit_probe("q", "points", "label")
