@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
@@ -30,7 +29,6 @@ class Loading:
         self._jobs = jobs
         self._engines = engines
         self._workbench = workbench
-        self._lock = threading.Lock()
         self._detail: str | None = "starting"
         self._failed = self._warm = False
         self._done, self._total = 0, 0

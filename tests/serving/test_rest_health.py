@@ -8,9 +8,11 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
+from serving.jobs import Jobs
 from serving.models import Engines
 from serving.readiness import Loading
 from serving.settings import Settings
+from serving.telemetry import Metrics
 
 
 def samples(client) -> dict:
@@ -43,11 +45,14 @@ def test_readiness_counts_what_is_loaded_and_tells_a_damaged_collection(tmp_path
     engines = Engines(str(model), Settings())
     try:
         with open_store(tmp_path / "store") as store:
-            loading = Loading(engines, Workbench(engines, store))
+            bench = Workbench(engines, store)
+            jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
+            loading = Loading(engines, bench, jobs)
             before = loading.report()
             assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
             loading.run()
             after = loading.report()
+            jobs.stop()
     finally:
         engines.close()
     assert (after.status, after.collections_loaded, after.collections_total) == ("ready", 3, 3)
@@ -62,7 +67,8 @@ def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
             raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
 
     with open_store(tmp_path / "store") as store:
-        loading = Loading(Broken(), Workbench(Broken(), store))  # type: ignore[arg-type]
+        bench = Workbench(Broken(), store)  # type: ignore[arg-type]
+        loading = Loading(Broken(), bench, Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=()))  # type: ignore[arg-type]
         loading.run()
         told = loading.report()
     assert (told.status, told.detail) == ("failed", "model.safetensors is damaged: fetch it again.")
