@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -13,8 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.errors import InvalidRequest
 
-from .security.keys import Keys
-from .security.sites import is_loopback
+from .keys import Keys
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
@@ -123,3 +124,16 @@ def _first(error: ValidationError | SettingsError) -> str:
     name = str(part["loc"][0]).upper()
     given = "given" if name in ("API_KEYS", "WRITE_KEYS") else repr(part["input"])  # no secret in a sentence
     return f"NNCLR_{name} (or its flag) is {given}: {part['msg']}."
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on `host` is reached from this machine alone; all of its addresses count."""
+    if not host:
+        return False  # all interfaces
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    plain = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+    return bool(plain) and all(one.is_loopback for one in plain)

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 
-import nnclr_hub
 from nnclr_hub.client.steps import Answer, Attempt, to_json
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, ServerUnreachable
 
@@ -36,7 +35,7 @@ class Address:
 
     def options(self) -> dict[str, Any]:
         """For an httpx client, blocking or not."""
-        headers = {"User-Agent": f"nnclr_hub/{nnclr_hub.__version__}"}
+        headers = {"User-Agent": "nnclr_hub"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         return {"base_url": self.url, "headers": headers, "limits": CONNECTIONS, "follow_redirects": False}

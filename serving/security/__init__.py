@@ -2,7 +2,6 @@
 
     door.py        the ASGI layer that asks the others, outermost first
     sites.py       Host, Origin and Sec-Fetch-Site: which pages of which names may talk to us; CORS
-    keys.py        API keys with names and scopes, compared by their hashes
     routes.py      what each route needs: one table
     rates.py       how many requests and pictures a minute, and how many wrong keys
     session.py     the page's login: a form, a signed cookie
@@ -12,5 +11,5 @@
     protocol.py    limits that hold before there is a request: the size and the time of its head
     fetching.py    pictures by their web addresses, if switched on
 
-docs/security.md tells what each protects from.
+The keys themselves are a file further up, for the settings hold them. docs/security.md tells what each protects from.
 """

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from .keys import READ, WRITE, Key, Keys
+from ..keys import READ, WRITE, Key, Keys
 from .rates import REMEMBERED, Buckets
 from .refusal import Refusal
 from .routes import PAGE, SAFE

@@ -20,18 +20,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nnclr_hub.errors import RateLimited
 
+from ..keys import Key
 from ..problems import problem
-from ..settings import Settings
+from ..settings import Settings, is_loopback
 from . import login, rates
 from .body import BodyLimits
 from .callers import Callers
 from .headers import dressed, preflight
-from .keys import Key
 from .rates import Allowance, Buckets, caller_of
 from .refusal import Refusal
 from .routes import LOGIN, LOGOUT, PAGE, Rule, rule_of
 from .session import Sessions
-from .sites import Sites, is_loopback, own_names
+from .sites import Sites, own_names
 
 NOBODY = Key("", (), b"")  # no key was asked for
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from .keys import Key
+from ..keys import Key
 from .refusal import Refusal
 from .routes import LOGIN, LOGOUT, PAGE
 from .session import Sessions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .keys import READ, WRITE
+from ..keys import READ, WRITE
 
 PAGE = "/ui"
 LOGIN, LOGOUT = "/login", "/logout"

@@ -16,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers
 
-from .keys import Key
+from ..keys import Key
 
 KEPT = 10_000  # sessions; the oldest gives way
 _NAME = "nnclr_session"

@@ -84,19 +84,6 @@ def own_names(host: str, allowed: Iterable[str]) -> set[str]:
     return {host, f"[{host}]", socket.gethostname(), *LOCAL_NAMES, *allowed}
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reached from this machine alone; all of its addresses count."""
-    if not host:
-        return False  # all interfaces
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-    plain = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
-    return bool(plain) and all(one.is_loopback for one in plain)
-
-
 def _is_literal(name: str) -> bool:
     try:
         ipaddress.ip_address(name.strip("[]"))

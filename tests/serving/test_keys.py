@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from nnclr_hub.errors import InvalidRequest
-from serving.security.keys import Keys
+from serving.keys import Keys
 
 SECRET = "b3RoZXIga2V5cyBhcmUg"
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 
-from serving.security.keys import Keys
+from serving.keys import Keys
 from serving.security.session import KEPT, Sessions
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
