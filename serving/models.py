@@ -34,7 +34,7 @@ class Engines:
         source = source or self.default
         with self._lock:
             if source not in self._engines:
-                engine = Engine(load_encoder(source), self._settings)
+                engine = Engine(load_encoder(source, backend=self._settings.backend), self._settings)
                 engine.warm_up()
                 self._engines[source] = engine
             return self._engines[source]

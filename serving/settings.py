@@ -18,6 +18,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    backend: str = Field("auto", description="what runs the networks, as in `nnclr embed --backend`")
     max_batch: int = Field(32, ge=1, description="pictures a forward pass")
     decode_threads: int = Field(4, ge=1, description="threads that decode pictures")
     capacity: int = Field(512, ge=1, description="pictures in work at once; above, 429")

@@ -55,7 +55,7 @@ def info(
     from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.registry import MODELS
 
-    encoder = load_encoder(source, device="cpu")
+    encoder = load_encoder(source, device="cpu", backend="auto")
     preprocessing = encoder.transform.preprocessing
     facts = {
         "source": source,
@@ -63,6 +63,7 @@ def info(
         "embed_dim": encoder.embed_dim,
         "parameters": sum(parameter.numel() for parameter in encoder.backbone.parameters()),
         "fingerprint": encoder.fingerprint,
+        "backend": encoder.backend.name,
         "preprocessing": asdict(preprocessing),
         "provenance": dict(encoder.config.nnclr) if encoder.config else {},
     }

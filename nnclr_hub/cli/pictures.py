@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, fail, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Json, Model, Store, err, fail, out, print_json
 from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
@@ -32,6 +32,7 @@ def embed(
     to: Annotated[
         Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")
     ] = None,
+    backend: Backend = "auto",
 ) -> None:
     """Turn pictures into vectors: a line of JSON each, or one .npy file.
 
@@ -46,7 +47,7 @@ def embed(
     if to is not None and to.suffix != ".npy":
         raise InvalidRequest(f"--out {to} must end in .npy, for example --out {to.with_suffix('.npy')}.")
     paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
-    encoder = Encoders(model).get()
+    encoder = Encoders(model, backend=backend).get()
     good: list[tuple[Path, Any]] = []
     broken: list[tuple[str, str]] = []
     with bar(err, "embedding") as advance:
@@ -77,6 +78,7 @@ def index(
     store: Store = DEFAULT_STORE,
     model: Model = None,
     prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file is gone.")] = False,
+    backend: Backend = "auto",
     as_json: Json = False,
 ) -> None:
     """Embed a folder into a collection; again, to take up what is new or changed.
@@ -90,7 +92,7 @@ def index(
 
     # neither a wrong folder nor a wrong model may leave an empty store behind
     list_images(photos)
-    encoders = Encoders(model)
+    encoders = Encoders(model, backend=backend)
     if model is not None or not Path(store).exists():
         encoders.get()
     with open_store(store) as opened, bar(err, "indexing") as advance:
@@ -118,6 +120,7 @@ def search(
         int | None, typer.Option(help="How far an approximate index looks; as it was found to need if not given.")
     ] = None,
     model: Model = None,
+    backend: Backend = "auto",
     as_json: Json = False,
 ) -> None:
     """Find the nearest pictures of a collection; works beside a running server.
@@ -131,7 +134,7 @@ def search(
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
     with open_store(store, read_only=True) as opened:
-        bench = Workbench(Encoders(model), opened)
+        bench = Workbench(Encoders(model, backend=backend), opened)
         bench.embedder_of(bench.collection(collection), model)
         for image in images:
             try:

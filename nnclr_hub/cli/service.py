@@ -65,7 +65,7 @@ def demo(
     err.print(told, soft_wrap=True)
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
-        Workbench(Encoders(model), opened).index_folder(
+        Workbench(Encoders(model, backend="auto"), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
     _serve(str(where), model, {"port": port}, page=True)
