@@ -1,4 +1,4 @@
-"""nnclr models, info, export."""
+"""nnclr models, info, export, onnx."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command()(models)
     app.command()(info)
     app.command()(export)
+    app.command()(onnx)
 
 
 def models(as_json: Json = False) -> None:
@@ -94,3 +95,20 @@ def export(
 
     about = {name: value for name, value in (("license", license), ("data", data)) if value is not None}
     out.print(f"written: {export_run(run, folder, dtype=dtype, provenance=about)}")
+
+
+def onnx(
+    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
+) -> None:
+    """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
+
+    Example: nnclr onnx nnclr_resnet18_small_cpu_starter model.onnx
+    """
+    from nnclr_hub.publish.onnx_file import export_onnx
+
+    written = export_onnx(source, file)
+    checked = "not compared with torch, for ONNX Runtime is not installed"
+    if written.cosine is not None:
+        checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
+    out.print(f"written: {written.path} ({checked})")

@@ -176,7 +176,7 @@ class Encoder:
         Raises:
             ImageError: it cannot be read.
         """
-        return self.transform.crop(decode_image(_readable(image)))
+        return self.transform.crop(decode_image(_readable(image), short=self.transform.short))
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""

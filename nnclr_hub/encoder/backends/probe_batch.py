@@ -1,7 +1,7 @@
 """Pictures made by code, to compare backends on where there is no photograph at hand.
 
 Noise alone would say little: a network answers it with much the same vector whatever the seed. These have the
-statistics of photographs, amplitudes that fall as 1 / frequency in colours that go together, and in front of
+statistics of photographs, amplitudes that fall with the frequency in colours that go together, and in front of
 them shapes with edges and stripes.
 """
 
@@ -31,7 +31,7 @@ def _clouds(rng: np.random.Generator, side: int) -> np.ndarray:
     """(side, side) with mean 0, deviation 1 and the spectrum of photographs."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequency[0, 0] = np.inf
-    field = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side))) / frequency, s=(side, side))
+    field = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side))) / frequency**1.3, s=(side, side))
     return (field - field.mean()) / max(field.std(), 1e-9)
 
 

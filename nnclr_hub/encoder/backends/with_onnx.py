@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.quiet import tracer_kept_quiet
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
 INPUT, FEATURES, EMBEDDING = "pixels", "features", "embedding"
@@ -29,13 +32,14 @@ class _BothOutputs(nn.Module):
         return features, F.normalize(features)
 
 
-def onnx_bytes(network: Network) -> bytes:
+def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> bytes:
     """An ONNX model: "pixels" (batch, S, S, 3) uint8 -> "features" and "embedding", (batch, D) float32.
 
     The mean and deviation of the colours are in the graph; "embedding" has rows of length 1.
 
     Args:
         network: on the CPU.
+        about: kept as the model's metadata.
 
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
@@ -48,13 +52,8 @@ def onnx_bytes(network: Network) -> bytes:
         raise MissingDependency(
             f"An ONNX model needs the package {error.name}, which is not installed: pip install 'nnclr_hub[onnx]'."
         ) from error
-    from nnclr_hub.encoder.quiet import tracer_kept_quiet
-
-    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with tracer_kept_quiet(), torch.no_grad():
+        with tracer_kept_quiet(), _loggers_kept_quiet(), torch.no_grad():
             program = torch.onnx.export(
                 _BothOutputs(network).eval(),
                 (network.example(),),
@@ -69,10 +68,23 @@ def onnx_bytes(network: Network) -> bytes:
     except torch.onnx.OnnxExporterError as error:
         reason = " ".join(str(error).split())[:200]
         raise InvalidRequest(f"torch cannot export this network to ONNX ({reason}).") from error
+    model = program.model_proto
+    for key, value in (about or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    return model.SerializeToString()
+
+
+@contextmanager
+def _loggers_kept_quiet() -> Iterator[None]:
+    """The exporter tells of every step it takes."""
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-    return program.model_proto.SerializeToString()
 
 
 def onnx_session(model: bytes) -> Any:
