@@ -29,7 +29,7 @@ from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.encoder.tensors import crops_of, transformed_batches
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig, read_weights
@@ -176,7 +176,7 @@ class Encoder:
         Raises:
             ImageError: it cannot be read.
         """
-        return self.transform.crop(decode_image(_readable(image), short=self.transform.short))
+        return self.transform.read(_readable(image))
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.image_folder import label_of, list_images
-from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.duplicates import PIXEL_HASH
