@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Json, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, out, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,9 @@ def models(as_json: Json = False) -> None:
 
 
 def info(
-    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, or any source.")], as_json: Json = False
+    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, or any source.")],
+    backend: Backend = "auto",
+    as_json: Json = False,
 ) -> None:
     """Load an encoder, verify it, and say what it is.
 
@@ -56,7 +58,7 @@ def info(
     from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.registry import MODELS
 
-    encoder = load_encoder(source, device="cpu", backend="auto")
+    encoder = load_encoder(source, device="cpu", backend=backend)
     preprocessing = encoder.transform.preprocessing
     facts = {
         "source": source,

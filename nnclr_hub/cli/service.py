@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Model, Store, err
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, Store, err
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
@@ -29,12 +29,13 @@ def serve(
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without keys.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+    backend: Backend = "auto",
 ) -> None:
     """Serve embeddings and retrieval over REST, with the page at /ui.
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
-    flags: dict[str, Any] = {"port": port}
+    flags: dict[str, Any] = {"port": port, "backend": backend}
     flags |= {"host": host} if host else {}
     flags |= {"insecure": True} if insecure else {}
     _serve(store, model, flags, page=page)
@@ -47,6 +48,7 @@ def demo(
     ] = None,
     model: Model = None,
     port: Port = 8000,
+    backend: Backend = "auto",
 ) -> None:
     """Index a gallery and open the page on it: everything with one command.
 
@@ -65,19 +67,21 @@ def demo(
     err.print(told, soft_wrap=True)
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
-        Workbench(Encoders(model, backend="auto"), opened).index_folder(
+        Workbench(Encoders(model, backend=backend), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    _serve(str(where), model, {"port": port}, page=True)
+    _serve(str(where), model, {"port": port, "backend": backend}, page=True)
 
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
+    from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import resolve
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Workbench
 
+    parse_backend(flags["backend"])
     api = load_program("serving", "api")
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)

@@ -29,6 +29,7 @@ Backend = Annotated[
     str,
     typer.Option(
         "--backend",
+        envvar="NNCLR_BACKEND",
         help="What runs the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest here that agrees "
         "with torch.",
     ),
