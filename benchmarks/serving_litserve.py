@@ -32,7 +32,7 @@ class Same(litserve.LitAPI):
     model = ""
 
     def setup(self, device: str) -> None:
-        self.encoder = load_encoder(self.model)
+        self.encoder = load_encoder(self.model, backend="auto")
 
     def decode_request(self, request: dict[str, str]) -> np.ndarray:
         return self.encoder.prepare(base64.b64decode(request["image"]))

@@ -19,7 +19,7 @@ from nnclr_hub import load_encoder
 
 def bulk(model: str, pictures: str) -> None:
     """`Encoder.embed` on the pictures, for every line of standard input."""
-    encoder = load_encoder(model)
+    encoder = load_encoder(model, backend="auto")
     images: list[Any] = [path.read_bytes() for path in sorted(Path(pictures).iterdir())]
     encoder.embed(images[:2])
     print("ready", flush=True)
@@ -34,7 +34,7 @@ def ready(model: str) -> None:
     """Imports and loads, and ends."""
     for name in ("torch", "timm", "faiss", "fastapi"):
         import_module(name)
-    load_encoder(model)
+    load_encoder(model, backend="auto")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
@@ -50,13 +51,13 @@ class ModelMemory:
     Args:
         settings: for the engines, and model_memory.
         metrics: filled.
-        load: makes the encoder of a source.
+        load: makes the encoder of a source; None: `load_encoder` with the backend of the settings.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, load: Callable[[str], Encoder] = load_encoder) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, load: Callable[[str], Encoder] | None = None) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._load = load
+        self._load = load or partial(load_encoder, backend=settings.backend)
         self._slots: dict[str, _Slot] = {}
         self._bytes = 0
         self._lock = threading.Lock()
@@ -154,6 +155,7 @@ class ModelMemory:
         self._check_open()
         encoder = self._load(source)
         slot.size = sum(tensor.nbytes for tensor in encoder.backbone.state_dict().values())
+        slot.size += encoder.backend.memory or 0
         self._make_room(source, slot.size)
         engine = Engine(encoder, self._settings, self._metrics)
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
@@ -97,7 +97,7 @@ class Engines:
         default: source to use where none is named; None: the best starter.
         settings: for the engines, and model_memory.
         metrics: filled; None: nobody looks.
-        load: makes the encoder of a source.
+        load: makes the encoder of a source; None: `load_encoder` with the backend of the settings.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Engines:
         settings: Settings,
         metrics: Metrics | None = None,
         *,
-        load: Callable[[str], Encoder] = load_encoder,
+        load: Callable[[str], Encoder] | None = None,
     ) -> None:
         self.default = default or default_model()
         self.metrics = metrics or Metrics()

@@ -15,7 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi.concurrency import run_in_threadpool
 from PIL import Image
 
-from nnclr_hub.encoder.preprocess import decode_image
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
 from nnclr_hub.store.base import Collection, Match
 from nnclr_hub.store.queries import best_per_group, search_like

@@ -28,6 +28,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    backend: str = Field("auto", description="what runs the networks, as in `nnclr embed --backend`")
     max_batch: int = Field(32, ge=1, description="pictures a forward pass")
     max_wait_ms: float = Field(2.0, ge=0, description="milliseconds a busy device gives a batch to fill")
     decode_threads: int = Field(

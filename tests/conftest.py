@@ -8,6 +8,8 @@ from pathlib import Path
 
 # before torch is imported: tiny networks gain nothing from threads, and lose much on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# most tests compare vectors with torch's to 1e-5; those of other backends ask for them
+os.environ.setdefault("NNCLR_BACKEND", "torch")
 # a warning-free cache of its own: no test may read or fill the user's
 os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-tests-mpl")
 

@@ -1,4 +1,4 @@
-"""nnclr models, info, download, verify."""
+"""nnclr models, info, download, verify, onnx."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
 
 Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:org/repo@revision, a model folder, ...")]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    for verb in (models, info, download, verify):
+    for verb in (models, info, download, verify, onnx):
         app.command()(verb)
 
 
@@ -47,7 +47,7 @@ def models(as_json: Json = False) -> None:
     out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
 
 
-def info(source: Source, as_json: Json = False) -> None:
+def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> None:
     """Load an encoder, verify it, and say what it is.
 
     Example: nnclr info nnclr_resnet18_small_cpu_starter
@@ -57,7 +57,7 @@ def info(source: Source, as_json: Json = False) -> None:
     from nnclr_hub.hub.sources import resolve
 
     found = resolve(source)
-    encoder = load_encoder(source, device="cpu")
+    encoder = load_encoder(source, device="cpu", backend=backend)
     facts: dict[str, Any] = {
         "source": source,
         "folder": str(found.folder) if found.folder else None,
@@ -66,6 +66,7 @@ def info(source: Source, as_json: Json = False) -> None:
         "embed_dim": encoder.embed_dim,
         "parameters": sum(parameter.numel() for parameter in encoder.backbone.parameters()),
         "fingerprint": encoder.fingerprint,
+        "backend": encoder.backend.name,
         "preprocessing": asdict(encoder.transform.preprocessing),
         "provenance": dict(encoder.config.nnclr) if encoder.config else {},
     }
@@ -136,3 +137,20 @@ def verify(source: Source, as_json: Json = False) -> None:
             "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",
             soft_wrap=True,
         )
+
+
+def onnx(
+    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
+) -> None:
+    """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
+
+    Example: nnclr onnx nnclr_resnet18_small_cpu_starter model.onnx
+    """
+    from nnclr_hub.publish.onnx_file import export_onnx
+
+    written = export_onnx(source, file)
+    checked = "not compared with torch, for ONNX Runtime is not installed"
+    if written.cosine is not None:
+        checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
+    out.print(f"written: {written.path} ({checked})")

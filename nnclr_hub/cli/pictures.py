@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, fail, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Json, Model, Store, err, fail, out, print_json
 from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def embed(
     to: Annotated[
         Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")
     ] = None,
+    backend: Backend = "auto",
 ) -> None:
     """Turn pictures into vectors: a line of JSON each, or one .npy file.
 
@@ -50,7 +51,7 @@ def embed(
     if to is not None and to.suffix != ".npy":
         raise InvalidRequest(f"--out {to} must end in .npy, for example --out {to.with_suffix('.npy')}.")
     paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
-    encoder = Encoders(model).get()
+    encoder = Encoders(model, backend=backend).get()
     good: list[tuple[Path, Any]] = []
     broken: list[tuple[str, str]] = []
     with bar(err, "embedding") as advance:
@@ -94,6 +95,7 @@ def index(
     shrink: Annotated[
         int | None, typer.Option("--shrink", help="With --server: send larger pictures with this longest side.")
     ] = None,
+    backend: Backend = "auto",
     as_json: Json = False,
 ) -> None:
     """Embed a folder into a collection; again, to take up what is new or changed.
@@ -110,7 +112,7 @@ def index(
         options = {"source": source, "workers": workers, "shrink": shrink, "prune": prune}
         report, total = upload(server, os.environ.get(api_key_env), collection, photos, model=model, **options)
     else:
-        report, total = _index(photos, collection, store, model, prune)
+        report, total = _index(photos, collection, store, model, prune, backend)
     if as_json:
         print_json({"collection": collection, "items": total, **asdict(report)})
         return
@@ -121,7 +123,9 @@ def index(
     )
 
 
-def _index(photos: Path, collection: str, store: str, model: str | None, prune: bool) -> tuple[IndexReport, int]:
+def _index(
+    photos: Path, collection: str, store: str, model: str | None, prune: bool, backend: str
+) -> tuple[IndexReport, int]:
     """Into a store of this machine: what was done, and how many items there are."""
     from nnclr_hub.encoder.image_folder import list_images
     from nnclr_hub.progress import bar
@@ -130,7 +134,7 @@ def _index(photos: Path, collection: str, store: str, model: str | None, prune: 
 
     # neither a wrong folder nor a wrong model may leave an empty store behind
     list_images(photos)
-    encoders = Encoders(model)
+    encoders = Encoders(model, backend=backend)
     if model is not None or not Path(store).exists():
         encoders.get()
     with open_store(store) as opened, bar(err, "indexing") as advance:
@@ -150,6 +154,7 @@ def search(
         int | None, typer.Option(help="How far an approximate index looks; as it was found to need if not given.")
     ] = None,
     model: Model = None,
+    backend: Backend = "auto",
     as_json: Json = False,
 ) -> None:
     """Find the nearest pictures of a collection; works beside a running server.
@@ -163,7 +168,7 @@ def search(
     answers: list[dict[str, Any]] = []
     failed: list[ImageError] = []
     with open_store(store, read_only=True) as opened:
-        bench = Workbench(Encoders(model), opened)
+        bench = Workbench(Encoders(model, backend=backend), opened)
         bench.embedder_of(bench.collection(collection), model)
         for image in images:
             try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Model, err
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, err
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
@@ -38,13 +38,14 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+    backend: Backend = "auto",
 ) -> None:
     """Serve embeddings and retrieval over REST, with the page at /ui.
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
     flags: dict[str, Any] = {"host": host, "port": port, "insecure": insecure or None, "keys_file": _keys(keys)}
-    flags = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
     _serve(store, model, flags, page=page)
 
 
@@ -55,6 +56,7 @@ def demo(
     ] = None,
     model: Model = None,
     port: Port = 8000,
+    backend: Backend = "auto",
 ) -> None:
     """Index a gallery and open the page on it: everything with one command.
 
@@ -73,10 +75,10 @@ def demo(
     err.print(told, soft_wrap=True)
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
-        Workbench(Encoders(model), opened).index_folder(
+        Workbench(Encoders(model, backend=backend), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    _serve(str(where), model, {"port": port}, page=True)
+    _serve(str(where), model, {"port": port, "backend": backend}, page=True)
 
 
 def _keys(file: Path | None) -> Path | None:
@@ -96,11 +98,13 @@ def _keys(file: Path | None) -> Path | None:
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
+    from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import resolve
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Workbench
 
+    parse_backend(flags["backend"])
     api = load_program("serving", "api")
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)

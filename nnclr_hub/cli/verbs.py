@@ -25,6 +25,15 @@ Store = Annotated[str, typer.Option("--store", help="Folder of the vector store,
 Model = Annotated[
     str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")
 ]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        envvar="NNCLR_BACKEND",
+        help="What runs the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest here that agrees "
+        "with torch.",
+    ),
+]
 DEFAULT_STORE = "nnclr-store"
 
 

@@ -65,7 +65,7 @@ def shrunk(data: bytes, side: int) -> bytes:
     Raises:
         ImageError: the picture cannot be read.
     """
-    from nnclr_hub.encoder.preprocess import decode_image
+    from nnclr_hub.encoder.decoding import decode_image
 
     image = decode_image(data)
     if max(image.size) <= side:

@@ -8,12 +8,11 @@ encoder.tokens(["a.jpg"])                       # (1, h, w, D)
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
+from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
+from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.encoder.fingerprint import fingerprint_of
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
+from nnclr_hub.encoder.tensors import crops_of, transformed_batches
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig, read_weights
 from nnclr_hub.hub.sources import resolve
@@ -43,12 +46,15 @@ class Encoder:
         preprocessing: what it wants done to a picture.
         name: the source it came from.
         device: None: the GPU if there is one.
-        precision: "fp32", or "bf16" for autocast.
+        precision: "fp32" or "bf16"; None: fp32, or what `backend` says.
         config: the model folder's config.json, if it came from one.
         batch_size: pictures a forward pass.
+        backend: what runs pictures through the network, one of `nnclr_hub.encoder.backends`; "auto" for the
+            fastest here. Tensors of floats, `tokens` and attention stay with torch.
 
     Raises:
-        InvalidRequest: another precision, or a device that is not there.
+        InvalidRequest: another precision or backend, or a device that is not there.
+        MissingDependency: the backend's package is not installed.
     """
 
     def __init__(
@@ -58,20 +64,33 @@ class Encoder:
         *,
         name: str = "encoder",
         device: str | torch.device | None = None,
-        precision: str = "fp32",
+        precision: str | None = None,
         config: ModelConfig | None = None,
         batch_size: int = BATCH,
+        backend: str = "torch",
     ) -> None:
-        if precision not in ("fp32", "bf16"):
-            raise InvalidRequest(f"Precision {precision!r} is none of fp32, bf16.")
+        parse_backend(backend, precision)  # a wrong name must not wait for the weights to be moved
         self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
         self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
         self.transform = EvalTransform(preprocessing)
         self.name = name
-        self.precision = precision
         self.config = config
         self.batch_size = batch_size
+        network = Network(self.backbone, preprocessing).to(self.device)
+        self.backend = open_backend(
+            backend, network, self.device, precision=precision, identity=lambda: self.fingerprint
+        )
+
+    @property
+    def precision(self) -> str:
+        """What the backend computes in: "fp32" or "bf16"."""
+        return self.backend.precision
+
+    @property
+    def _torch_precision(self) -> str:
+        """What torch computes in beside another backend; fp32 is the faster there on most processors."""
+        return "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
 
     @property
     def embed_dim(self) -> int:
@@ -80,31 +99,21 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of the SHA-256 of weights and preprocessing: the same on every device."""
+        """32 hex digits of the SHA-256 of weights and preprocessing: the same on every device and backend."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(json.dumps(vars(self.transform.preprocessing), sort_keys=True).encode())
-        for key, value in sorted(self.backbone.state_dict().items()):
-            value = value.detach().cpu().contiguous()
-            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        # equal weights under another architecture or other arguments make another network
-        if self.config is not None:
-            network: Any = [self.config.architecture, dict(self.config.model_args), self.config.global_pool]
-        else:
-            network = getattr(self.backbone, "pretrained_cfg", {}).get("architecture")
-        digest.update(json.dumps(network, sort_keys=True).encode())
-        return digest.hexdigest()[:32]
+        return fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
 
     @classmethod
     def from_pretrained(
         cls, source: str | Path, *, revision: str | None = None, device: str | None = None, precision: str = "fp32"
     ) -> Encoder:
         """`load_encoder`, for the habit: ORG/NAME that is no folder here is taken from the Hub, as of a revision."""
-        on_the_hub = str(source).count("/") == 1 and ":" not in str(source) and not Path(source).exists()
-        named = f"hf-hub:{source}" if on_the_hub and not str(source).startswith((".", "~", "/")) else str(source)
+        named = str(source)
+        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", named) and not Path(named).exists():
+            named = f"hf-hub:{named}"
         return load_encoder(f"{named}@{revision}" if revision else named, device=device, precision=precision)
 
     # ---- vectors
@@ -166,18 +175,22 @@ class Encoder:
         Raises:
             ImageError: it cannot be read.
         """
-        return self.transform.crop(decode_image(_readable(image)))
+        return self.transform.read(_readable(image))
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
-        return self._forward(self.transform.normalise(crops), _unit if unit else _raw)
+        return _rows(self.backend.run(np.asarray(crops)), unit)
 
     def _embed_in_order(
         self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
     ) -> Iterator[np.ndarray | ImageError]:
         if isinstance(images, Tensor):
+            if images.dtype == torch.uint8:
+                for crops in crops_of(images, self.transform, self.batch_size):
+                    yield from self.forward_crops(crops, unit=unit)
+                return
             for x in self._inputs(images):
-                yield from self._forward(x, _unit if unit else _raw)
+                yield from _rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
         for crops in self._prepared(images):
             good = [crop for crop in crops if isinstance(crop, np.ndarray)]
@@ -203,52 +216,36 @@ class Encoder:
 
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""
-        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-            raise InvalidRequest(f"A tensor of images is (N, 3, H, W); this one is {tuple(images.shape)}.")
         if images.dtype == torch.uint8:
-            return map(self._transformed, images.split(self.batch_size))
-        if not images.is_floating_point():
-            raise InvalidRequest(f"A tensor of images is uint8 RGB or transformed float; this one is {images.dtype}.")
-        side = input_side(self.backbone)
-        if side is not None and tuple(images.shape[2:]) != (side, side):
-            raise InvalidRequest(
-                f"{self.name} takes transformed images of {side} x {side} pixels; these are "
-                f"{images.shape[3]} x {images.shape[2]}: give them as uint8 RGB, or through encoder.transform."
-            )
-        if not images.isfinite().all():
-            raise InvalidRequest("The tensor of images holds NaN or infinity: check how it was made.")
-        return (x.float() for x in images.split(self.batch_size))
+            return map(self.transform.normalise, crops_of(images, self.transform, self.batch_size))
+        return transformed_batches(images, input_side(self.backbone), self.name, self.batch_size)
 
-    def _transformed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 RGB through the whole transform."""
-        size = self.transform.preprocessing.input_size
-        crops = np.zeros((len(images), size, size, 3), np.uint8)
-        for crop, pixels in zip(crops, images.permute(0, 2, 3, 1).cpu().numpy(), strict=True):
-            crop[:] = self.transform.crop(Image.fromarray(np.ascontiguousarray(pixels)))
-        return self.transform.normalise(crops)
-
-    @torch.inference_mode()
-    def _forward(self, x: Tensor, compute: Any) -> np.ndarray:
-        x = x.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return compute(self.backbone, x).float().cpu().numpy()
+    def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
+        """What only torch does: compute(backbone, x) as float32."""
+        return forward(partial(compute, self.backbone), x, self.device, self._torch_precision)
 
 
-def load_encoder(source: str | Path, *, device: str | None = None, precision: str = "fp32") -> Encoder:
+def load_encoder(
+    source: str | Path, *, device: str | None = None, backend: str = "torch", precision: str | None = None
+) -> Encoder:
     """The encoder of any source that `nnclr_hub.hub.sources` reads, verified.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...
         device: None: the GPU if there is one.
-        precision: "fp32" or "bf16".
+        backend: what runs the network: "torch", which gives timm's vectors to 1e-5; "openvino", "openvino-bf16",
+            "onnx", "compile", ...; or "auto" for the fastest here whose vectors have cosine 0.999 or more to those.
+        precision: "fp32" or "bf16", where the backend's name does not say; None: fp32, and any under "auto".
 
     Raises:
         UnknownModel, ModelFilesMissing, TamperedModel, WeightsMismatch.
-        InvalidRequest: the source cannot be read, or the device is not there.
+        InvalidRequest: the source cannot be read, the device is not there, or the backend cannot run the network.
+        MissingDependency: the backend's package is not installed.
     """
+    how: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
     found = resolve(str(source))
     if found.folder is None:
-        return _load_from_timm(str(source), found.architecture, found.seed, device, precision)
+        return _load_from_timm(found.architecture, found.seed, how)
     config = found.config
     preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
     with torch.random.fork_rng(devices=[]):  # the fresh weights, soon gone, must not move the caller's generator
@@ -257,10 +254,10 @@ def load_encoder(source: str | Path, *, device: str | None = None, precision: st
         backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
         load_state(backbone, read_weights(found.folder, found.weights), str(source))
-    return Encoder(backbone, preprocessing, name=str(source), device=device, precision=precision, config=config)
+    return Encoder(backbone, preprocessing, config=config, **how)
 
 
-def _load_from_timm(source: str, architecture: str, seed: int | None, device: str | None, precision: str) -> Encoder:
+def _load_from_timm(architecture: str, seed: int | None, how: dict[str, Any]) -> Encoder:
     """timm's own weights, or random ones from a seed that leave the global generator as it was."""
     if seed is None:
         backbone = create_backbone(architecture, pretrained=True)
@@ -268,16 +265,11 @@ def _load_from_timm(source: str, architecture: str, seed: int | None, device: st
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             backbone = create_backbone(architecture)
-    preprocessing = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
-    return Encoder(backbone, preprocessing, name=source, device=device, precision=precision)
+    return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **how)  # type: ignore[arg-type]
 
 
-def _raw(backbone: nn.Module, x: Tensor) -> Tensor:
-    return backbone(x)
-
-
-def _unit(backbone: nn.Module, x: Tensor) -> Tensor:
-    return F.normalize(backbone(x).float())
+def _rows(features: np.ndarray, unit: bool) -> np.ndarray:
+    return F.normalize(torch.from_numpy(features)).numpy() if unit else features
 
 
 def _named(error: ImageError, image: ImageLike | Tensor, index: int) -> ImageError:

@@ -1,161 +1,21 @@
-"""Bytes to pixels, safely, and pixels to what an encoder takes.
-
-Whatever a stranger sends must end as a picture or as one ImageError, quickly and in little memory:
-the format is on a list, the size is checked before anything is decoded, and a picture that breaks off
-is refused.
-"""
+"""What is done to a picture before an encoder sees it: timm's evaluation transform."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from nnclr_hub.encoder.colour import to_rgb
-from nnclr_hub.encoder.quiet import pillow_kept_quiet
-from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
+from nnclr_hub.encoder.decoding import Picture, Source, decode_scaled
+from nnclr_hub.errors import InvalidRequest
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
-FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
-MAX_PIXELS = 40_000_000
-MAX_CHANNELS = 4
-_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
-_JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before its sizes
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-
-Source = Path | str | bytes | Image.Image
-
-
-def decode_image(source: Source) -> Image.Image:
-    """Reads one picture: RGB, upright by its EXIF orientation, the first frame of several.
-
-    16-bit channels are scaled to 8, not clipped; grey becomes RGB; transparency goes over white.
-
-    Args:
-        source: a path, the file's bytes, or a PIL image.
-
-    Raises:
-        UnsupportedImage: a format or number of channels that we do not read.
-        ImageTooLarge: above 40 megapixels.
-        ImageError: no picture, or a broken one.
-        InvalidRequest: `source` is none of these.
-    """
-    if isinstance(source, Image.Image):
-        with _image_errors():
-            return _upright_rgb(source)
-    with _opened(source) as file, _image_errors():
-        try:
-            image = Image.open(file, formats=_readable_formats())
-        except UnidentifiedImageError:
-            _check_channels(_channels_of_unidentified(file))
-            raise
-        with image:
-            _check_size(image)
-            _check_channels(getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
-            image.load()
-            return _upright_rgb(image)
-
-
-def _opened(source: Path | str | bytes) -> BinaryIO:
-    """The file, not yet read: a film among the pictures must not be taken into memory."""
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
-    if not isinstance(source, str | Path):
-        raise InvalidRequest(
-            f"A {type(source).__name__} is no image: give a path, the file's bytes, a PIL image, or an (H, W, 3) "
-            "uint8 array."
-        )
-    try:
-        if Path(source).exists() and not Path(source).is_file():
-            raise ImageError("The file cannot be opened (it is a folder or a device).")
-        return Path(source).open("rb")
-    except OSError as error:
-        raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
-    except ValueError as error:
-        raise ImageError("The file cannot be opened (its name is not one that a file can have).") from error
-
-
-def _channels_of_unidentified(file: BinaryIO) -> int:
-    """Channels that a TIFF or JPEG 2000 header tells of where Pillow only says that it knows no such picture."""
-    file.seek(0)
-    header = file.read(8)
-    try:
-        if header[:4] in (b"II*\0", b"MM\0*"):
-            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
-            file.seek(tags.next)
-            tags.load(file)
-            return int(tags.get(_SAMPLES_PER_PIXEL, 1))
-    except Exception:  # noqa: BLE001 - the header is broken as well: not to be identified, then
-        return 1
-    start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
-    return int.from_bytes(start[36:38], "big")
-
-
-def _check_channels(channels: int) -> None:
-    if channels > MAX_CHANNELS:
-        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
-
-
-@cache
-def _readable_formats() -> tuple[str, ...]:
-    """Those of the formats that this Pillow was built with; naming another makes it fail on every file."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-@contextmanager
-def _image_errors() -> Iterator[None]:
-    """Whatever Pillow raises in the block becomes an ImageError."""
-    try:
-        with pillow_kept_quiet():
-            yield
-    except ImageError:
-        raise
-    except UnidentifiedImageError as error:
-        raise UnsupportedImage(f"This is not a picture in a format we read: {FORMATS_IN_WORDS}.") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLarge(_too_large("The picture")) from error
-    except MemoryError as error:
-        raise ImageTooLarge("The picture needs more memory to decode than there is.") from error
-    except Exception as error:  # decoders raise whatever struct, zlib and they themselves do
-        raise ImageError(f"The picture is broken or cut off ({_reason(error)}).") from error
-
-
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise ImageTooLarge(_too_large(f"The picture of {image.width} x {image.height} pixels"))
-
-
-def _too_large(what: str) -> str:
-    return f"{what} is above the limit of {MAX_PIXELS // 10**6} megapixels: send a smaller copy."
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 120 else type(error).__name__
-
-
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    _check_size(image)
-    if min(image.size) < 1:
-        raise ImageError("The picture has no pixels.")
-    _check_channels(len(image.getbands()))
-    try:
-        # the orientation is read before any conversion, which drops the metadata
-        upright = ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001 - metadata so broken that no orientation can be read: as it lies
-        upright = image
-    return to_rgb(upright)
 
 
 @dataclass(frozen=True)
@@ -206,16 +66,28 @@ class EvalTransform:
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
+    def read(self, source: Source) -> np.ndarray:
+        """(S, S, 3) uint8 of anything that `decode_image` reads; a large JPEG is not decoded in full."""
+        return self._cut(decode_scaled(source, self._short))
+
     def crop(self, image: Image.Image) -> np.ndarray:
         """(S, S, 3) uint8 of an upright RGB picture."""
-        size = self.preprocessing.input_size
-        short = math.floor(size / self.preprocessing.crop_pct)
-        width, height = image.size
+        return self._cut(Picture(image, image.size))
+
+    @property
+    def _short(self) -> int:
+        """To what the short side of a picture is brought, in pixels."""
+        return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
+
+    def _cut(self, picture: Picture) -> np.ndarray:
+        size, short = self.preprocessing.input_size, self._short
+        width, height = picture.size
         wide, high = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
         left, top = round((wide - size) / 2), round((high - size) / 2)
-        across, down = width / wide, height / high  # source pixels a resized pixel
-        box = (left * across, top * down, (left + size) * across, (top + size) * down)
-        return np.array(self._resize(image, box, size))  # a copy: torch refuses the read-only original
+        across, down = width / wide / picture.scale, height / high / picture.scale  # image pixels a resized pixel
+        x, y = picture.corner
+        box = (x + left * across, y + top * down, x + (left + size) * across, y + (top + size) * down)
+        return np.array(self._resize(picture.image, box, size))  # a copy: torch refuses the read-only original
 
     def _resize(self, image: Image.Image, box: tuple[float, float, float, float], size: int) -> Image.Image:
         resample = _RESAMPLING[self.preprocessing.interpolation]
@@ -238,4 +110,4 @@ class EvalTransform:
 
     def __call__(self, image: Source) -> Tensor:
         """(3, S, S) float32 of anything that `decode_image` reads."""
-        return self.normalise(self.crop(decode_image(image))[None])[0]
+        return self.normalise(self.read(image)[None])[0]

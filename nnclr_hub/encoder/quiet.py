@@ -1,4 +1,4 @@
-"""Pillow's warnings, kept in while pictures are decoded in many threads at once.
+"""Other packages' warnings, kept in while pictures are decoded in many threads at once, or a network is traced.
 
 `warnings.catch_warnings` swaps the process's filters and puts them back on leaving; two threads whose
 blocks overlap leave the wrong ones behind. Here the first to enter swaps them and the last to leave
@@ -33,6 +33,16 @@ def pillow_kept_quiet() -> Iterator[None]:
         _leave()
 
 
+@contextmanager
+def tracer_kept_quiet() -> Iterator[None]:
+    """Ignores torch's warnings of what a trace takes as constant (sizes that are), and of the tracer's age."""
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
 def _enter() -> None:
     global _inside, _caught
     with _lock:
@@ -41,6 +51,7 @@ def _enter() -> None:
             _caught = warnings.catch_warnings()
             _caught.__enter__()
             warnings.filterwarnings("ignore", module=r"PIL\.")
+            warnings.filterwarnings("ignore", message=r"Converting a tensor to a Python|`torch\.jit\.")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 

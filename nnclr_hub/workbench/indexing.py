@@ -14,8 +14,8 @@ from typing import Any
 
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
-from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.duplicates import PIXEL_HASH

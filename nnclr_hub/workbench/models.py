@@ -53,12 +53,21 @@ class Encoders:
     Args:
         default: source of the encoder to use where none is named; None: the best starter.
         device: "cpu", "cuda", ...; None: the GPU if there is one.
-        precision: "fp32" or "bf16".
+        backend: what runs the network, as in `load_encoder`; "auto" for the fastest here.
+        precision: "fp32" or "bf16", where the backend's name does not say.
     """
 
-    def __init__(self, default: str | None = None, *, device: str | None = None, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        default: str | None = None,
+        *,
+        device: str | None = None,
+        backend: str = "torch",
+        precision: str | None = None,
+    ) -> None:
         self._default = default
         self._device = device
+        self._backend = backend
         self._precision = precision
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
@@ -80,7 +89,9 @@ class Encoders:
         source = source or self.default
         with self._lock:  # two callers at once must not load it twice
             if source not in self._loaded:
-                self._loaded[source] = load_encoder(source, device=self._device, precision=self._precision)
+                self._loaded[source] = load_encoder(
+                    source, device=self._device, backend=self._backend, precision=self._precision
+                )
             return self._loaded[source]
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.duplicates import PIXEL_HASH

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Collection, Match
 from nnclr_hub.store.queries import search_like

@@ -41,8 +41,7 @@ class Device:
     ) -> None:
         self._encoder = encoder
         self._max_wait_s = max_wait_s
-        backend = getattr(encoder, "backend", None)
-        self.buckets: tuple[int, ...] = (backend.buckets or ()) if backend is not None else ()
+        self.buckets = encoder.backend.buckets or ()
         self.max_batch = min(max_batch, *self.buckets[-1:]) if self.buckets else max_batch
         self.failures_in_a_row = 0
         self._queued = metrics.stage_seconds.labels("queue")
@@ -89,14 +88,12 @@ class Device:
                 self._embed(part, worker)
 
     def _forward(self, works: Sequence[Work]) -> np.ndarray:
-        """(N, D) float32: the batch, filled up to the next bucket where the backend is compiled for some sizes."""
-        crops = [work.crop for work in works]
-        size = next((bucket for bucket in self.buckets if bucket >= len(works)), len(works))
-        crops += crops[:1] * (size - len(works))
-        vectors = self._encoder.forward_crops(np.stack(crops))  # type: ignore[arg-type]  # decoded works have crops
-        if vectors.shape != (size, self._encoder.embed_dim):
-            raise ValueError(f"{vectors.shape} from {size} crops")
-        return vectors[: len(works)]
+        """(N, D) float32."""
+        crops = np.stack([work.crop for work in works])  # type: ignore[arg-type]  # decoded works have crops
+        vectors = self._encoder.forward_crops(crops)
+        if vectors.shape != (len(works), self._encoder.embed_dim):
+            raise ValueError(f"{vectors.shape} from {len(works)} crops")
+        return vectors
 
     def _settle(self, works: Sequence[Work], vectors: np.ndarray, seconds: float) -> None:
         self.failures_in_a_row = 0

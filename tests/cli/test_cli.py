@@ -155,7 +155,7 @@ def test_export_copies_a_model_folder(model, tmp_path):
 
 
 def test_every_verb_has_help_with_an_example():
-    for verb in ("models", "info", "embed", "index", "search", "pretrain", "export", "serve", "demo"):
+    for verb in ("models", "info", "embed", "index", "search", "pretrain", "export", "onnx", "serve", "demo"):
         code, out, _ = nnclr(verb, "--help")
         assert code == 0
         if verb not in ("models",):

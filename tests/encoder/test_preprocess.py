@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.encoder.decoding import decode_image, decode_scaled
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
 
 
@@ -241,7 +242,8 @@ def test_the_transform_is_timms(size, input_size, crop_pct):
 
 
 @pytest.mark.data
-def test_every_file_of_the_nasty_pack_ends_well(pack):
+@pytest.mark.parametrize("short", [None, 8])
+def test_every_file_of_the_nasty_pack_ends_well(pack, short):
     """Decoded or refused as its manifest says, and whatever it is, by nothing but an ImageError."""
     folder = pack("nasty.tar")
     wrong = []
@@ -249,7 +251,7 @@ def test_every_file_of_the_nasty_pack_ends_well(pack):
         for row in csv.DictReader(file):
             path = folder / row["file"]
             try:
-                outcome = "decode" if decode_image(path).mode == "RGB" else "not RGB"
+                outcome = "decode" if decode_scaled(path, short).image.mode == "RGB" else "not RGB"
             except ImageError as error:
                 outcome = "refuse"
                 sentence = str(error)

@@ -119,7 +119,7 @@ def test_an_idle_device_begins_at_once_and_a_busy_one_fills_its_batches(make):
     assert encoder.batches == [1, 8, 8, 4]
 
 
-def test_batches_are_filled_up_to_the_sizes_that_the_backend_is_compiled_for(make):
+def test_batches_are_no_larger_than_the_largest_that_the_backend_is_compiled_for(make):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.backend.buckets = (1, 2, 4)
     engine = make(encoder)
@@ -130,7 +130,7 @@ def test_batches_are_filled_up_to_the_sizes_that_the_backend_is_compiled_for(mak
         until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 7)
         release.set()
         assert first_column(asked.result()) == list(range(1, 8))
-    assert encoder.batches[4:] == [1, 4, 4]  # the last: three, filled up to four
+    assert encoder.batches[4:] == [1, 4, 3]
 
 
 def test_only_the_culprits_request_fails_when_a_batch_fails(make):

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.preprocess import decode_image
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, NoImages, NoRoom
 
 FORMAT = 1

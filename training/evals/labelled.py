@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing, decode_image
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles

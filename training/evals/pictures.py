@@ -12,7 +12,8 @@ from timm.data import Mixup, create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nnclr_hub.encoder.preprocess import Preprocessing, decode_image
+from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import ImageError
 
 from .plan import Plan

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.preprocess import decode_image
 from nnclr_hub.errors import ImageError
 
 SIDE = 16

@@ -1,0 +1,126 @@
+"""Encoder.embed on a folder against the loop a user would write: timm, Pillow, torchvision, a DataLoader.
+
+    python benchmarks/folder.py                                        # pictures made from scikit-image's photos
+    python benchmarks/folder.py --images photos --source nnclr_resnet18_small_cpu_starter
+    python benchmarks/folder.py --size 4000 3000 --count 24            # photographs as a camera makes them
+
+Both read the same files in turns and end with unit vectors; ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import timm.data
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.image_folder import list_images
+
+BATCH = 64
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--images", type=Path, default=None)
+    arguments.add_argument("--count", type=int, default=192, help="pictures, made or taken")
+    arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="of the pictures that are made")
+    arguments.add_argument("--source", default="random:resnet50")
+    arguments.add_argument("--backends", nargs="+", default=["torch", "auto"])
+    arguments.add_argument("--workers", type=int, default=2, help="of the user's DataLoader")
+    arguments.add_argument("--rounds", type=int, default=5)
+    chosen = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.images or make_pictures(Path(scratch), chosen.count, tuple(chosen.size))
+        paths = list_images(folder)[: chosen.count]
+        compare(paths, chosen)
+
+
+def compare(paths: list[Path], chosen: argparse.Namespace) -> None:
+    encoders = {name: load_encoder(chosen.source, device="cpu", backend=name) for name in chosen.backends}
+    runs: dict[str, Callable[[], np.ndarray]] = {"the user's loop": users_loop(chosen.source, paths, chosen.workers)}
+    for name, encoder in encoders.items():
+        told = name if name == encoder.backend.name else f"{name} ({encoder.backend.name})"
+        runs[f"embed, {told}"] = lambda encoder=encoder: encoder.embed(paths)
+    wanted = runs["the user's loop"]()
+    cosines = {name: float((run() * wanted).sum(axis=1).min()) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(chosen.rounds):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - began)
+    with Image.open(paths[0]) as first:
+        print(f"{chosen.source}, {len(paths)} pictures such as {first.width} x {first.height} {first.format}\n")
+    print("| | ms a picture | times the user's loop | worst cosine |")
+    print("|---|---|---|---|")
+    for name, taken in times.items():
+        ratio = statistics.median(a / b for a, b in zip(times["the user's loop"], taken, strict=True))
+        each = 1e3 * statistics.median(taken) / len(paths)
+        print(f"| {name} | {each:.2f} | {ratio:.2f} | {cosines[name]:.5f} |")
+
+
+class Pictures(Dataset):
+    """What a user would write."""
+
+    def __init__(self, paths: list[Path], transform: Callable) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.paths[index]) as image:
+            return self.transform(image.convert("RGB"))
+
+
+def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.ndarray]:
+    """timm's network and its own transform in float32, batches from worker processes."""
+    encoder: Encoder = load_encoder(source, device="cpu")
+    backbone = encoder.backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    wanted = encoder.transform.preprocessing
+    transform = timm.data.create_transform(
+        input_size=wanted.input_size,
+        crop_pct=wanted.crop_pct,
+        mean=wanted.mean,
+        std=wanted.std,
+        interpolation=wanted.interpolation,
+    )
+
+    @torch.inference_mode()
+    def run() -> np.ndarray:
+        loader = DataLoader(Pictures(paths, transform), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
+        return torch.cat([F.normalize(backbone(x)) for x in loader]).numpy()
+
+    return run
+
+
+def make_pictures(folder: Path, count: int, size: tuple[int, int]) -> Path:
+    """JPEGs of that size: crops of scikit-image's photos, resized, quality 90."""
+    from skimage import data
+
+    photos = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "coffee", "cat")]
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        photo = photos[index % len(photos)]
+        side = int(rng.integers(200, min(photo.size)))
+        left, top = (int(rng.integers(0, whole - side + 1)) for whole in photo.size)
+        crop = photo.crop((left, top, left + side, top + side * size[1] // size[0]))
+        crop.resize(size, Image.Resampling.BICUBIC).save(folder / f"{index:04}.jpg", quality=90)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""How fast each backend runs a network, and how near its vectors stay to the plain loop's.
+
+    python benchmarks/forward.py                          # the starters, ResNet-50 and ViT-S at 224, this machine
+    python benchmarks/forward.py --networks resnet50 --batches 1 32 --rounds 9
+    python benchmarks/forward.py --threads 1 --cpu-time   # on a machine that has other work: processor seconds
+    python benchmarks/forward.py --starts                 # what a server's start costs instead
+
+The baseline is the loop that one writes first: timm's network in float32, pictures normalised by torch, under
+inference_mode. Every backend takes the same crops as uint8 and is timed in turns with the baseline, so that
+what else the machine does hits both; a ratio is the median over rounds of their quotients. Networks without
+trained weights get random norms, biases and statistics: in a fresh ResNet the residual branches would be idle.
+Cosines are with the baseline, the worst of the pictures. "onnx" is what FastEmbed runs: ONNX Runtime in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+from torch import nn
+
+from nnclr_hub.encoder.backbones import create_backbone, is_convolutional
+from nnclr_hub.encoder.backends import Backend, Network, open_backend
+from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.device import find_device
+from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.hub.registry import MODELS
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ("torch", "torch-bf16", "openvino", "openvino-bf16", "onnx")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--networks", nargs="+", default=[*MODELS, "resnet50", "vit_small"])
+    arguments.add_argument("--backends", nargs="+", default=list(BACKENDS), help="also compile, compile-bf16")
+    arguments.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--device", default=None)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments.add_argument("--cpu-time", action="store_true", help="count processor time, not the clock's")
+    arguments.add_argument("--starts", action="store_true", help="time the start of a process instead")
+    chosen = arguments.parse_args()
+    if chosen.starts:
+        starts(chosen.networks, chosen.rounds)
+        return
+    torch.set_num_threads(chosen.threads)
+    device = find_device(chosen.device)
+    clock = time.process_time if chosen.cpu_time else time.perf_counter
+    counted = "processor" if chosen.cpu_time else "wall"
+    print(f"{device}, {counted} time, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    print("| network | batch | backend | ms a picture | times the plain loop | worst cosine |")
+    print("|---|---|---|---|---|---|")
+    for name in chosen.networks:
+        for row in compare(name, chosen.backends, chosen.batches, device, (chosen.rounds, clock)):
+            print(row, flush=True)
+
+
+def compare(
+    name: str, backends: list[str], batches: list[int], device: torch.device, how: tuple[int, Callable[[], float]]
+) -> list[str]:
+    """Rows of the table for one network; `how`: rounds and clock."""
+    backbone, preprocessing = network_of(name)
+    crops = probe_pictures(preprocessing.input_size, max(batches))
+    plain = plain_loop(backbone.to(device), preprocessing, device)
+    wanted = plain(crops)
+    # channels last is the encoder's choice for convolutions, not the plain loop's: it gets weights of its own
+    layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
+    other = network_of(name)[0].to(device, memory_format=layout)  # type: ignore[call-overload]
+    network = Network(other, preprocessing).to(device)
+    opened: dict[str, Backend] = {}
+    rows = []
+    for backend in backends:
+        try:
+            opened[backend] = open_backend(backend, network, device)
+        except NNCLRHubError as error:
+            rows.append(f"| {name} | | {backend} | {error} | | |")
+    for batch in batches:
+        part = crops[:batch]
+        runs: dict[str, Callable[[np.ndarray], np.ndarray]] = {"plain loop": plain}
+        runs |= {backend: one.run for backend, one in opened.items()}
+        cosines = {one: worst_cosine(run(part), wanted[:batch]) for one, run in runs.items()}  # warms up as well
+        times = by_turns(runs, part, *how)
+        for one, taken in times.items():
+            ratio = statistics.median(a / b for a, b in zip(times["plain loop"], taken, strict=True))
+            each = 1e3 * statistics.median(taken) / batch
+            rows.append(f"| {name} | {batch} | {one} | {each:.2f} | {ratio:.2f} | {cosines[one]:.6f} |")
+    return rows
+
+
+def by_turns(
+    runs: dict[str, Callable[[np.ndarray], np.ndarray]], crops: np.ndarray, rounds: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds of each run in each round."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            began = clock()
+            run(crops)
+            times[name].append(clock() - began)
+    return times
+
+
+def network_of(name: str) -> tuple[nn.Module, Preprocessing]:
+    """A starter with its trained weights, or an architecture with random ones."""
+    if name in MODELS:
+        encoder = load_encoder(name, device="cpu")
+        return encoder.backbone, encoder.transform.preprocessing
+    torch.manual_seed(0)
+    backbone = create_backbone(name).eval()
+    for module in backbone.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.3)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.3)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    return backbone, Preprocessing(224)
+
+
+def plain_loop(
+    backbone: nn.Module, preprocessing: Preprocessing, device: torch.device
+) -> Callable[[np.ndarray], np.ndarray]:
+    """What one writes first: (N, S, S, 3) uint8 -> (N, D) float32."""
+    backbone = backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    mean, std = (
+        torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (preprocessing.mean, preprocessing.std)
+    )
+
+    @torch.inference_mode()
+    def run(crops: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(crops).to(device).permute(0, 3, 1, 2).contiguous().float()
+        return backbone(x.div_(255).sub_(mean).div_(std)).cpu().numpy()
+
+    return run
+
+
+START = """
+import time; began = time.perf_counter()
+import torch, timm, faiss, fastapi
+imported = time.perf_counter()
+import sys; from nnclr_hub import load_encoder
+encoder = load_encoder(sys.argv[1], device="cpu", backend=sys.argv[2])
+import numpy as np
+side = encoder.transform.preprocessing.input_size
+encoder.forward_crops(np.zeros((1, side, side, 3), np.uint8))
+print(imported - began, time.perf_counter() - imported, encoder.backend.name)
+"""
+
+
+def starts(names: list[str], rounds: int) -> None:
+    """Seconds of the imports that a server needs anyway, and of loading with the first picture on top."""
+    print("| network | backend | imports, s | load and first picture, s | of imports + load with torch |")
+    print("|---|---|---|---|---|")
+    for name in names:
+        source = name if name in MODELS else f"random:{name}"
+        taken: dict[str, list[tuple[float, float]]] = {"torch": [], "auto": []}
+        picked = start(source, "auto")[2]  # the first time measures, and remembers
+        for _ in range(rounds):
+            for backend, times in taken.items():
+                times.append(start(source, backend)[:2])
+        for backend, times in taken.items():
+            ratio = statistics.median(sum(one) / sum(base) for one, base in zip(times, taken["torch"], strict=True))
+            imports, load = (statistics.median(column) for column in zip(*times, strict=True))
+            told = f"auto ({picked})" if backend == "auto" else backend
+            print(f"| {name} | {told} | {imports:.2f} | {load:.2f} | {ratio:.2f} |", flush=True)
+
+
+def start(source: str, backend: str) -> tuple[float, float, str]:
+    """A process of its own: seconds of its imports, of its load with the first picture, and what it picked."""
+    command = [sys.executable, "-c", START, source, backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    imports, load, picked = done.stdout.split()[-3:]
+    return float(imports), float(load), picked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Bytes to pixels, safely.
+
+Whatever a stranger sends must end as a picture or as one ImageError, quickly and in little memory:
+the format is on a list, the size is checked before anything is decoded, and a picture that breaks off
+is refused.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+
+from nnclr_hub.encoder.colour import to_rgb
+from nnclr_hub.encoder.quiet import pillow_kept_quiet
+from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
+
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
+FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
+MAX_PIXELS = 40_000_000
+MAX_CHANNELS = 4
+OVERSAMPLED = 2  # source pixels a pixel of the resized picture that a scaled JPEG must keep
+_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
+_ORIENTATION = 0x0112  # a tag of EXIF
+_TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))  # orientations that bring the last column (row) or what becomes it to the front
+_JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before its sizes
+
+Source = Path | str | bytes | Image.Image
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded picture that may have been scaled down on the way.
+
+    image: RGB, upright.
+    size: width and height before it was scaled.
+    scale: pixels of that size a pixel of the image.
+    corner: where the picture begins in the image, in its pixels: below (1, 1), and not (0, 0) only where the last
+        column or row, which is not filled to its end, was turned to the left or the top.
+    """
+
+    image: Image.Image
+    size: tuple[int, int]
+    scale: int = 1
+    corner: tuple[float, float] = (0.0, 0.0)
+
+
+def decode_image(source: Source) -> Image.Image:
+    """Reads one picture: RGB, upright by its EXIF orientation, the first frame of several.
+
+    16-bit channels are scaled to 8, not clipped; grey becomes RGB; transparency goes over white.
+
+    Args:
+        source: a path, the file's bytes, or a PIL image.
+
+    Raises:
+        UnsupportedImage: a format or number of channels that we do not read.
+        ImageTooLarge: above 40 megapixels.
+        ImageError: no picture, or a broken one.
+        InvalidRequest: `source` is none of these.
+    """
+    return decode_scaled(source, None).image
+
+
+def decode_scaled(source: Source, short: int | None) -> Picture:
+    """`decode_image`, where a large JPEG is scaled down while it is decoded, at a fraction of the cost.
+
+    Args:
+        source: as there.
+        short: side, in pixels, to which the short side will be brought; twice that is left of it at the least, so
+            that the antialiased resize that follows decides what is seen. None: all pixels.
+    """
+    if isinstance(source, Image.Image):
+        with _image_errors():
+            return _whole(_upright_rgb(source))
+    with _opened(source) as file, _image_errors():
+        try:
+            image = Image.open(file, formats=_readable_formats())
+        except UnidentifiedImageError:
+            _check_channels(_channels_of_unidentified(file))
+            raise
+        with image:
+            _check_size(image)
+            _check_channels(getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
+            factor = 1 if short is None else min(image.size) // (OVERSAMPLED * short)
+            if factor < 2:
+                image.load()
+                return _whole(_upright_rgb(image))
+            return _scaled(image, factor)
+
+
+def _whole(image: Image.Image) -> Picture:
+    return Picture(image, image.size)
+
+
+def _scaled(image: Image.Image, factor: int) -> Picture:
+    """Scaled by 8, 4 or 2, at most by `factor`, if it is a JPEG; other formats stay as they are."""
+    width, height = image.size
+    drafted = image.draft(None, (width // factor, height // factor))
+    image.load()
+    filled = drafted[1][2:] if drafted is not None else image.size  # of the image; the last column may be half empty
+    missing = (image.width - filled[0], image.height - filled[1])
+    scale = round(width / filled[0])
+    orientation = _orientation(image)
+    if orientation >= 5:  # lies on its side
+        width, height, missing = height, width, missing[::-1]
+    corner = tuple(part if orientation in turned else 0.0 for part, turned in zip(missing, _TURNED, strict=True))
+    return Picture(_upright_rgb(image), (width, height), scale, corner)  # type: ignore[arg-type]
+
+
+def _orientation(image: Image.Image) -> int:
+    """By its EXIF, 1 to 8; 1 is upright, and what cannot be read is taken for it."""
+    try:
+        told = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - broken metadata
+        return 1
+    return told if told in range(1, 9) else 1
+
+
+def _opened(source: Path | str | bytes) -> BinaryIO:
+    """The file, not yet read: a film among the pictures must not be taken into memory."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if not isinstance(source, str | Path):
+        raise InvalidRequest(
+            f"A {type(source).__name__} is no image: give a path, the file's bytes, a PIL image, or an (H, W, 3) "
+            "uint8 array."
+        )
+    try:
+        if Path(source).exists() and not Path(source).is_file():
+            raise ImageError("The file cannot be opened (it is a folder or a device).")
+        return Path(source).open("rb")
+    except OSError as error:
+        raise ImageError(f"The file cannot be opened ({error.strerror}).") from error
+    except ValueError as error:
+        raise ImageError("The file cannot be opened (its name is not one that a file can have).") from error
+
+
+def _channels_of_unidentified(file: BinaryIO) -> int:
+    """Channels that a TIFF or JPEG 2000 header tells of where Pillow only says that it knows no such picture."""
+    file.seek(0)
+    header = file.read(8)
+    try:
+        if header[:4] in (b"II*\0", b"MM\0*"):
+            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
+            file.seek(tags.next)
+            tags.load(file)
+            return int(tags.get(_SAMPLES_PER_PIXEL, 1))
+    except Exception:  # noqa: BLE001 - the header is broken as well: not to be identified, then
+        return 1
+    start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
+    return int.from_bytes(start[36:38], "big")
+
+
+def _check_channels(channels: int) -> None:
+    if channels > MAX_CHANNELS:
+        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
+
+
+@cache
+def _readable_formats() -> tuple[str, ...]:
+    """Those of the formats that this Pillow was built with; naming another makes it fail on every file."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextmanager
+def _image_errors() -> Iterator[None]:
+    """Whatever Pillow raises in the block becomes an ImageError."""
+    try:
+        with pillow_kept_quiet():
+            yield
+    except ImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnsupportedImage(f"This is not a picture in a format we read: {FORMATS_IN_WORDS}.") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageTooLarge(_too_large("The picture")) from error
+    except MemoryError as error:
+        raise ImageTooLarge("The picture needs more memory to decode than there is.") from error
+    except Exception as error:  # decoders raise whatever struct, zlib and they themselves do
+        raise ImageError(f"The picture is broken or cut off ({_reason(error)}).") from error
+
+
+def _check_size(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageTooLarge(_too_large(f"The picture of {image.width} x {image.height} pixels"))
+
+
+def _too_large(what: str) -> str:
+    return f"{what} is above the limit of {MAX_PIXELS // 10**6} megapixels: send a smaller copy."
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 120 else type(error).__name__
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    _check_size(image)
+    if min(image.size) < 1:
+        raise ImageError("The picture has no pixels.")
+    _check_channels(len(image.getbands()))
+    try:
+        # the orientation is read before any conversion, which drops the metadata
+        upright = ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001 - metadata so broken that no orientation can be read: as it lies
+        upright = image
+    return to_rgb(upright)

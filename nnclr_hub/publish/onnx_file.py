@@ -1,0 +1,90 @@
+"""An encoder as one ONNX file, for runtimes without torch.
+
+    export_onnx("nnclr_resnet18_small_cpu_starter", Path("model.onnx"))
+
+    session = onnxruntime.InferenceSession("model.onnx")
+    vectors, = session.run(["embedding"], {"pixels": crops})        # (N, S, S, 3) uint8 -> (N, D) float32
+
+What is left to the caller is decoding, the resize of the short side and the centre crop; the file's metadata
+say how ("preprocessing", JSON), and which encoder it is ("fingerprint", "source").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, onnx_bytes, onnx_session
+from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.errors import InvalidRequest, WeightsMismatch
+
+LOWEST_COSINE = 0.9999
+
+
+@dataclass(frozen=True)
+class ONNXFile:
+    """What was written.
+
+    path: the file.
+    cosine: the lowest cosine of its vectors with torch's, on made pictures in batches of two sizes; None where
+        ONNX Runtime is not installed, so that nothing was compared.
+    """
+
+    path: Path
+    cosine: float | None
+
+
+def export_onnx(source: str | Path, path: Path) -> ONNXFile:
+    """Writes an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
+
+    A second output, "features", has the vectors as the network gives them. An older file is replaced only when
+    the new one is whole and, where ONNX Runtime is installed, has given torch's vectors.
+
+    Args:
+        source: as `load_encoder` takes it.
+        path: a file ending in .onnx.
+
+    Raises:
+        MissingDependency: onnx or onnxscript is not installed.
+        InvalidRequest: another ending, no such folder, or a network that cannot be exported.
+        ModelError: the encoder cannot be had, or its file does not give torch's vectors.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise InvalidRequest(f"{path} must end in .onnx, for example {path.with_suffix('.onnx')}.")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{path.parent} is no folder: make it first, or name another file.")
+    encoder = load_encoder(source, device="cpu")
+    preprocessing = encoder.transform.preprocessing
+    about = {
+        "source": encoder.name,
+        "fingerprint": encoder.fingerprint,
+        "preprocessing": json.dumps(asdict(preprocessing)),
+    }
+    model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
+    cosine = None
+    if find_spec("onnxruntime"):
+        pictures = probe_pictures(preprocessing.input_size)
+        session, wanted = onnx_session(model), encoder.forward_crops(pictures)
+        cosine = min(
+            worst_cosine(session.run([EMBEDDING], {INPUT: pictures[:count]})[0], wanted[:count])
+            for count in (1, len(pictures))
+        )
+        if cosine < LOWEST_COSINE:
+            raise WeightsMismatch(
+                f"The ONNX model of {source} gives other vectors than torch (cosine {cosine:.4f}): nothing was "
+                "written; other versions of torch and onnxscript may do better."
+            )
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_bytes(model)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return ONNXFile(path, cosine)

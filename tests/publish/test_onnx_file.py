@@ -1,0 +1,64 @@
+"""The ONNX file gives torch's vectors under ONNX Runtime alone, and says what it is."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from nnclr_hub import load_encoder
+from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.errors import InvalidRequest, MissingDependency, UnknownModel, WeightsMismatch
+from nnclr_hub.publish import onnx_file
+from nnclr_hub.publish.onnx_file import export_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module", params=[("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)])
+def folder(request, make_model):
+    return make_model(*request.param)
+
+
+def test_the_file_gives_torchs_vectors_for_any_batch(folder, tmp_path):
+    written = export_onnx(folder, tmp_path / "model.onnx")
+    assert written.cosine is not None
+    assert written.cosine > 0.99999
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
+    encoder = load_encoder(folder, device="cpu")
+    crops = probe_pictures(encoder.transform.preprocessing.input_size, 9)
+    for count in (1, 2, 9):
+        features, vectors = session.run(["features", "embedding"], {"pixels": crops[:count]})
+        np.testing.assert_allclose(vectors, encoder.forward_crops(crops[:count]), atol=1e-5)
+        np.testing.assert_allclose(features, encoder.forward_crops(crops[:count], unit=False), rtol=1e-3, atol=1e-4)
+    about = session.get_modelmeta().custom_metadata_map
+    assert about["fingerprint"] == encoder.fingerprint
+    assert json.loads(about["preprocessing"])["input_size"] == crops.shape[1]
+
+
+def test_what_cannot_be_written_is_explained(model, tmp_path, monkeypatch):
+    for wrong in (tmp_path / "model.bin", tmp_path / "no" / "model.onnx"):
+        with pytest.raises(InvalidRequest, match=r"\.onnx|is no folder"):
+            export_onnx(model, wrong)
+    with pytest.raises(UnknownModel):
+        export_onnx("no_such_model", tmp_path / "model.onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingDependency, match=r"onnxscript.*nnclr_hub\[onnx\]"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_with_other_vectors_is_not_written(model, make_model, tmp_path, monkeypatch):
+    (tmp_path / "model.onnx").write_text("older")
+    other = load_encoder(make_model(seed=1), device="cpu")
+    original = onnx_file.onnx_bytes
+    monkeypatch.setattr(
+        onnx_file,
+        "onnx_bytes",
+        lambda network, about: original(onnx_file.Network(other.backbone, other.transform.preprocessing), about),
+    )
+    with pytest.raises(WeightsMismatch, match="other vectors than torch"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").read_text() == "older"
