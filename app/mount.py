@@ -41,6 +41,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
 
     page = LatePage(build)
     app.mount(PATH, page)
+    app.state.has_page = True
     lifespan = app.router.lifespan_context
 
     @asynccontextmanager

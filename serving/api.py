@@ -58,7 +58,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     )
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
-    state.metrics = engines.metrics
+    state.metrics, state.has_page = engines.metrics, False
     state.jobs = Jobs(
         workbench,
         state.metrics,
@@ -77,7 +77,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
 
     @app.get("/", include_in_schema=False)
     def root() -> RedirectResponse:
-        return RedirectResponse("/ui")
+        return RedirectResponse("/ui" if state.has_page else "/docs")
 
     @app.get("/favicon.ico", include_in_schema=False)
     def favicon() -> Response:

@@ -30,6 +30,8 @@ from .telemetry import current, request_id
 
 log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
+FULL = "The server's disk is full, and nothing of this request was written: its operator has to make room."
+FAILED_STORE = "The server's store cannot do this now: its operator has to look into it, and its log says why."
 
 # the status of a class, or else that of its nearest ancestor here
 STATUS: dict[type[NNCLRHubError], int] = {
@@ -220,6 +222,9 @@ async def _ours(request: Request, error: Exception) -> JSONResponse:
         status = 400
     if status == 500:
         log.error("%s %s failed", request.method, path, exc_info=error)
+    if isinstance(error, errors.StoreError) and status >= 500:
+        log.error("%s %s: %s", request.method, path, text)  # what to do about it is for who runs the server
+        text = FULL if isinstance(error, errors.DiskFull) else FAILED_STORE
     headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
     return problem(path, status, error.code, without_paths(text), headers=headers, param=param)
 

@@ -98,6 +98,7 @@ def _keys(file: Path | None) -> Path | None:
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
+    err.print("loading the libraries ...")
     from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import resolve
@@ -117,7 +118,8 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
             load_program("app", "mount").mount_page(app, bench)
         address = f"http://{settings.host}:{settings.port}"
         err.print(
-            f"API: {address}/api/v1   ready: {address}/readyz" + (f"   page: {address}/ui" if page else ""),
+            f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
+            + (f"   page: {address}/ui" if page else ""),
             soft_wrap=True,
         )
         try:

@@ -124,7 +124,7 @@ def test_renaming_and_dropping_take_the_aliases_along(store):
     assert ids(store, "photos") == ["a"]
     store.drop("z")
     assert store.aliases() == {}
-    with pytest.raises(StoreReadOnly, match="closed"):
+    with pytest.raises(CollectionNotFound, match="dropped"):
         held.count()
 
 
@@ -135,3 +135,13 @@ def test_a_reader_follows_the_names_of_a_writer(store, tmp_path):
         assert ids(reader, "a") == ["b"]
         with pytest.raises(StoreReadOnly, match="opened for reading"):
             reader.alias("x", "a")
+
+
+def test_who_still_holds_a_dropped_collection_is_told_that_it_is_gone(store):
+    held = store.create("gone", CollectionSpec(2))
+    held.upsert([Item("a", np.ones(2, np.float32))])
+    store.drop("gone")
+    item = Item("b", np.ones(2, np.float32))
+    for use in (held.count, held.snapshot, held.compact, lambda: held.upsert([item]), lambda: held.search(item.vector)):
+        with pytest.raises(CollectionNotFound, match="dropped meanwhile"):
+            use()

@@ -10,14 +10,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from nnclr_hub.errors import StoreError, StoreReadOnly
+from nnclr_hub.errors import StoreError
 from nnclr_hub.store.ann.fold import due, fold
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.kinds import Stopped
 from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded import snapshots
-from nnclr_hub.store.embedded.catalog import last_seq, reading, translated
+from nnclr_hub.store.embedded.catalog import closed_error, last_seq, reading, translated
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.maintenance import Maintenance
 from nnclr_hub.store.embedded.recovery import Written, rebuild
@@ -49,6 +49,7 @@ class Care:
         self._written = written
         self._folding = threading.Lock()
         self._writing_down = threading.Lock()
+        self._dropped = False
         self._maintenance = Maintenance(f"care of {path.name}", self._reload, self._fold, self._snapshot)
         self.writer: Writer | None = None  # None for who only reads
 
@@ -73,7 +74,7 @@ class Care:
             with self._folding:
                 fold(self._index, self._fetch, anew=True, stop=self._maintenance.stopping, progress=progress)
         except Stopped as error:
-            raise StoreReadOnly(f"{self._path} is closed: open the store again.") from error
+            raise closed_error(self._path, self._dropped) from error
 
     def snapshot(self, due_at: int | None = None) -> None:
         """Writes the index down as it is now.
@@ -91,7 +92,12 @@ class Care:
                 return
             state = self._index.state()
             generation = self.writer.exclusively(snapshots.next_generation)
-            snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
+            try:
+                snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
+            except StoreError as error:
+                if self._dropped:  # and its folder with it
+                    raise closed_error(self._path, True) from error
+                raise
             self._written = Written(state.seq, len(state.rids))
 
     def rebuild(self) -> None:
@@ -101,8 +107,9 @@ class Care:
             self.writer.reload(self._rebuilt)
         self.wake()
 
-    def close(self, *, keep: bool) -> None:
+    def close(self, *, keep: bool, dropped: bool = False) -> None:
         """Ends its thread, and leaves the index on disk if that is worth its while, with the mark that all is well."""
+        self._dropped = dropped
         self._maintenance.close()
         if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
             try:

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from nnclr_hub.errors import InvalidFilter, StoreCorrupt
+from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.durable import fsync_folder, make_folder  # noqa: F401 - for those who write beside it
 from nnclr_hub.store.sqlite import (  # noqa: F401 - for those who work on its files
@@ -115,6 +115,13 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
         raise StoreCorrupt(
             f"{path} has lost its specification: import the collection from an export, or index it anew."
         ) from error
+
+
+def closed_error(path: Path, dropped: bool) -> StoreError:
+    """What who still holds a closed collection is told."""
+    if dropped:
+        return CollectionNotFound("The collection was dropped meanwhile: list the collections to see those that exist.")
+    return StoreReadOnly(f"{path} is closed: open the store again.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:

@@ -251,21 +251,22 @@ class EmbeddedCollection:
         self._care.snapshot()
         return RepairReport(self.count(), tuple(item.id for item in damaged if item.rid in gone), kept_in)
 
-    def close(self, *, keep: bool = True) -> None:
+    def close(self, *, keep: bool = True, dropped: bool = False) -> None:
         """Writes a snapshot if it is worth one, and lets go of the files.
 
         Args:
             keep: False: the files are going to be deleted, so nothing is written any more.
+            dropped: for good, as who still holds the collection is told.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            self._care.close(keep=keep)
+            self._care.close(keep=keep, dropped=dropped)
         finally:
-            self._connections.close()
+            self._connections.close(dropped=dropped)
             if self._writer is not None:
-                self._writer.close()
+                self._writer.close(dropped=dropped)
             self._connection.close()  # the last, so that SQLite can fold its log away
             self._index.clear()  # who still holds the closed collection need not hold its vectors
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import StoreReadOnly
-from nnclr_hub.store.embedded.catalog import connect, reading, translated
+from nnclr_hub.store.embedded.catalog import closed_error, connect, reading, translated
 
 # pages that the first connection keeps, and each further one fewer: enough for the items of a million rows, whose
 # matches lie anywhere
@@ -30,18 +29,18 @@ class Connections:
         self._begun = begun
         self._idle: deque[sqlite3.Connection] = deque()  # taken from the end, where the pages are the warmest
         self._open = 0
-        self.closed = False
+        self.closed = self._dropped = False
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A connection in a read transaction: everything in the block sees the same state.
 
         Raises:
-            StoreReadOnly: the collection is closed.
+            StoreReadOnly, CollectionNotFound: the collection is closed, or was dropped.
             StoreError: what SQLite says, as a sentence.
         """
         if self.closed:
-            raise StoreReadOnly(f"{self._path} is closed: open the store again.")
+            raise closed_error(self._path, self._dropped)
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -59,8 +58,9 @@ class Connections:
             else:
                 self._idle.append(connection)
 
-    def close(self) -> None:
+    def close(self, *, dropped: bool = False) -> None:
         """Closes those that are idle; the others when they are given back."""
+        self._dropped = dropped
         self.closed = True
         while self._idle:
             self._idle.pop().close()

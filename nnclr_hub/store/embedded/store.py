@@ -124,7 +124,7 @@ class EmbeddedStore:
             with self._opening(key):
                 opened = self._open.pop(key, None)
                 if opened is not None:
-                    opened.close(keep=False)
+                    opened.close(keep=False, dropped=True)
                 self._remove_files(key)
             reached("drop.removed")
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.embedded.catalog import check_room, last_seq, translated
+from nnclr_hub.store.embedded.catalog import check_room, closed_error, last_seq, translated
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
 
@@ -72,7 +72,7 @@ class Writer:
         self._committed = committed
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
-        self._closed = False
+        self._closed = self._dropped = False
         self.durable_seq = last_seq(connection)
         self.failure: str | None = None  # why the collection is read-only now
         self.behind: str | None = None  # why the index does not follow, until it is loaded anew
@@ -85,6 +85,7 @@ class Writer:
 
         Raises:
             StoreReadOnly: an earlier write failed on the disk, or the store is closed.
+            CollectionNotFound: the collection was dropped.
             whatever `apply` raises; DiskFull, StoreError from the commit.
         """
         return self._ask(_Request(apply, Future()))
@@ -105,14 +106,15 @@ class Writer:
     def _ask(self, request: _Request[T]) -> T:
         with self._closing:
             if self._closed:
-                raise StoreReadOnly(f"{self._path} is closed: open the store again.")
+                raise closed_error(self._path, self._dropped)
             self._requests.put(request)
         return request.answer.result()
 
-    def close(self) -> None:
+    def close(self, *, dropped: bool = False) -> None:
         """Finishes what was submitted, then ends the thread."""
         with self._closing:
             if not self._closed:
+                self._dropped = dropped
                 self._closed = True
                 self._requests.put(None)
         self._thread.join()
