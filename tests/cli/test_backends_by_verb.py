@@ -63,4 +63,4 @@ def test_a_server_runs_what_auto_finds(model, pictures, tmp_path, serve):
         answer = httpx.post(f"{server.url}/api/v1/embed", files=files, timeout=60).json()
         got = np.array([entry["embedding"] for entry in answer["data"]])
         assert (got * load_encoder(model, device="cpu").embed(pictures[:3])).sum(axis=1).min() >= 0.999
-        assert [engine.encoder.backend.name for engine in server.engines.loaded_engines] != ["auto"]
+        assert [engine.encoder.backend.name for engine in server.engines._memory.engines] != ["auto"]

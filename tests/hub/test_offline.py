@@ -74,6 +74,7 @@ def get(address: str) -> bytes:
         return answer.read()
 
 
+@pytest.mark.slow
 def test_serve_works_and_asks_nobody(tmp_path):
     with started(tmp_path, "serve", "--store", "store") as address:
         assert json.loads(get(f"{address}/v1/models"))["data"]

@@ -48,6 +48,7 @@ def test_it_loads_where_the_services_packages_are_absent(make_model, tmp_path):
     assert done.stdout.split("\n")[:2] == ["(2, 32) False", "64"]
 
 
+@pytest.mark.slow
 def test_torch_hub_itself_lists_helps_and_refuses_a_second_checkout(torch_home, tmp_path):
     """From the folder where it keeps what it has fetched; then the checkout of these tests, in the same process."""
     code = (

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
@@ -115,6 +117,7 @@ def run(
     return asked, code, heard, [one.outcome() for one in waiting]
 
 
+@pytest.mark.slow
 def test_whatever_was_taken_in_is_answered_and_the_store_is_closed(model, pictures, tmp_path):
     with ServerProcess(tmp_path / "store", model=str(model)) as server:
         asked, code, heard, taken_in = run(server, pictures)

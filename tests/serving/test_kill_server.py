@@ -129,6 +129,7 @@ def test_nothing_is_lost_in_many_rounds(model, files, tmp_path):
     check_store(tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_or_doubled_and_a_folders_upload_outlives_the_server(
     model, files, photos, tmp_path
 ):
