@@ -166,6 +166,7 @@ class ModelMemory:
             with self._lock:
                 self._account(-1, -slot.size)
             raise
+        log.info("%s runs on %s", source, encoder.backend.name)
         return engine
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""nnclr models, info, download, verify, onnx."""
+"""nnclr models, info, download, verify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:or
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    for verb in (models, info, download, verify, onnx):
+    for verb in (models, info, download, verify):
         app.command()(verb)
 
 
@@ -137,20 +137,3 @@ def verify(source: Source, as_json: Json = False) -> None:
             "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",
             soft_wrap=True,
         )
-
-
-def onnx(
-    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
-    file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
-) -> None:
-    """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
-
-    Example: nnclr onnx nnclr_resnet18_small_cpu_starter model.onnx
-    """
-    from nnclr_hub.publish.onnx_file import export_onnx
-
-    written = export_onnx(source, file)
-    checked = "not compared with torch, for ONNX Runtime is not installed"
-    if written.cosine is not None:
-        checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
-    out.print(f"written: {written.path} ({checked})")

@@ -1,4 +1,4 @@
-"""nnclr export, card, publish, convert."""
+"""nnclr export, onnx, card, publish, convert."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ License = Annotated[str | None, typer.Option(help="Licence of the weights, for t
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
     app.command()(export)
+    app.command()(onnx)
     app.command()(card)
     app.command()(publish)
     app.command()(convert)
@@ -68,6 +69,23 @@ def export(
         again = done.rechecked[name]
         out.print(f"{name} {value}: " + ("not checked" if again is None else f"measured again, {again}"))
     out.print(f"written: {done.folder}")
+
+
+def onnx(
+    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
+) -> None:
+    """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
+
+    Example: nnclr onnx nnclr_resnet18_small_cpu_starter model.onnx
+    """
+    from nnclr_hub.publish.onnx_file import export_onnx
+
+    written = export_onnx(source, file)
+    checked = "not compared with torch, for ONNX Runtime is not installed"
+    if written.cosine is not None:
+        checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
+    out.print(f"written: {written.path} ({checked})")
 
 
 def card(

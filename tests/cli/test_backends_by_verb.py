@@ -5,10 +5,12 @@ import json
 import httpx
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
+from nnclr_hub.encoder.backends import choice
 
 
 def nnclr(*arguments) -> tuple[int, str, str]:
@@ -56,11 +58,13 @@ def test_onnx_writes_a_file_that_was_compared(model, tmp_path):
     assert "must end in .onnx" in said("onnx", model, tmp_path / "model.bin", code=2)
 
 
-def test_a_server_runs_what_auto_finds(model, pictures, tmp_path, serve):
-    """Its vectors are torch's, nearly, and the engine's encoder says what runs it."""
+def test_a_server_runs_what_auto_finds_and_logs_it(model, pictures, tmp_path, serve, caplog):
+    """Its vectors are torch's, nearly."""
+    caplog.set_level("INFO")
     for server in serve(model, tmp_path / "store", backend="auto"):
         files = [("files", ("a.jpg", path.read_bytes())) for path in pictures[:3]]
         answer = httpx.post(f"{server.url}/api/v1/embed", files=files, timeout=60).json()
         got = np.array([entry["embedding"] for entry in answer["data"]])
         assert (got * load_encoder(model, device="cpu").embed(pictures[:3])).sum(axis=1).min() >= 0.999
-        assert [engine.encoder.backend.name for engine in server.engines._memory.engines] != ["auto"]
+        (told,) = [line for line in caplog.messages if " runs on " in line]
+        assert told.rpartition(" ")[2] in choice.candidates(torch.device("cpu"), None)

@@ -1,9 +1,12 @@
 """Every backend gives torch's vectors; `auto` takes the fastest that does, and remembers it."""
 
 import json
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +137,30 @@ def test_a_compiled_network_gives_torchs_vectors(model):
         np.testing.assert_allclose(
             compiled.forward_crops(crops[:count]), torchs.forward_crops(crops[:count]), atol=1e-5
         )
+
+
+def test_openvino_tells_nobody_that_it_is_used(model, tmp_path):
+    """It would, on import: with no name looked up and no number written into the home folder, it did not."""
+    need("openvino")
+    code = (
+        "import socket, sys, time\n"
+        "asked = []\n"
+        "socket.getaddrinfo = lambda host, *rest, **more: asked.append(host) or []\n"
+        "from nnclr_hub import load_encoder\n"
+        "load_encoder(sys.argv[1], device='cpu', backend='openvino')\n"
+        "time.sleep(1)\n"
+        "print(asked, [name for name in sys.modules if 'telemetry' in name and not name.startswith('openvino.tools')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={key: value for key, value in os.environ.items() if key != "CI"} | {"HOME": str(tmp_path)},
+    )
+    assert done.stdout.strip() == "[] []"
+    assert not list(tmp_path.iterdir())
 
 
 # ---- names
