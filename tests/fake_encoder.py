@@ -27,7 +27,7 @@ class FakeEncoder:
         self.decoding, self.forwarding = dict(decoding or {}), dict(forwarding or {})
         self.name, self.fingerprint = name, fingerprint or name
         self.backbone = torch.nn.Linear(weights, 1, bias=False)
-        self.backend = SimpleNamespace(buckets=None, memory=None)
+        self.backend = SimpleNamespace(buckets=None, memory=None, name="fake")
         self.words = ["0"]
         self.batches: list[int] = []
         self.before = lambda: None
