@@ -112,15 +112,18 @@ class Settings(BaseSettings):
             raise InvalidRequest(f"The server's settings cannot be read: {_first(error)}") from error
         if not settings.keys() and not settings.insecure and not is_loopback(settings.host):
             raise InvalidRequest(
-                f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: set "
-                'NNCLR_WRITE_KEYS and NNCLR_API_KEYS to lists like ["name:a-long-key"], or give --insecure.'
+                f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: give "
+                "--keys FILE, where a key is made if there is none, or set NNCLR_WRITE_KEYS and NNCLR_API_KEYS to lists "
+                'like ["name:a-long-key"]; --insecure serves without.'
             )
         return settings
 
 
 def _first(error: ValidationError | SettingsError) -> str:
     if isinstance(error, SettingsError):
-        return f"{error}; lists are written as JSON."
+        field = re.search(r'field "(\w+)"', str(error))
+        name = f"NNCLR_{field[1].upper()}" if field else "one of them"
+        return f'{name} is no JSON, in which lists are written, like ["name:a-long-key"].'
     part = error.errors()[0]
     name = str(part["loc"][0]).upper()
     given = "given" if name in ("API_KEYS", "WRITE_KEYS") else repr(part["input"])  # no secret in a sentence

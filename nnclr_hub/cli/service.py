@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -140,7 +141,8 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise PortInUse(
-                f"Port {port} on {host} cannot be used ({error.strerror}): stop the program there, "
-                "or give another --port."
-            ) from error
+            if error.errno == errno.EADDRINUSE:
+                way_on = "stop the program there, or give another --port"
+            else:
+                way_on = "give an address of this machine as --host, 0.0.0.0 for all, and a port that you may use"
+            raise PortInUse(f"Port {port} on {host} cannot be used ({error.strerror}): {way_on}.") from error
