@@ -113,8 +113,8 @@ class Settings(BaseSettings):
         if not settings.keys() and not settings.insecure and not is_loopback(settings.host):
             raise InvalidRequest(
                 f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: give "
-                "--keys FILE, where a key is made if there is none, or set NNCLR_WRITE_KEYS and NNCLR_API_KEYS to lists "
-                'like ["name:a-long-key"]; --insecure serves without.'
+                "--keys FILE, where a key is made if there is none, or set NNCLR_WRITE_KEYS and NNCLR_API_KEYS to "
+                'lists like ["name:a-long-key"]; --insecure serves without.'
             )
         return settings
 
