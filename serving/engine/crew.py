@@ -33,17 +33,21 @@ class Worker:
         self._in_hand: Sequence[Work] = ()
         self._since: float | None = None
         self._dead = False
+        self._lock = threading.Lock()  # whoever sets `given_up` sees all that is in hand, and nothing comes after
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def trouble(self, stall_s: float) -> str | None:
-        """What is wrong with it, if anything."""
-        since = self._since
-        if self._dead:
-            return "died"
-        if since is not None and time.monotonic() - since > stall_s:
-            return f"has not come back for more than {stall_s:g} s"
-        return None
+    def condemned(self, stall_s: float) -> str | None:
+        """What is wrong with it, if anything; from then on nothing is wanted of it, and `give_up` must follow."""
+        with self._lock:
+            if self._dead:
+                trouble = "died"
+            elif self._since is not None and time.monotonic() - self._since > stall_s:
+                trouble = f"has not come back for more than {stall_s:g} s"
+            else:
+                return None
+            self.given_up = True
+        return trouble
 
     def goes_on(self) -> None:
         """What it has in hand has several steps, and the next one begins."""
@@ -51,8 +55,10 @@ class Worker:
 
     def give_up(self, error: NotReady) -> None:
         """Fails what it has in hand and wants nothing of it any more."""
-        self.given_up = True
-        for work in self._in_hand:
+        with self._lock:
+            self.given_up = True
+            works = self._in_hand
+        for work in works:
             work.fail(error)
 
     def join(self, timeout: float) -> None:
@@ -60,14 +66,25 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while not self.given_up and (works := self._take()):
-                self._in_hand, self._since = works, time.monotonic()
+            while works := self._take():
+                if not self._hold(works, time.monotonic()):
+                    for work in works:
+                        work.fail(shut_down())
+                    return
                 self._work(works, self)
-                self._since, self._in_hand = None, ()
+                if not self._hold((), None):
+                    return
         except BaseException:
             log.exception("%s died", self._thread.name)
             self._dead = True
             self._look.set()
+
+    def _hold(self, works: Sequence[Work], since: float | None) -> bool:
+        """Takes works in hand; not if it was given up, when what it had stays there to be failed."""
+        with self._lock:
+            if not self.given_up:
+                self._in_hand, self._since = works, since
+            return not self.given_up
 
 
 class Crew:
@@ -102,7 +119,7 @@ class Crew:
         """
         mended = 0
         for i, worker in enumerate(self._workers):
-            trouble = worker.trouble(stall_s)
+            trouble = worker.condemned(stall_s)
             if trouble is not None:
                 mended += 1
                 told(f"{self._name} {trouble} and was replaced")

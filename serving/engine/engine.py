@@ -29,6 +29,7 @@ from .admission import Admission
 from .crew import shut_down
 from .decoding import Decoding
 from .device import Device
+from .line import Line
 from .request import Request, Result
 from .watchdog import Watchdog
 
@@ -150,12 +151,13 @@ class Engine:
 
         Raises:
             ServiceError: the encoder fails.
+            NotReady: the engine is closed, or a thread failed over it.
         """
         for size in self._device.buckets or (1,):
             batch = self._inner_request([self._blank] * size)
             for work in batch.works:
                 work.crop = self._blank
-            self._device.line.put(batch.works)
+            _send(self._device.line, batch)
             batch.answer.result()
         self._test().answer.result()
 
@@ -208,7 +210,7 @@ class Engine:
             withdrawn=self._withdraw,
             gone=lambda: self._admission.leave(len(images), size),
         )
-        self._send(request)
+        _send(self._decoding.line, request)
         return request
 
     def _inner_request(self, images: Sequence[ImageLike]) -> Request:
@@ -219,19 +221,20 @@ class Engine:
     def _test(self) -> Request:
         """A picture on its way through everything."""
         request = self._inner_request([self._blank])
-        self._send(request)
+        _send(self._decoding.line, request)
         return request
-
-    def _send(self, request: Request) -> None:
-        if not self._decoding.line.put(request.works):
-            for work in request.works:
-                work.fail(shut_down())
 
     def _withdraw(self, request: Request) -> None:
         """A request that is over leaves the lines."""
         for line in (self._decoding.line, self._device.line):
             for work in line.forget(request):
                 work.drop()
+
+
+def _send(line: Line, request: Request) -> None:
+    if not line.put(request.works):
+        for work in request.works:
+            work.fail(shut_down())
 
 
 def _size_of(image: ImageLike) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -259,20 +259,39 @@ def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
 
 
 def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
-    encoder = FakeEncoder()
-    encoder.before = lambda: time.sleep(0.02)
+    encoder, release = FakeEncoder(), threading.Event()
     engine = make(encoder, max_batch=2)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
+        encoder.before = lambda: release.wait(10)
         asked = pool.submit(engine.embed_each, numbers(*range(1, 30)))
-        until(lambda: engine.in_work == 29)
+        until(lambda: encoder.batches)
         engine.drain()
         with pytest.raises(NotReady, match="shutting down"):
             engine.embed_each(numbers(1))
-        assert not asked.done()
-        engine.close()
-        assert first_column(asked.result(0)) == list(range(1, 30))
+        closing = pool.submit(engine.close)
+        assert not asked.done() and not closing.done()
+        release.set()
+        closing.result(10)
+        assert engine.in_work == 0
+        assert first_column(asked.result(10)) == list(range(1, 30))
     with pytest.raises(NotReady):
         engine.embed_each(numbers(1))
+
+
+def test_an_engine_that_was_closed_cannot_be_warmed_up_and_says_so(make):
+    engine = make(FakeEncoder())
+    engine.close()
+    told: Future[None] = Future()
+
+    def warm_up():
+        try:
+            engine.warm_up()
+        except NotReady as error:
+            told.set_exception(error)
+
+    threading.Thread(target=warm_up, daemon=True).start()
+    with pytest.raises(NotReady, match="shut down"):
+        told.result(5)
 
 
 def test_an_engine_that_must_close_now_answers_what_it_leaves_undone(make):

@@ -72,6 +72,35 @@ def test_a_thread_that_stalls_is_given_up_and_what_it_brings_back_is_ignored(mak
     assert engine.in_work == 0
 
 
+def test_a_thread_that_comes_back_while_it_is_given_up_loses_nothing(make):
+    release, begun = threading.Event(), threading.Event()
+    encoder = FakeEncoder(forwarding={"slow": lambda: (begun.set(), release.wait(10))})
+    engine = make(encoder, stall_s=30, deadline_s=3)
+    [worker] = engine._device.crew._workers
+
+    def comes_back(trouble: str) -> None:
+        release.set()
+        worker.join(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.embed_each, [b"slow"])
+        assert begun.wait(10)
+        assert engine._device.crew.mend(0, comes_back) == 1
+        with pytest.raises(NotReady, match="try again"):
+            asked.result(10)
+    assert [engine.embed_each([b"7"])[0][0] for _ in range(3)] == [7, 7, 7]
+    assert engine.in_work == 0
+
+
+def test_an_idle_thread_that_was_given_up_answers_what_it_still_takes(make):
+    engine = make(FakeEncoder(), stall_s=30, deadline_s=3)
+    [worker] = engine._device.crew._workers
+    worker.give_up(NotReady("The engine ends."))
+    with pytest.raises(NotReady, match="shut down"):
+        engine.embed_each([b"7"])
+    assert engine.in_work == 0
+
+
 def test_while_it_is_ill_it_says_so_and_takes_nothing(make):
     well = threading.Event()
     encoder = FakeEncoder()
