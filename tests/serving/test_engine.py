@@ -269,7 +269,8 @@ def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
         with pytest.raises(NotReady, match="shutting down"):
             engine.embed_each(numbers(1))
         closing = pool.submit(engine.close)
-        assert not asked.done() and not closing.done()
+        assert not asked.done()
+        assert not closing.done()
         release.set()
         closing.result(10)
         assert engine.in_work == 0
