@@ -35,7 +35,7 @@ REPLY = "reply"
 MARK = "idempotent_request"  # in the scope's state: what is the same for the same request with the same key
 LIFETIME_S = 24 * 3600.0
 LARGEST = 8 << 20  # bytes of one answer; a larger one is sent, and not kept
-LATER = (408, 425, 429)  # and all above 499
+LATER = (408, 425, 429, 499)  # and all above; 499: the client went away, and may come back
 # of the first answer alone
 OF_ONE_ANSWER = (b"x-request-id", b"server-timing", b"date")
 _KEY = re.compile(r"[!-~]{1,255}")

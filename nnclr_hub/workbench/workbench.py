@@ -225,6 +225,19 @@ class Workbench:
         keep_probe(self.store.records, kept, replace=replace)
         return kept
 
+    def embedder_of_probe(self, probe: str) -> Embedder:
+        """The embedder whose vectors a probe was fitted on.
+
+        Raises:
+            FingerprintMismatch: what its source gives now is another one.
+            ProbeNotFound, ModelError.
+        """
+        kept = get_probe(self.store.records, probe)
+        own = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
+        embedder = embedder_for(self.models, own)
+        kept.probe.require(embedder.fingerprint)
+        return embedder
+
     def predict(
         self,
         probe: str,
@@ -253,8 +266,7 @@ class Workbench:
         if ids is not None and collection is not None:
             return label_items(kept.probe, self.collection(collection), ids, k)
         if images is not None:
-            own = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
-            return label_images(kept.probe, embedder_for(self.models, own), images, k)
+            return label_images(kept.probe, self.embedder_of_probe(probe), images, k)
         return list(label_rows(kept.probe, np.asarray(vectors, np.float32), k, fingerprint=fingerprint))
 
     # ---- inside

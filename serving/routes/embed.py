@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
 
+from ..departure import while_present
 from ..payloads import encode_vector
 from ..problems import answers, problem
 from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
@@ -56,7 +57,7 @@ async def embed(
     pictures, model = await _read(request, settings.max_images, fetcher)
     engine = await served_engine_async(engines, model)
     good = [picture.data for picture in pictures if isinstance(picture.data, bytes)]
-    vectors = iter(await engine.embed_each_async(good))
+    vectors = iter(await while_present(request, engine.embed_each_async(good)))
     results = [picture.data if isinstance(picture.data, ImageError) else next(vectors) for picture in pictures]
     broken = [
         {"index": i, "name": pictures[i].name, "code": result.code, "detail": str(result)}

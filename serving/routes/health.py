@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ..problems import answers
 from ..schemas import Readiness
-from .state import AppMetrics
+from .state import AppMetrics, AppWatching
 
 router = APIRouter(tags=["health"])
 
@@ -20,9 +21,9 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={**answers(), 503: {"model": Readiness, "description": "not yet, or no longer"}})
-def readyz(request: Request) -> Readiness:
+async def readyz(request: Request, watching: AppWatching) -> Readiness:
     """The model is warm, its threads live, and the collections are loaded; 503 with the progress until then."""
-    found: Readiness = request.app.state.readiness.report()
+    found: Readiness = await to_thread.run_sync(request.app.state.readiness.report, limiter=watching)
     if found.status != "ready":
         return JSONResponse(found.model_dump(), 503)  # type: ignore[return-value]
     return found
@@ -33,6 +34,7 @@ def readyz(request: Request) -> Readiness:
     response_class=Response,
     responses={**answers(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def metrics(metrics: AppMetrics) -> Response:
+async def metrics(metrics: AppMetrics, watching: AppWatching) -> Response:
     """What was counted and timed, for Prometheus."""
-    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    content = await to_thread.run_sync(generate_latest, metrics.registry, limiter=watching)
+    return Response(content, media_type=CONTENT_TYPE_LATEST)

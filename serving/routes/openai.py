@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
 from nnclr_hub.hub.registry import MODELS
 
+from ..departure import while_present
 from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
@@ -31,6 +32,7 @@ _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
     openapi_extra=json_body(EmbeddingsRequest),
 )
 async def embeddings(
+    request: Request,
     body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)],
     engines: AppEngines,
     settings: AppSettings,
@@ -47,7 +49,8 @@ async def embeddings(
         reason = InvalidRequest(f"{body.dimensions} is not possible: vectors of {body.model} have {engine.embed_dim}.")
         raise InvalidInput("dimensions", reason)
     fetched = await fetch_each(inputs, fetcher)
-    results = await engine.embed_each_async([_decoded(text, index, fetched) for index, text in enumerate(inputs)])
+    pictures = [_decoded(text, index, fetched) for index, text in enumerate(inputs)]
+    results = await while_present(request, engine.embed_each_async(pictures))
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         if isinstance(result, ImageError):

@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -44,6 +44,8 @@ from nnclr_hub.workbench.probes import (
     refuse_taken_probe,
 )
 
+from ..departure import while_present
+from ..models import Model
 from ..payloads import decode_vector
 from ..privacy import public_name, without_paths
 from ..problems import answers, problem
@@ -186,7 +188,10 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
     """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
     query, pictures = await _read(request, settings.max_images, fetcher)
-    results = await run_in_threadpool(_predicted, bench, name, query, pictures)
+    if pictures:
+        results = await _of_pictures(request, bench, name, pictures, query.top)
+    else:
+        results = await run_in_threadpool(_of_others, bench, name, query)
     names: Sequence[dict[str, Any]] = (
         [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in pictures] or [{}] * len(results)
     )
@@ -201,13 +206,26 @@ async def predict(name: str, request: Request, bench: AppWorkbench, settings: Ap
     return PredictResponse(probe=name, results=entries)
 
 
-def _predicted(
-    bench: Workbench, name: str, query: PredictRequest, pictures: list[Picture]
+async def _of_pictures(
+    request: Request, bench: Workbench, name: str, pictures: list[Picture], top: int
 ) -> list[Labelling | NNCLRHubError]:
-    if pictures:
-        good = [one.data for one in pictures if isinstance(one.data, bytes)]
-        said = iter(bench.predict(name, images=good, k=query.top))
-        return [one.data if isinstance(one.data, ImageError) else next(said) for one in pictures]
+    """What a probe says of each picture; no thread waits while they are embedded."""
+    model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
+    good = [one.data for one in pictures if isinstance(one.data, bytes)]
+    results = await while_present(request, model.embed_each_async(good))
+    vectors = [row for row in results if isinstance(row, np.ndarray)]
+    said: list[Labelling | NNCLRHubError] = []
+    if vectors:
+        said = await run_in_threadpool(
+            bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
+        )
+    embedded, labelled = iter(results), iter(said)
+    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in pictures]
+    return [row if isinstance(row, ImageError) else next(labelled) for row in rows]
+
+
+def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labelling | NNCLRHubError]:
+    """What a probe says of each vector or item."""
     vectors = None
     if query.vectors is not None:
         rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]

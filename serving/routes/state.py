@@ -18,29 +18,35 @@ from ..telemetry import Metrics
 
 DEFAULT = "default"
 
+# they are asynchronous because the framework runs others in the threads that everybody shares
 
-def _settings(request: Request) -> Settings:
+
+async def _settings(request: Request) -> Settings:
     return request.app.state.settings
 
 
-def _engines(request: Request) -> Engines:
+async def _engines(request: Request) -> Engines:
     return request.app.state.engines
 
 
-def _workbench(request: Request) -> Workbench:
+async def _workbench(request: Request) -> Workbench:
     return request.app.state.workbench
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
-def _decoding(request: Request) -> CapacityLimiter:
+async def _decoding(request: Request) -> CapacityLimiter:
     return request.app.state.decoding
 
 
-def _fetcher(request: Request) -> Fetcher | None:
+async def _fetcher(request: Request) -> Fetcher | None:
     return request.app.state.fetcher
+
+
+async def _watching(request: Request) -> CapacityLimiter:
+    return request.app.state.watching
 
 
 AppSettings = Annotated[Settings, Depends(_settings)]
@@ -50,6 +56,8 @@ AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
 # how many requests may hold decoded pictures at once, beside those in the engine
 AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
+# threads for those who look whether the server is well, which they must not wait with the others for
+AppWatching = Annotated[CapacityLimiter, Depends(_watching)]
 
 
 def served_names(engines: Engines) -> dict[str, str]:

@@ -1,0 +1,133 @@
+"""A client that has gone costs nothing more, and many that wait keep nobody from asking whether the server is well."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from rest_requests import as_text, upload
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def probe(server) -> str:
+    """The path of a probe of the server's model."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        items = [{"vector": [1.0 * (i % 2), 1.0, *[0.1 * i] * 30], "label": "ab"[i % 2]} for i in range(12)]
+        body = {"name": "letters", "items": items, "model": "default", "l2": 0.1}
+        job = client.post("/api/v1/probes", json=body).json()["id"]
+        until(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "done")
+    return "/api/v1/probes/letters/predict"
+
+
+def until(condition, seconds=20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+@contextmanager
+def held_up(server, monkeypatch) -> Iterator[threading.Event]:
+    """The engine decodes nothing until this is left; gives the event of the first attempt."""
+    begun, release = threading.Event(), threading.Event()
+    engine = server.engines._memory.engines[0]
+    real = engine.encoder.prepare
+
+    def prepare(image):
+        begun.set()
+        assert release.wait(30)
+        return real(image)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.encoder, "prepare", prepare)
+        try:
+            yield begun
+        finally:
+            release.set()
+            until(lambda: engine.in_work == 0)
+
+
+def pictures_by(server, outcome: str) -> float:
+    labels = {"model": "resnet18", "outcome": outcome}
+    return server.engines.metrics.registry.get_sample_value("nnclr_images_total", labels) or 0.0
+
+
+def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
+    """Sends a request, and hangs up when its work has begun."""
+    with socket.create_connection((request.url.host, request.url.port), 10) as connection:
+        lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
+        assert begun.wait(10)
+
+
+@pytest.mark.parametrize("route", ["embed", "openai", "predict"])
+def test_pictures_of_a_client_that_has_gone_are_not_embedded(server, client, probe, pictures, monkeypatch, route):
+    asked = {
+        "embed": lambda: client.build_request("POST", "/api/v1/embed", files=upload(pictures[:COUNT])),
+        "openai": lambda: client.build_request(
+            "POST", "/v1/embeddings", json={"model": "default", "input": [as_text(one) for one in pictures[:COUNT]]}
+        ),
+        "predict": lambda: client.build_request("POST", probe, files=upload(pictures[:COUNT])),
+    }[route]()
+    embedded, cancelled = pictures_by(server, "embedded"), pictures_by(server, "cancelled")
+    threads = server.app.state.settings.decode_threads
+    with held_up(server, monkeypatch) as begun:
+        ask_and_leave(asked, begun)
+        until(lambda: pictures_by(server, "cancelled") - cancelled >= COUNT - threads)
+    assert pictures_by(server, "embedded") == embedded
+    assert pictures_by(server, "cancelled") - cancelled == COUNT
+    assert client.post("/api/v1/embed", files=upload(pictures[:2])).status_code == 200
+
+
+def test_what_a_client_left_undone_is_done_when_it_comes_back_with_the_same_key(server, client, pictures, monkeypatch):
+    asked = client.build_request(
+        "POST", "/api/v1/embed", files=upload(pictures[:COUNT]), headers={"Idempotency-Key": "left-and-came-back"}
+    )
+    with held_up(server, monkeypatch) as begun:
+        ask_and_leave(asked, begun)
+    answer = client.send(asked)
+    assert answer.status_code == 200
+    assert "idempotency-replayed" not in answer.headers
+    assert len(answer.json()["data"]) == COUNT
+
+
+def test_many_predictions_in_work_keep_no_other_waiting(server, client, collection, probe, pictures, monkeypatch):
+    def predict(path):
+        return httpx.post(f"{server.url}{probe}", files=upload([path]), timeout=30).status_code
+
+    with ThreadPoolExecutor(50) as pool:
+        with held_up(server, monkeypatch):
+            asked = [pool.submit(predict, path) for path in pictures[:50]]
+            until(lambda: server.engines.in_work == 50)
+            for path in ("/readyz", "/metrics", f"{collection}/items"):
+                assert client.get(path, timeout=10).status_code == 200
+            assert not any(one.done() for one in asked)
+        assert {one.result() for one in asked} == {200}
+
+
+def test_who_looks_whether_it_is_well_waits_for_no_thread_of_others(server, client, collection, monkeypatch):
+    release, waiting = threading.Event(), threading.Semaphore(0)
+    real = server.bench.collection
+
+    def slow(name):
+        waiting.release()
+        assert release.wait(30)
+        return real(name)
+
+    with ThreadPoolExecutor(50) as pool, monkeypatch.context() as patched:
+        patched.setattr(server.bench, "collection", slow)
+        try:
+            asked = [pool.submit(httpx.get, f"{server.url}{collection}/items", timeout=30) for _ in range(50)]
+            for _ in range(40):  # as many threads as the framework has
+                assert waiting.acquire(timeout=10)
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert client.get(path, timeout=10).status_code == 200
+        finally:
+            release.set()
+        assert {one.result().status_code for one in asked} == {200}
