@@ -70,6 +70,12 @@ class ModelMemory:
         with self._lock:
             return [slot.engine for slot in self._slots.values() if slot.engine is not None]
 
+    def engine(self, source: str) -> Engine | None:
+        """That of a source if it is in memory; for a look, not for work."""
+        with self._lock:
+            slot = self._slots.get(source)
+            return None if slot is None else slot.engine
+
     @property
     def fingerprints(self) -> dict[str, str]:
         """By source: of every model that was ever loaded, those in memory first."""

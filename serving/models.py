@@ -151,12 +151,14 @@ class Engines:
 
     @property
     def illness(self) -> str | None:
-        """What is wrong, in words; None: every thread works."""
+        """What is wrong with any model, in words; None: every thread works."""
         return "; ".join(engine.illness for engine in self._memory.engines if engine.illness is not None) or None
 
     @property
     def healthy(self) -> bool:
-        return self.illness is None
+        """Whether the default model works, or will when it is asked for: another's illness is its own."""
+        engine = self._memory.engine(self.default)
+        return engine is None or engine.healthy
 
     @property
     def in_work(self) -> int:

@@ -60,7 +60,11 @@ class Loading:
         if status == "ready":
             states = self._states()
             if illness is not None:
-                status, detail = "ill", without_paths(illness)
+                if self._engines.healthy:
+                    illness = f"another model than the default: {illness}"
+                else:
+                    status = "ill"
+                detail = without_paths(illness)
         return Readiness(
             status=status,
             detail=detail,

@@ -13,7 +13,7 @@ class Readiness(BaseModel):
     status: Literal["ready", "loading", "ill", "failed"]
     detail: str | None = None
     model_warm: bool
-    threads_alive: bool
+    threads_alive: bool = Field(description="of every model; the server is ill only with its default one")
     collections_loaded: int
     collections_total: int
     collection_states: dict[str, int] = Field(description="how many collections are ready, degraded, read-only, ...")

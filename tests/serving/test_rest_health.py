@@ -1,10 +1,13 @@
 """Health over REST: alive, ready, and what was counted."""
 
+import threading
+
 import pytest
+from fake_encoder import FakeEncoder
 from prometheus_client.parser import text_string_to_metric_families
 from rest_requests import upload
 
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ModelError, NotReady
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
@@ -72,6 +75,37 @@ def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
         loading.run()
         told = loading.report()
     assert (told.status, told.detail) == ("failed", "model.safetensors is damaged: fetch it again.")
+
+
+@pytest.mark.parametrize(("source", "status"), [("default", "ill"), ("other", "ready")])
+def test_only_the_default_models_illness_is_the_servers_and_any_is_told(tmp_path, source, status):
+    def die():
+        encoders[source].before = lambda: well.wait(20)  # the test picture has to wait
+        raise SystemExit
+
+    well = threading.Event()
+    encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
+    engines = Engines("default", Settings(), load=encoders.__getitem__)
+    try:
+        with open_store(tmp_path / "store") as store:
+            bench = Workbench(engines, store)
+            jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
+            loading = Loading(engines, bench, jobs)
+            loading.run()
+            engines.get("other")
+            assert loading.report().status == "ready"
+            with pytest.raises(NotReady):
+                engines.get(source).embed_each([b"deadly"])
+            told = loading.report()
+            well.set()
+            jobs.stop()
+    finally:
+        well.set()
+        engines.close(0.2)
+    assert (told.status, told.threads_alive) == (status, False)
+    assert told.detail is not None
+    assert told.detail.endswith("the device thread died and was replaced")
+    assert told.detail.startswith("another model than the default: ") == (source == "other")
 
 
 def test_every_request_and_stage_is_counted(client, collection, pictures, model):
