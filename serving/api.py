@@ -69,7 +69,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     state.readiness = Loading(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.decoding = CapacityLimiter(settings.decode_threads)
-    state.watching = CapacityLimiter(2)
+    state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)

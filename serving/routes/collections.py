@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import TypeAdapter
@@ -29,7 +30,7 @@ from ..telemetry import measured
 from ..uploads import json_of
 from .described import json_body
 from .filters import WhereText, read_where
-from .state import AppEngines, AppMetrics, AppWorkbench, served_engine
+from .state import AppEngines, AppLengthy, AppMetrics, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 _WRITE = (StoreReadOnly, DiskFull)
@@ -89,17 +90,17 @@ def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText 
 
 
 @router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
-def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> None:
     """Writes the index to disk now, so that the next start is quick."""
     with measured(metrics, "store"):
-        bench.collection(name).snapshot()
+        await to_thread.run_sync(lambda: bench.collection(name).snapshot(), limiter=lengthy)
 
 
 @router.post("/{name}/verify", responses=answers(CollectionNotFound))
-def verify(name: str, bench: AppWorkbench, metrics: AppMetrics) -> VerifyResponse:
+async def verify(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> VerifyResponse:
     """Reads every vector back, and compares the index with an exhaustive search on a sample."""
     with measured(metrics, "store"):
-        report = bench.collection(name).verify()
+        report = await to_thread.run_sync(lambda: bench.collection(name).verify(), limiter=lengthy)
     return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
 
 

@@ -49,6 +49,10 @@ async def _watching(request: Request) -> CapacityLimiter:
     return request.app.state.watching
 
 
+async def _lengthy(request: Request) -> CapacityLimiter:
+    return request.app.state.lengthy
+
+
 AppSettings = Annotated[Settings, Depends(_settings)]
 AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
@@ -58,6 +62,8 @@ AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
 # threads for those who look whether the server is well, which they must not wait with the others for
 AppWatching = Annotated[CapacityLimiter, Depends(_watching)]
+# threads for what goes through a whole collection, so that it leaves the others' alone
+AppLengthy = Annotated[CapacityLimiter, Depends(_lengthy)]
 
 
 def served_names(engines: Engines) -> dict[str, str]:

@@ -131,3 +131,26 @@ def test_who_looks_whether_it_is_well_waits_for_no_thread_of_others(server, clie
         finally:
             release.set()
         assert {one.result().status_code for one in asked} == {200}
+
+
+@pytest.mark.parametrize("what", ["verify", "snapshot"])
+def test_what_goes_through_a_whole_collection_keeps_no_other_waiting(server, client, collection, monkeypatch, what):
+    release, begun = threading.Event(), threading.Event()
+    kind = type(server.bench.collection("photos"))
+    real = getattr(kind, what)
+
+    def slow(self):
+        begun.set()
+        assert release.wait(30)
+        return real(self)
+
+    with ThreadPoolExecutor(50) as pool, monkeypatch.context() as patched:
+        patched.setattr(kind, what, slow)
+        try:
+            asked = [pool.submit(httpx.post, f"{server.url}{collection}/{what}", timeout=30) for _ in range(50)]
+            assert begun.wait(10)
+            time.sleep(0.5)  # for the others to come: nothing tells of them while they wait
+            assert client.get(f"{collection}/items", timeout=10).status_code == 200
+        finally:
+            release.set()
+        assert {one.result().is_success for one in asked} == {True}
