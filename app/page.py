@@ -4,7 +4,8 @@
    not say: we say it.
 2. It fetches web addresses for clients: the two functions that do are replaced, and the routes that
    would are refused before they reach it.
-3. Every event is an endpoint, whatever it says of its visibility: the page has no event that does
+3. It keeps uploads for ever: its folder is our own, with a limit and an end (uploads.py).
+4. Every event is an endpoint, whatever it says of its visibility: the page has no event that does
    more than REST allows.
 """
 
@@ -26,6 +27,7 @@ from nnclr_hub.workbench import Workbench
 
 from .demo import build_demo
 from .tiles import CSS
+from .uploads import UploadFolder
 
 # Gradio's white on its own colours is below the contrast that WCAG AA asks for
 THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
@@ -51,11 +53,12 @@ def build_page(workbench: Workbench, path: str) -> FastAPI:
     """
     gradio.processing_utils.async_ssrf_protected_download = _refuse_async
     gradio.processing_utils.ssrf_protected_download = _refuse
+    uploads = UploadFolder()
     demo = build_demo(workbench)
     demo.has_launched = True
     demo.max_threads = 8  # threads of its own, so that a busy page leaves the API's alone
     demo.queue(default_concurrency_limit=4, max_size=64)
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lambda _: uploads.kept())
     gr.mount_gradio_app(
         app,
         demo,
@@ -69,7 +72,7 @@ def build_page(workbench: Workbench, path: str) -> FastAPI:
         css=PAGE_CSS,
     )
     (mounted,) = app.router.routes
-    mounted.app = NoFetching(mounted.app)  # type: ignore[attr-defined]
+    mounted.app = NoFetching(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
     return app
 
 

@@ -27,8 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.store.records import Record, Records
 
-from .privacy import without_paths
-from .problems import problem, status_of
+from .problems import problem, told
 
 log = logging.getLogger(__name__)
 REPLY = "reply"
@@ -133,7 +132,7 @@ class Idempotency:
         try:
             body = await _whole(receive)
         except NNCLRHubError as error:  # no route is there yet whose errors others would answer
-            await problem(scope["path"], status_of(error), error.code, str(error))(scope, receive, send)
+            await told(scope["path"], error)(scope, receive, send)
             return
         if body is not None:
             name, request = _name(scope, headers, key), _print(scope, headers, body)
@@ -159,8 +158,7 @@ class Idempotency:
             else:
                 await _replay(there[1], send)
         except StoreError as error:
-            detail = without_paths(str(error))
-            await problem(path, status_of(error), error.code, detail)(scope, receive, send)
+            await told(path, error)(scope, receive, send)
         finally:
             self._in_flight.discard(name)
 

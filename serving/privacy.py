@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 # metadata that `nnclr index` writes; the folder is this machine's own
-INDEXED = frozenset({"root", "path", "size", "mtime"})
+ROOT = "root"
+INDEXED = frozenset({ROOT, "path", "size", "mtime"})
 
 
 def without_paths(text: str) -> str:
@@ -39,9 +40,33 @@ def public_name(source: str) -> str:
 def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """An item's metadata; of a folder that was indexed on this machine, its name alone."""
     shown = dict(metadata)
-    if shown.keys() >= INDEXED and isinstance(shown["root"], str):
-        shown["root"] = shown["root"].rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    if shown.keys() >= INDEXED and isinstance(shown[ROOT], str):
+        shown[ROOT] = shown[ROOT].rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     return shown
+
+
+def public_key(key: str) -> str:
+    """The metadata key, if it may be asked for: answers by values of the folder's would tell them one by one.
+
+    Raises:
+        ValueError: it is that of the folder.
+    """
+    if key == ROOT:
+        raise ValueError(f"the key {ROOT!r} names a folder of the server and is not to be asked for: use 'path'")
+    return key
+
+
+def public_where(where: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The filter, if it names only keys that may be asked for; what is no filter is for others to refuse.
+
+    Raises:
+        ValueError: it names the folder's.
+    """
+    for conditions in where.values():
+        for condition in conditions if isinstance(conditions, list) else ():
+            if isinstance(condition, Mapping):
+                public_key(condition.get("key", ""))
+    return where
 
 
 def _is_path(source: str) -> bool:

@@ -89,6 +89,7 @@ REFUSALS: dict[str, Refusal] = {
         Refusal(409, "idempotency_in_flight", "The first request with this Idempotency-Key is still at work."),
         Refusal(422, "idempotency_mismatch", "The Idempotency-Key came with another request before."),
         Refusal(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible characters of ASCII."),
+        Refusal(503, "too_many_connections", "The server has as many connections as it takes."),
         Refusal(500, "internal", "The server failed; its log says why."),
     )
 }
@@ -104,6 +105,7 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     InvalidRequest,
     "unsupported_encoding",
     "too_many_wrong_keys",
+    "too_many_connections",
     errors.RequestTooLarge,
     errors.RequestTooSlow,
     errors.RateLimited,
@@ -214,16 +216,22 @@ def install(app: FastAPI) -> None:
 
 async def _ours(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, NNCLRHubError)
-    path, param, text = request.url.path, None, str(error)
+    answer = told(request.url.path, error)
+    if answer.status_code == 500:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return answer
+
+
+def told(path: str, error: NNCLRHubError) -> JSONResponse:
+    """The response for one of the library's errors."""
+    param, text = None, str(error)
     if isinstance(error, InvalidInput):
         param, error = error.param, error.reason
     status = status_of(error)
     if path.startswith("/v1/") and status in (415, 422):  # OpenAI knows neither
         status = 400
-    if status == 500:
-        log.error("%s %s failed", request.method, path, exc_info=error)
     if isinstance(error, errors.StoreError) and status >= 500:
-        log.error("%s %s: %s", request.method, path, text)  # what to do about it is for who runs the server
+        log.error("%s: %s", path, text)  # what to do about it is for who runs the server
         text = FULL if isinstance(error, errors.DiskFull) else FAILED_STORE
     headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
     return problem(path, status, error.code, without_paths(text), headers=headers, param=param)

@@ -43,6 +43,8 @@ class Settings(BaseSettings):
     )
     max_images: int = Field(64, ge=1, description="pictures a request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
+    bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of bodies in memory at once; above, 429")
+    connections: int = Field(512, ge=1, description="connections at once; above, 503")
     body_idle_s: float = Field(20.0, gt=0, description="seconds that a client may be silent within a body")
     body_s: float = Field(120.0, gt=0, description="seconds in which a body must be here")
     api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["name:secret"]')

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from nnclr_hub.errors import InvalidFilter
 
+from ..privacy import public_where
+
 _WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 WhereText = Annotated[
     str | None,
@@ -20,11 +22,15 @@ def read_where(text: str | None) -> dict[str, Any] | None:
     """The filter; None: no filter.
 
     Raises:
-        InvalidFilter: it is no JSON object.
+        InvalidFilter: it is no JSON object, or names a key that is not to be asked for.
     """
     if text is None:
         return None
     try:
-        return _WHERE.validate_json(text)
+        where = _WHERE.validate_json(text)
+        public_where(where)
     except ValidationError as error:
         raise InvalidFilter(f"where is not a JSON object: {error.errors()[0]['msg']}.") from error
+    except ValueError as error:
+        raise InvalidFilter(f"where: {error}.") from error
+    return where

@@ -10,7 +10,7 @@ from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.probes import KeptProbe
 
 from ..privacy import public_name
-from .words import ItemError, Name, Picture, Strict, Where
+from .words import ItemError, MetadataKey, Name, Picture, Strict, Where
 
 Label = StrictInt | StrictStr
 MOST_ITEMS = 100_000
@@ -37,7 +37,7 @@ class ProbeRequest(Strict):
 
     name: Name
     collection: Name | None = None
-    field: str | None = Field(None, description="of the items' metadata: a label each, or a list of them")
+    field: MetadataKey | None = Field(None, description="of the items' metadata: a label each, or a list of them")
     where: Where | None = Field(None, description="fit only on items that pass")
     model: str | None = Field(None, description="what the items' vectors are of; default for pictures: the server's")
     items: Annotated[list[ProbeItem], Field(min_length=2, max_length=MOST_ITEMS)] | None = None

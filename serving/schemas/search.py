@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, PrivateAttr
 
-from .words import FIRST_WRONG, Box, ItemError, Metadata, Picture, Strict, Vector, Where
+from .words import FIRST_WRONG, Box, ItemError, Metadata, MetadataKey, Picture, Strict, Vector, Where
 
 
 class Example(Strict):
@@ -37,7 +37,7 @@ class SearchRequest(Example):
 
     positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near to")
     negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be away from")
-    group_by: str | None = Field(None, description="metadata key: the nearest item of each of its values")
+    group_by: MetadataKey | None = Field(None, description="metadata key: the nearest item of each of its values")
     k: int = Field(10, description="1 to 1000")
     where: Where | None = None
     exact: bool = Field(False, description="compare with every item")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+
+from ..privacy import public_key, public_where
 
 
 class _FailFast(FailFast):
@@ -24,7 +26,9 @@ Where = Annotated[
         description="a filter on metadata: must, should, must_not, each a list of conditions",
         examples=[{"must": [{"key": "label", "match": "cat"}]}],
     ),
+    AfterValidator(public_where),
 ]
+MetadataKey = Annotated[str, AfterValidator(public_key)]
 Picture = Annotated[str, Field(description="a data URI or base64 of a picture")]
 Vector = Annotated[
     Annotated[list[float], FIRST_WRONG] | str, Field(description="numbers, or base64 of little-endian float32")

@@ -1,13 +1,19 @@
-"""The body of a request: counted and timed while it streams in, never believed by its Content-Length."""
+"""The body of a request: counted and timed while it streams in, never believed by its Content-Length.
+
+A byte that has come needs a permit until its request is answered: however many clients send at once, and however
+slowly, their bodies fill no more memory than the settings say.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from nnclr_hub.errors import RequestTooLarge, RequestTooSlow
+from nnclr_hub.errors import Overloaded, RequestTooLarge, RequestTooSlow
 
 from .refusal import Refusal
 
@@ -19,10 +25,12 @@ class BodyLimits:
         max_bytes: of a body.
         idle_s: seconds that a client may stay silent within it.
         total_s: seconds in which it must be here.
+        permits: bytes of all bodies whose requests are not answered yet; one body always fits.
     """
 
-    def __init__(self, max_bytes: int, idle_s: float, total_s: float) -> None:
+    def __init__(self, max_bytes: int, idle_s: float, total_s: float, permits: int) -> None:
         self._max_bytes = max_bytes
+        self._permits = max(permits, max_bytes)
         self._idle_s = idle_s
         self._total_s = total_s
 
@@ -40,8 +48,12 @@ class BodyLimits:
             return Refusal(413, RequestTooLarge.code, self._too_large())
         return None
 
-    def limited(self, receive: Receive) -> Receive:
-        """`receive` that raises RequestTooLarge and RequestTooSlow while the body streams in."""
+    @contextmanager
+    def limited(self, receive: Receive) -> Iterator[Receive]:
+        """`receive` that raises RequestTooLarge, RequestTooSlow and Overloaded while the body streams in.
+
+        What has come holds its permits to the end of the context.
+        """
         total, whole = 0, False
         deadline: float | None = None
 
@@ -59,13 +71,20 @@ class BodyLimits:
                     "send fewer pictures at once."
                 ) from error
             if message["type"] == "http.request":
-                total += len(message.get("body", b""))
-                whole = not message.get("more_body", False)
-                if total > self._max_bytes:
+                size = len(message.get("body", b""))
+                if total + size > self._max_bytes:
                     raise RequestTooLarge(self._too_large())
+                if size > self._permits:
+                    raise Overloaded("The server has as many bytes of requests in work as it takes: send this again.")
+                self._permits -= size
+                total += size
+                whole = not message.get("more_body", False)
             return message
 
-        return counted
+        try:
+            yield counted
+        finally:
+            self._permits += total
 
     def _too_large(self) -> str:
         return f"The request is above the limit of {self._max_bytes / 1e6:g} MB: send fewer pictures at once."

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nnclr_hub.errors import RateLimited
+from nnclr_hub.errors import NNCLRHubError, RateLimited
 
 from ..keys import Key
-from ..problems import problem
+from ..problems import problem, told
 from ..settings import Settings, is_loopback
 from . import login, rates
 from .body import BodyLimits
@@ -59,7 +59,7 @@ class Door:
         self._sites = Sites(hosts, literals=not local, origins=settings.cors_origins)
         self._requests = Buckets(settings.rate_requests)
         self._images = Buckets(settings.rate_images, settings.max_images)
-        self._body = BodyLimits(settings.max_bytes, settings.body_idle_s, settings.body_s)
+        self._body = BodyLimits(settings.max_bytes, settings.body_idle_s, settings.body_s, settings.bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -78,14 +78,14 @@ class Door:
         scope.setdefault("state", {})["key_name"] = key.name  # for the log
         scope["user"], scope["auth"] = SimpleUser(allowance.caller), AuthCredentials(list(key.scopes))
         rates.use(allowance)
-        receive = self._body.limited(receive)
-        if self._is_preflight(scope, headers):
-            await Response(status_code=204, headers=preflight(headers["origin"]))(scope, receive, send)
-        elif scope["path"] in (LOGIN, LOGOUT):
-            answer = await self._log_in_or_out(Request(scope, receive), headers, address)
-            await answer(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        with self._body.limited(receive) as receive:
+            if self._is_preflight(scope, headers):
+                await Response(status_code=204, headers=preflight(headers["origin"]))(scope, receive, send)
+            elif scope["path"] in (LOGIN, LOGOUT):
+                answer = await self._log_in_or_out(Request(scope, receive), headers, address)
+                await answer(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
 
     # ---- guards
 
@@ -135,7 +135,10 @@ class Door:
             return login.log_out(self._sessions, request)
         if request.method != "POST":
             return login.form(request, self._sessions.key(headers))
-        secret, then = await login.sent_key(request)
+        try:
+            secret, then = await login.sent_key(request)
+        except NNCLRHubError as error:  # no route is there whose errors others would answer
+            return told(request.url.path, error)
         key = self._callers.of_secret(secret, address)
         if isinstance(key, Refusal):
             return login.refused(key, then)

@@ -143,8 +143,12 @@ class Fetcher:
             async with turn:
                 try:
                     found[text] = await self._followed(url, budget)
+                except RequestTooLarge:
+                    raise
                 except (_Unfit, OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
                     log.info("nothing could be fetched from %r: %r", url.host, error)
+                except Exception:  # nobody foresees all that others answer, and it is this one address that fails
+                    log.exception("nothing could be fetched from %r", url.host)
 
         try:
             async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as group:
@@ -179,7 +183,7 @@ class Fetcher:
             ) as client,
             client.stream("GET", pinned, headers=headers, extensions={"sni_hostname": url.host}) as answer,
         ):
-            if answer.is_redirect:
+            if answer.has_redirect_location:
                 return str(url.join(answer.headers["location"]))
             if answer.status_code != 200:
                 raise _Unfit(f"status {answer.status_code}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..keys import READ, WRITE
 
 PAGE = "/ui"
+LIVENESS = "/healthz"
 LOGIN, LOGOUT = "/login", "/logout"
 SAFE = ("GET", "HEAD", "OPTIONS")
 _C = "/api/v1/collections/[^/]+"
@@ -38,7 +39,7 @@ class Rule:
 
 TABLE = (
     # probes of an orchestrator have no key
-    Rule(("GET", "HEAD"), "/healthz|/readyz|/favicon[.]ico", None, counted=False),
+    Rule(("GET", "HEAD"), f"{LIVENESS}|/readyz|/favicon[.]ico", None, counted=False),
     Rule(("GET", "HEAD", "POST"), f"{LOGIN}|{LOGOUT}", None, counted=False),
     # the page's events are POSTs that do no more than reading does; one that writes asks for the scope itself
     Rule(("POST",), f"{PAGE}/.*", READ),

@@ -22,7 +22,7 @@ FIELD = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("body") / "store"
-    for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000):
+    for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000, bodies_bytes=2_500_000):
         httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2})
         yield server
 
@@ -170,6 +170,32 @@ def test_thousands_of_parts_are_refused(server, part, count, path):
 def test_a_broken_form_is_refused(server, body):
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     assert httpx.post(f"{server.url}/api/v1/embed", content=body, headers=headers).status_code in (400, 413, 422)
+
+
+# ---- all bodies together
+
+
+def test_half_sent_bodies_need_permits_and_give_them_back(server):
+    """However many clients send at once, what the server holds of them stays below what the settings say."""
+    port = int(server.url.rpartition(":")[2])
+    head = PUT + b"Content-Length: 1900000\r\n\r\n["
+    half: list[socket.socket] = []
+    try:
+        for _ in range(3):
+            half.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            half[-1].sendall(head + b" " * 1_000_000)
+        answers = [one.recv(65536) for one in half]
+    finally:
+        for one in half:
+            one.close()
+    assert sorted(answer[9:12] for answer in answers) == [b"408", b"408", b"429"]
+    refused = next(answer for answer in answers if answer[9:12] == b"429")
+    assert b"retry-after: 1" in refused.lower()
+    assert b'"code":"overloaded"' in refused
+    for _ in range(5):  # a whole body fits again, as often as one likes
+        body = b"[" + b" " * 1_900_000 + b"]"
+        headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
+        assert httpx.put(f"{server.url}/api/v1/collections/c/items", content=body, headers=headers).status_code != 429
 
 
 # ---- JSON

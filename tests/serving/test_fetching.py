@@ -53,6 +53,10 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif kind == "status":
             self.send_error(int(rest))
+        elif kind == "nowhere":  # a redirect that does not say where
+            self.send_response(int(rest))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         else:
             self.send_response(200)
             self.end_headers()
@@ -234,6 +238,27 @@ def test_redirects_are_checked_like_the_first_address(site):
     assert fetch(fetcher(site), f"{base}/to//picture") == [site.picture]
     assert fetch(fetcher(site), f"{base}/to/to/to/picture".replace("/to/to/to/", "/to//to//to//")) == [site.picture]
     assert refused(fetcher(site), f"{base}/to//to//to//to//picture") == GENERIC
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308])
+def test_a_redirect_to_nowhere_is_one_failure_of_many(site, status):
+    base = f"http://a.example.com:{site.port}"
+    found = asyncio.run(fetcher(site).fetch_each([f"{base}/nowhere/{status}", f"{base}/x"]))
+    assert found == {f"{base}/nowhere/{status}": fetching.CANNOT, f"{base}/x": site.picture}
+
+
+def test_what_nobody_foresaw_fails_its_own_address_alone(site):
+    base = f"http://{{}}.example.com:{site.port}/x"
+    own = fetcher(site)
+
+    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
+        if host == "odd.example.com":
+            raise RuntimeError("nobody thought of this")
+        return [LOOPBACK]
+
+    odd = Fetcher(Settings(url_ports=(site.port,)), resolve, own._allowed)
+    found = asyncio.run(odd.fetch_each([base.format("odd"), base.format("a")]))
+    assert found == {base.format("odd"): fetching.CANNOT, base.format("a"): site.picture}
 
 
 def test_all_failures_look_alike(site):

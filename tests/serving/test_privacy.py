@@ -1,5 +1,6 @@
 """No path of this machine goes out."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -100,3 +101,33 @@ def test_a_model_goes_by_its_name(client, model, pictures):
     assert client.get("/api/v1/collections/named").json()["model"] == model.name
     assert client.post("/api/v1/collections/named/items", files={"files": pictures[0].read_bytes()}).status_code == 200
     client.delete("/api/v1/collections/named")
+
+
+@pytest.mark.parametrize("clause", ["must", "should", "must_not"])
+@pytest.mark.parametrize("kind", [{"match": "/a"}, {"prefix": "/"}, {"range": {"gte": "/"}}, {"exists": True}])
+def test_the_folder_of_an_indexed_item_cannot_be_guessed(client, collection, clause, kind):
+    """By its value's effect on an answer; the answer would say each letter of it in turn."""
+    indexed = {"root": "/home/somebody/pictures", "path": "cat/1.jpg", "size": 1, "mtime": 1.0}
+    dim = client.get(collection).json()["dim"]
+    vector = [1.0] + [0.0] * (dim - 1)
+    body = [{"id": "a", "vector": vector, "metadata": indexed}]
+    assert client.put(f"{collection}/items", json=body).status_code == 200
+    condition = {"key": "root", **kind}
+    where = {clause: [{"key": "path", "match": "cat/1.jpg"}, condition]}
+    text = {"where": json.dumps(where)}
+    query = {"vector": vector, "where": where}
+    one = [
+        client.get(f"{collection}/count", params=text),
+        client.get(f"{collection}/items", params=text),
+        client.post(f"{collection}/search", json=query),
+        client.post(f"{collection}/search/batch", json={"queries": [query]}),
+        client.post(f"{collection}/search", json={"vector": vector, "group_by": "root"}),
+        client.post(f"{collection}/duplicates", json={"threshold": 0.9, "where": where}),
+        client.post("/api/v1/probes", json={"name": "p", "collection": "photos", "field": "root"}),
+        client.post("/api/v1/probes", json={"name": "p", "collection": "photos", "field": "path", "where": where}),
+    ]
+    for answer in one:
+        assert answer.status_code == 422, (answer.url, answer.text)
+        assert "use 'path'" in answer.json()["detail"]
+    kept = {"must": [{"key": "path", "match": "cat/1.jpg"}]}
+    assert client.get(f"{collection}/count", params={"where": json.dumps(kept)}).json()["count"] == 1

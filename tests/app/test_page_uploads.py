@@ -1,0 +1,91 @@
+"""What visitors upload to the page does not fill the disk."""
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app import uploads
+
+UPLOAD = "/ui/gradio_api/upload"
+
+
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory, serve) -> Iterator:
+    with warnings.catch_warnings():  # gradio's own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import gradio  # noqa: F401
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(uploads.UploadFolder.__init__, "__defaults__", (3_000_000,))
+        for server in serve(model, tmp_path_factory.mktemp("uploads") / "store", page=True):
+            assert httpx.get(f"{server.url}/ui/", timeout=60).status_code == 200
+            yield server
+    assert not folder().exists()  # the server has ended
+
+
+@pytest.fixture(autouse=True)
+def empty(served) -> None:
+    age(folder(), uploads.KEPT_S + 60)
+
+
+def folder() -> Path:
+    return Path(os.environ["GRADIO_TEMP_DIR"])
+
+
+def age(folder: Path, seconds: float) -> None:
+    """As if that time had passed."""
+    then = time.time() - seconds
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def held() -> int:
+    return sum(path.stat().st_size for path in folder().rglob("*") if path.is_file())
+
+
+def upload(served, name: str = "files", size: int = 1_000_000) -> httpx.Response:
+    return httpx.post(served.url + UPLOAD, files={name: ("a.jpg", os.urandom(size))}, timeout=30)
+
+
+@pytest.mark.parametrize("name", ["files", "other"], ids=["asked-for", "forgotten"])
+def test_uploads_are_taken_while_there_is_room(served, name):
+    answers = [upload(served, name) for _ in range(8)]
+    assert [answer.status_code == 429 for answer in answers] == [False] * 3 + [True] * 5
+    assert answers[-1].headers["retry-after"] == "300"
+    assert held() < 3_100_000
+    age(folder(), uploads.KEPT_S + 60)
+    assert upload(served).status_code == 200
+    assert 0 < held() < 1_100_000
+
+
+def test_what_breaks_off_counts_and_goes(served):
+    head = f"POST {UPLOAD} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2000000\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    head += '--b\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n\r\n'
+    for _ in range(4):
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
+            connection.sendall(head.encode() + b"x" * 1_500_000)
+            time.sleep(0.3)
+    assert held() < 3_500_000
+    age(folder(), uploads.KEPT_S + 60)
+    assert upload(served).status_code == 200
+    assert held() < 1_100_000
+
+
+def test_many_small_files_fill_it_too(served):
+    several = [("files", (f"{i}.jpg", str(i).encode())) for i in range(60)]
+    assert httpx.post(served.url + UPLOAD, files=several, timeout=30).status_code == 200
+    assert upload(served).status_code == 429
+
+
+def test_an_upload_is_there_for_its_search(served, pictures):
+    """What the page is told is what it asks with."""
+    (path,) = httpx.post(served.url + UPLOAD, files={"files": ("a.jpg", pictures[0].read_bytes())}, timeout=30).json()
+    assert Path(path).read_bytes() == pictures[0].read_bytes()
+    assert Path(path).is_relative_to(folder())
+    assert folder().stat().st_mode & 0o077 == 0
