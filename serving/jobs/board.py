@@ -65,6 +65,19 @@ class Board:
         self._metrics.jobs_active.inc()
         return run
 
+    def begin(self, run: Run) -> bool:
+        """Notes that a job runs; False if it was cancelled while it waited.
+
+        Raises:
+            StoreError: it cannot be noted, and nothing is changed.
+        """
+        with self.lock:
+            if run.job.has_ended:
+                return False
+            attempts = run.job.attempts + 1
+            self.change(run, note=True, state="running", begun=True, started=time.time(), attempts=attempts)
+            return True
+
     def change(self, run: Run, *, note: bool = False, **changes: Any) -> None:
         """Changes fields of a job; progress alone is not worth a note.
 
@@ -96,6 +109,6 @@ class Board:
 
     def _take_down(self, run: Run, job: Job) -> None:
         run.job = job
-        del self._active[job.id]
-        self._metrics.jobs_active.dec()
+        if self._active.pop(job.id, None) is not None:
+            self._metrics.jobs_active.dec()
         self._metrics.jobs.labels(job.kind, job.state).inc()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnclr_hub.errors import DiskFull, InvalidRequest, JobNotFound, NotReady, Overloaded
+from nnclr_hub.errors import DiskFull, InvalidRequest, JobNotFound, NotReady, Overloaded, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
@@ -168,6 +168,56 @@ def test_a_running_job_ends_at_its_next_step_and_is_cleaned_up(world):
     assert world.work.cleaned == ["a"]
     assert world.made() == []
     assert world.jobs.cancel(job.id).state == "cancelled"
+
+
+def test_what_was_cancelled_is_never_begun_however_close_it_was(world, monkeypatch):
+    """Cancelled when its thread has it in hand already, and is about to say that it runs."""
+    at_hand, go = threading.Event(), threading.Event()
+    performer = world.jobs._performer
+    patiently = performer._patiently
+
+    def held(step):
+        at_hand.set()
+        assert go.wait(5)
+        return patiently(step)
+
+    monkeypatch.setattr(performer, "_patiently", held)
+    job = world.submit("a")
+    assert at_hand.wait(5)
+    assert world.jobs.cancel(job.id).state == "cancelled"
+    world.work.let(9)
+    go.set()
+    until(world.jobs, world.submit("b").id, "done")
+    assert world.jobs.get(job.id).state == "cancelled"
+    assert (world.work.begun, world.made()) == (["b"], ["b"])
+
+
+def test_a_job_whose_beginning_cannot_be_noted_fails(world, monkeypatch):
+    note = world.jobs._board.ledger.note
+
+    def refuses(job, *commit):
+        if job.state == "running":
+            raise StoreError("The disk answers with an error.")
+        note(job, *commit)
+
+    monkeypatch.setattr(world.jobs._board.ledger, "note", refuses)
+    job = until(world.jobs, world.submit("a").id, "failed")
+    assert "The disk answers" in job.error["detail"]
+    monkeypatch.undo()
+    world.work.let(3)
+    until(world.jobs, world.submit("b").id, "done")
+
+
+def test_a_job_is_cancelled_even_if_its_cleaning_breaks(world, monkeypatch, caplog):
+    def breaks(bench, params):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(world.jobs._performer._kinds, "work", Kind(world.work.run, breaks))
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.cancel(job.id)
+    until(world.jobs, job.id, "cancelled")
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_job_that_is_done_stays_done(world):
@@ -405,15 +455,14 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
     root, total = str(Path(__file__).parents[2]), 120
     acknowledged: set[int] = set()
     begun: set[int] = set()
-    rounds = 0
-    while True:
+    for kills in range(KILLS + 1):
         first = max(begun, default=-1) + 1
         command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), root, str(first), str(total)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline()]
-            if rounds < KILLS:
-                time.sleep(0.1 + 0.15 * rounds)
+            if kills < KILLS:
+                time.sleep(0.1 + 0.15 * kills)
                 child.send_signal(signal.SIGKILL)
                 lines += child.stdout
             else:
@@ -424,10 +473,6 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
         for line in lines:
             word, _, number = line.rstrip("\n").partition(" ")
             (acknowledged if word == "done" else begun if word == "begin" else set()).add(int(number or 0))
-        rounds += 1
-        if lines[-1] == "idle\n":
-            break
-    assert rounds == KILLS + 1
     with open_store(str(tmp_path / "store")) as store:
         made = {int(record.name): record.content["times"] for record in store.records.list("made")}
         states = {record.content["state"] for record in store.records.list(JOB)}
