@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs, Kind, Outcome
-from serving.jobs.ledger import INPUT, JOB, Ledger
+from serving.jobs.ledger import INPUT, JOB, MARK, Ledger
 from serving.jobs.patience import Patient
 from serving.telemetry import Metrics
 
@@ -280,6 +280,43 @@ def test_old_ended_jobs_are_forgotten_and_no_other(make):
     assert [job.id for job in world.jobs.list(9)[0]] == [ended[3], ended[2], waiting.id]
     with pytest.raises(JobNotFound):
         world.jobs.get(ended[0])
+
+
+def test_no_step_of_a_job_reads_what_other_jobs_came_to(make, monkeypatch):
+    """Neither a submission with a mark, nor `latest`, the end or the forgetting of a job goes through the others."""
+    world = make(keep=3)
+    world.work.let(100)
+    first = [until(world.jobs, world.submit(name).id, "done").id for name in "abc"]
+    assert [job.result for job in world.jobs.list(9)[0]] == [None] * 3
+    assert world.jobs.get(first[0]).result == {"made": "a"}
+    assert not any("made" in str(record.content.get("result")) for record in world.store.records.list(JOB))
+    world.restart()
+
+    def all_of_them(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(world.jobs._board.ledger, "newest_first", all_of_them)
+    job = world.jobs.submit("work", {"name": "d"}, mark="m")
+    assert until(world.jobs, job.id, "done").result == {"made": "d"}
+    assert world.jobs.get("latest").id == job.id
+    with pytest.raises(JobNotFound):
+        world.jobs.get(first[0])
+
+
+def test_a_mark_is_forgotten_with_its_job(make):
+    world = make(keep=1)
+    world.work.let(100)
+    for mark in "mn":
+        until(world.jobs, world.jobs.submit("work", {"name": mark}, mark=mark).id, "done")
+    assert [record.name for record in world.store.records.list(MARK)] == ["n"]
+
+
+def test_jobs_that_hold_their_result_in_their_record_are_read(world):
+    job = world.submit("a")
+    world.work.let(3)
+    done = until(world.jobs, job.id, "done")
+    world.store.records.put(Record(JOB, job.id, asdict(done)))
+    assert world.jobs.get(job.id) == done
 
 
 def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
