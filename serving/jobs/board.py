@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nnclr_hub.errors import StoreError
 from nnclr_hub.store.records import Records
 
 from ..telemetry import Metrics
@@ -100,7 +101,10 @@ class Board:
             job = replace(run.job, state=state, ended=time.time(), changes=run.job.changes + 1, **changes)
             self.ledger.note(job, *([commit] if commit else []))
             self._take_down(run, job)
-            self.ledger.prune()
+            try:
+                self.ledger.prune()
+            except StoreError as error:  # what has ended stays so, and the next end forgets more
+                log.warning("old jobs could not be forgotten (%s)", error)
 
     def end_unnoted(self, run: Run, state: State, **changes: Any) -> None:
         """Ends a job as far as this server goes; the next one finds it as it was noted last."""

@@ -148,7 +148,8 @@ class Jobs:
         board = self._started()
         if id == LATEST:
             id = board.ledger.latest() or id
-        run = board.run(id)  # gone from the board it is in the ledger already
+        with board.lock:
+            run = board.run(id)  # gone from the board it is in the ledger already
         job = run.job if run else board.ledger.get(id)
         if job is None:
             raise JobNotFound(f"There is no job {id!r:.100}: it never was, or ended long ago.")

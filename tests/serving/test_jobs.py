@@ -303,6 +303,32 @@ def test_no_step_of_a_job_reads_what_other_jobs_came_to(make, monkeypatch):
         world.jobs.get(first[0])
 
 
+def test_a_job_ends_once_even_if_old_ones_cannot_be_forgotten(make, monkeypatch):
+    world = make(keep=0)
+    ledger = world.jobs._board.ledger
+    ends = []
+    note, prune = ledger.note, ledger.prune
+
+    def noted(job, *commit):
+        note(job, *commit)
+        ends.extend([job.id] if job.has_ended else [])
+
+    def full():
+        raise DiskFull("The disk is full.")
+
+    monkeypatch.setattr(ledger, "note", noted)
+    monkeypatch.setattr(ledger, "prune", full)
+    world.work.let(6)
+    first = until(world.jobs, world.submit("a").id, "done")
+    monkeypatch.setattr(ledger, "prune", prune)
+    second = world.submit("b")
+    while len(world.made()) < 2:
+        time.sleep(0.005)
+    while world.jobs.list(9)[0]:
+        time.sleep(0.005)
+    assert ends == [first.id, second.id]
+
+
 def test_a_mark_is_forgotten_with_its_job(make):
     world = make(keep=1)
     world.work.let(100)
