@@ -21,11 +21,12 @@ import nnclr_hub
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
-from .idempotency import Idempotency, Replies
+from .idempotency import Idempotency
 from .jobs import Jobs
 from .models import Engines
 from .observing import Observing
 from .readiness import Loading
+from .replies import Replies
 from .routes import ROUTERS
 from .security.door import Door
 from .security.fetching import Fetcher
@@ -84,7 +85,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     def favicon() -> Response:
         return Response(status_code=204)
 
-    replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
-    app.add_middleware(Idempotency, replies=replies)
+    if settings.replies_kept:
+        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
+        app.add_middleware(Idempotency, replies=replies)
     app.add_middleware(Door, settings=settings)
     return app

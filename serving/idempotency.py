@@ -3,6 +3,8 @@
     POST /api/v1/collections/photos/items       Idempotency-Key: 5f0c...
     200, and sent again: the same 200 with Idempotency-Replayed: true
 
+Routes that change nothing ignore the key, for there is nothing to be done twice.
+
 A pure ASGI layer behind the door, which knows who asks. The key belongs to the caller, and to one request: method,
 path, query and body. The answer is durable before its last byte is sent, so who has it can rely on it; if the server
 dies before that, the request is done again. Only definite answers are kept: not those that say to come back later.
@@ -13,11 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import threading
-import time
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyio.to_thread import run_sync
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,14 +23,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
-from nnclr_hub.store.records import Record, Records
 
+from .keys import WRITE
 from .problems import problem, told
+from .replies import Replies, Reply
+from .security.routes import rule_of
 
 log = logging.getLogger(__name__)
-REPLY = "reply"
 MARK = "idempotent_request"  # in the scope's state: what is the same for the same request with the same key
-LIFETIME_S = 24 * 3600.0
 LARGEST = 8 << 20  # bytes of one answer; a larger one is sent, and not kept
 LATER = (408, 425, 429, 499)  # and all above; 499: the client went away, and may come back
 # of the first answer alone
@@ -41,69 +39,17 @@ _KEY = re.compile(r"[!-~]{1,255}")
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,200})"?', re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """An answer: status, headers, body."""
+class _Asked(NamedTuple):
+    """A request with a key.
 
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-
-class Replies:
-    """Answers that are kept, by name, the oldest first to go.
-
-    Args:
-        records: where they are kept.
-        most: how many; most_bytes: bytes of them.
+    name: by what its answer is kept: the key as its caller's own.
+    caller: who asks.
+    request: what tells it from another request.
     """
 
-    def __init__(self, records: Records, most: int, most_bytes: int) -> None:
-        self._records = records
-        self._most, self._most_bytes = most, most_bytes
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, int]] | None = None  # name: created, bytes
-        self._bytes = 0
-
-    def get(self, name: str) -> tuple[str, _Reply] | None:
-        """The print of the request that was answered, and its answer; None if there is none, or it is too old."""
-        record = self._records.get(REPLY, name)
-        if record is None or time.time() - record.content["created"] > LIFETIME_S:
-            return None
-        headers = [(key.encode("latin-1"), value.encode("latin-1")) for key, value in record.content["headers"]]
-        return record.content["request"], _Reply(record.content["status"], headers, record.data or b"")
-
-    def put(self, name: str, request: str, reply: _Reply) -> None:
-        """Keeps an answer, and lets go of what is too much."""
-        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in reply.headers]
-        created, size = time.time(), len(reply.body) + sum(len(key) + len(value) for key, value in reply.headers)
-        content = {"created": created, "size": size, "request": request, "status": reply.status, "headers": headers}
-        with self._lock:
-            kept = self._loaded()
-            self._records.put(Record(REPLY, name, content, reply.body))
-            self._bytes += size - kept.pop(name, (0.0, 0))[1]
-            kept[name] = (created, size)
-            self._let_go(kept, created)
-
-    def _loaded(self) -> OrderedDict[str, tuple[float, int]]:
-        """What is kept, the oldest first."""
-        if self._kept is None:
-            found = [(one.content["created"], one.content["size"], one.name) for one in self._records.list(REPLY)]
-            self._kept = OrderedDict((name, (created, size)) for created, size, name in sorted(found))
-            self._bytes = sum(size for _, size, _ in found)
-        return self._kept
-
-    def _let_go(self, kept: OrderedDict[str, tuple[float, int]], now: float) -> None:
-        gone = []
-        while kept:
-            name, (created, size) = next(iter(kept.items()))
-            if len(kept) <= self._most and self._bytes <= self._most_bytes and now - created <= LIFETIME_S:
-                break
-            del kept[name]
-            self._bytes -= size
-            gone.append(name)
-        if gone:
-            self._records.delete(REPLY, *gone)
+    name: str
+    caller: str
+    request: str
 
 
 class Idempotency:
@@ -120,9 +66,9 @@ class Idempotency:
         self._in_flight: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        headers = Headers(scope=scope) if _changes(scope) else None
         key = headers.get("idempotency-key") if headers is not None else None
-        if headers is None or key is None or not scope["path"].startswith(("/api/", "/v1/")):
+        if headers is None or key is None:
             await self._app(scope, receive, send)
             return
         if not _KEY.fullmatch(key):
@@ -135,13 +81,14 @@ class Idempotency:
             await told(scope["path"], error)(scope, receive, send)
             return
         if body is not None:
-            name, request = _name(scope, headers, key), _print(scope, headers, body)
+            caller = _hash(str(scope.get("state", {}).get("key_name") or headers.get("authorization", "")).encode())
+            name, request = _hash(caller.encode(), key.encode()), _print(scope, headers, body)
             scope.setdefault("state", {})[MARK] = f"{name}{request}"
-            await self._once(name, request, scope, body, receive, send)
+            await self._once(_Asked(name, caller, request), scope, body, receive, send)
 
-    async def _once(self, name: str, request: str, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def _once(self, asked: _Asked, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """The answer that is kept, or a new one."""
-        path = scope["path"]
+        path, name = scope["path"], asked.name
         if name in self._in_flight:
             detail = "The first request with this Idempotency-Key is still at work: ask again in a moment."
             wait = {"Retry-After": "1"}
@@ -151,8 +98,8 @@ class Idempotency:
         try:
             there = await run_sync(self._replies.get, name)
             if there is None:
-                await self._app(scope, _again(body, receive), _Keeping(send, self._replies, name, request))
-            elif there[0] != request:
+                await self._app(scope, _again(body, receive), _Keeping(send, self._replies, asked))
+            elif there[0] != asked.request:
                 detail = "This Idempotency-Key came with another request before: take a new key for a new request."
                 await _refusal(path, 422, "idempotency_mismatch", detail)(scope, receive, send)
             else:
@@ -166,9 +113,8 @@ class Idempotency:
 class _Keeping:
     """`send` that keeps an answer before its last part goes out."""
 
-    def __init__(self, send: Send, replies: Replies, name: str, request: str) -> None:
-        self._send, self._replies = send, replies
-        self._name, self._request = name, request
+    def __init__(self, send: Send, replies: Replies, asked: _Asked) -> None:
+        self._send, self._replies, self._asked = send, replies, asked
         self._start: Message | None = None
         self._parts: list[bytes] | None = []  # None: too much to keep
 
@@ -190,9 +136,17 @@ class _Keeping:
             return
         headers = [(key, value) for key, value in self._start["headers"] if key.lower() not in OF_ONE_ANSWER]
         try:
-            await run_sync(self._replies.put, self._name, self._request, _Reply(status, headers, body))
+            asked = self._asked
+            await run_sync(self._replies.put, asked.name, asked.caller, asked.request, Reply(status, headers, body))
         except StoreError as error:  # it is done, and has to be answered
             log.warning("an answer could not be kept for its Idempotency-Key (%s)", error)
+
+
+def _changes(scope: Scope) -> bool:
+    """Whether a request is a POST that changes something, and so must not be done twice."""
+    if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
+        return False
+    return rule_of("POST", scope["path"]).scope == WRITE
 
 
 def _refusal(path: str, status: int, code: str, detail: str) -> JSONResponse:
@@ -200,7 +154,7 @@ def _refusal(path: str, status: int, code: str, detail: str) -> JSONResponse:
     return problem(path, 400 if path.startswith("/v1/") and status == 422 else status, code, detail)
 
 
-async def _replay(reply: _Reply, send: Send) -> None:
+async def _replay(reply: Reply, send: Send) -> None:
     start: dict[str, Any] = {"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)}
     MutableHeaders(scope=start)["Idempotency-Replayed"] = "true"
     await send(start)
@@ -231,12 +185,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-def _name(scope: Scope, headers: Headers, key: str) -> str:
-    """By what the answer is kept: the key as its caller's own."""
-    caller = scope.get("state", {}).get("key_name") or headers.get("authorization", "")
-    return _hash(str(caller).encode(), key.encode())
 
 
 def _print(scope: Scope, headers: Headers, body: bytes) -> str:

@@ -20,10 +20,12 @@ import nnclr_hub
 
 from . import schemas
 from .examples import EXAMPLES
+from .keys import WRITE
 from .problems import REFUSALS, answers
 from .routes import ROUTERS
 from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
 from .schemas.probes import PredictRequest, ProbeRequest
+from .security.routes import rule_of
 
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
@@ -91,7 +93,11 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # only where the server has keys
-    posts = {methods["post"]["operationId"] for methods in found["paths"].values() if "post" in methods}
+    posts = {
+        methods["post"]["operationId"]
+        for path, methods in found["paths"].items()
+        if "post" in methods and rule_of("POST", path).scope == WRITE
+    }
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
@@ -100,19 +106,19 @@ def document() -> dict[str, Any]:
             for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
         ]
         if name in posts:
-            _tell_of_keys(operation, openai=name.startswith("openai-"))
+            _tell_of_keys(operation)
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
 
 
-def _tell_of_keys(operation: dict[str, Any], *, openai: bool) -> None:
-    """A POST may carry an Idempotency-Key, and can be refused for it."""
+def _tell_of_keys(operation: dict[str, Any]) -> None:
+    """A POST that changes something may carry an Idempotency-Key, and can be refused for it."""
     about = {"name": KEY_HEADER, "in": "header", "required": False, "description": KEY_MEANING}
     operation.setdefault("parameters", []).append({**about, "schema": {"type": "string", "pattern": KEY_PATTERN}})
-    known = answers(*KEY_REFUSALS, openai=openai)
+    known = answers(*KEY_REFUSALS)
     for code in KEY_REFUSALS:
-        status = 400 if openai and REFUSALS[code].status == 422 else REFUSALS[code].status
+        status = REFUSALS[code].status
         new = {**known[status], "description": HTTPStatus(status).phrase}
         answer = operation["responses"].setdefault(str(status), new)
         answer["description"] += f"\n- `{code}`: {REFUSALS[code].meaning}"

@@ -1,7 +1,7 @@
 """Client and AsyncClient: the same calls, one that waits and one that is awaited.
 
-Each call is described once, in `embedding`, `collections`, `uploading`, `probes` and `jobs`; its signature and
-docstring are those of the method.
+Each call is described once, in `embedding`, `collections`, `aliases`, `searching`, `uploading`, `probes` and `jobs`;
+its signature and docstring are those of the method.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from nnclr_hub.client import collections, embedding, jobs, probes, uploading
+from nnclr_hub.client import aliases, collections, embedding, jobs, probes, searching, uploading
 from nnclr_hub.client.drivers import Awaiting, Blocking
 from nnclr_hub.client.http import Address
 from nnclr_hub.client.retrying import Policy
@@ -110,8 +110,10 @@ class RemoteCollection(_Named):
     thumbnail = waits_named(collections.thumbnail)
     count = waits_named(collections.count)
     scroll = waits_named(collections.scroll)
-    search = waits_named(collections.search)
+    search = waits_named(searching.search)
+    search_batch = waits_named(searching.search_batch)
     snapshot = waits_named(collections.snapshot)
+    verify = waits_named(collections.verify)
 
 
 class RemoteCollections(_Part):
@@ -121,6 +123,14 @@ class RemoteCollections(_Part):
     get = waits(collections.describe)
     drop = waits(collections.drop)
     list = waits(collections.list_collections)
+
+
+class RemoteAliases(_Part):
+    """Other names of a server's collections."""
+
+    point = waits(aliases.point)
+    list = waits(aliases.list_aliases)
+    forget = waits(aliases.forget)
 
 
 class RemoteProbes(_Part):
@@ -157,6 +167,7 @@ class Client(_Part):
     ) -> None:
         super().__init__(Blocking(Address(url, api_key), Policy(_positive(timeout))))
         self.collections = RemoteCollections(self._driver)
+        self.aliases = RemoteAliases(self._driver)
         self.probes = RemoteProbes(self._driver)
         self.jobs = RemoteJobs(self._driver)
 
@@ -196,8 +207,10 @@ class AsyncRemoteCollection(_AsyncNamed):
     thumbnail = awaits_named(collections.thumbnail)
     count = awaits_named(collections.count)
     scroll = awaits_named(collections.scroll)
-    search = awaits_named(collections.search)
+    search = awaits_named(searching.search)
+    search_batch = awaits_named(searching.search_batch)
     snapshot = awaits_named(collections.snapshot)
+    verify = awaits_named(collections.verify)
 
 
 class AsyncRemoteCollections(_AsyncPart):
@@ -207,6 +220,14 @@ class AsyncRemoteCollections(_AsyncPart):
     get = awaits(collections.describe)
     drop = awaits(collections.drop)
     list = awaits(collections.list_collections)
+
+
+class AsyncRemoteAliases(_AsyncPart):
+    """Other names of a server's collections, awaited."""
+
+    point = awaits(aliases.point)
+    list = awaits(aliases.list_aliases)
+    forget = awaits(aliases.forget)
 
 
 class AsyncRemoteProbes(_AsyncPart):
@@ -240,6 +261,7 @@ class AsyncClient(_AsyncPart):
     ) -> None:
         super().__init__(Awaiting(Address(url, api_key), Policy(_positive(timeout))))
         self.collections = AsyncRemoteCollections(self._driver)
+        self.aliases = AsyncRemoteAliases(self._driver)
         self.probes = AsyncRemoteProbes(self._driver)
         self.jobs = AsyncRemoteJobs(self._driver)
 

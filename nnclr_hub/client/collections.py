@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from nnclr_hub.client.pictures import bounded, read_picture
-from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, to_json
+from nnclr_hub.client.pictures import bounded
+from nnclr_hub.client.steps import Answer, Call, Steps, ask, spread, to_json
+from nnclr_hub.client.vectors import read_vector, vector_text
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec, IndexKind, Item, Match, Metric, Page, Precision, Where
+from nnclr_hub.store.base import CollectionInfo, CollectionSpec, IndexKind, Item, Metric, Page, Precision, Where
 from nnclr_hub.store.checks import check_ids, check_name
-
-if TYPE_CHECKING:
-    from nnclr_hub.client.pictures import ImageLike
+from nnclr_hub.store.reports import VerifyReport
 
 ROOT = "/api/v1/collections"
 PAGE = 1000
+AT_ONCE = 8  # requests for single items
+T = TypeVar("T")
 
 # ---- all of them
 
@@ -100,28 +98,14 @@ def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
 
 def delete(name: str, ids: Sequence[str]) -> Steps[int]:
     """Deletes items; returns how many there were."""
-    deleted = 0
-    for id in check_ids(ids):
-        call = Call("DELETE", f"{_path(name)}/items/{id}", lambda answer: True, gone=ItemNotFound)
-        try:
-            yield from ask(call)
-        except ItemNotFound:
-            continue
-        deleted += 1
-    return deleted
+    deleted = yield from _each("DELETE", name, ids, lambda answer: True)
+    return sum(one is not None for one in deleted)
 
 
 def get(name: str, ids: Sequence[str]) -> Steps[list[Item]]:
     """The items of these ids that exist, in the order asked for, without thumbnails."""
-    found: list[Item] = []
-    for id in check_ids(ids):
-        try:
-            found.append(
-                (yield from ask(Call("GET", f"{_path(name)}/items/{id}", lambda answer: _item(answer.json()))))
-            )
-        except ItemNotFound:
-            continue
-    return found
+    found = yield from _each("GET", name, ids, lambda answer: _item(answer.json()))
+    return [item for item in found if item is not None]
 
 
 def thumbnail(name: str, id: str) -> Steps[bytes]:
@@ -135,15 +119,8 @@ def thumbnail(name: str, id: str) -> Steps[bytes]:
 
 def count(name: str, where: Where | None = None) -> Steps[int]:
     """How many items there are, or pass the filter."""
-    if where is None:
-        return (yield from describe(name)).count
-    total, cursor = 0, None
-    while True:
-        page = yield from scroll(name, cursor, PAGE, where, with_vector=False)
-        total += len(page.items)
-        cursor = page.cursor
-        if cursor is None:
-            return total
+    params = {"where": to_json(where)} if where is not None else {}
+    return ask(Call("GET", f"{_path(name)}/count", lambda answer: int(answer.json()["count"]), params=params))
 
 
 def scroll(
@@ -156,48 +133,20 @@ def scroll(
     return ask(Call("GET", f"{_path(name)}/items", _page, params=params))
 
 
-def search(
-    name: str,
-    vector: np.ndarray | None = None,
-    k: int = 10,
-    where: Where | None = None,
-    *,
-    image: ImageLike | None = None,
-    box: tuple[float, float, float, float] | None = None,
-    id: str | None = None,
-    exact: bool = False,
-    score_threshold: float | None = None,
-    with_vector: bool = False,
-    effort: int | None = None,
-) -> Steps[list[Match]]:
-    """The k nearest items of exactly one of a vector, a picture (or a box on it) and an item, best first.
-
-    Args:
-        vector: (D,) float.
-        image: path, bytes, PIL image or (H, W, 3) uint8.
-        box: x0, y0, x1, y1 on the upright image, in pixels.
-        id: of an item, which is not among the matches.
-        k, where, exact, score_threshold, with_vector, effort: see `store.base.Collection.search`.
-
-    Raises:
-        InvalidRequest, ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
-    """
-    query: dict[str, Any] = {"k": k, "exact": exact, "with_vector": with_vector}
-    optional = {"where": where, "box": box, "id": id, "score_threshold": score_threshold, "effort": effort}
-    query |= {key: value for key, value in optional.items() if value is not None}
-    if vector is not None:
-        query["vector"] = vector_text(vector)
-    path = f"{_path(name)}/search"
-    if image is None:
-        return (yield from ask(Call("POST", path, _matches, json=query)))
-    picture = yield from aside(lambda: read_picture(image))
-    parts = [("image", picture)]
-    return (yield from ask(Call("POST", path, _matches, files=parts, fields={"query": to_json(query)})))
-
-
 def snapshot(name: str) -> Steps[None]:
     """Writes the index to the server's disk now, so that its next start is quick."""
     return ask(Call("POST", f"{_path(name)}/snapshot", lambda answer: None))
+
+
+def verify(name: str) -> Steps[VerifyReport]:
+    """Has the server read every vector back, and compare its index with an exhaustive search on a sample."""
+
+    def read(answer: Answer) -> VerifyReport:
+        body = answer.json()
+        ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing")}
+        return VerifyReport(items=body["items"], recall=body["recall"], **ids)
+
+    return ask(Call("POST", f"{_path(name)}/verify", read))
 
 
 # ---- inside
@@ -207,20 +156,24 @@ def _path(name: str) -> str:
     return f"{ROOT}/{check_name(name, 'Collection name')}"
 
 
+def _each(method: str, name: str, ids: Sequence[str], read: Callable[[Answer], T]) -> Steps[list[T | None]]:
+    """What becomes of each item, in the order of the ids; None where there is none."""
+    asked = check_ids(ids)
+    found: list[T | None] = [None] * len(asked)
+
+    def one(job: tuple[int, str]) -> Steps[None]:
+        gone = ItemNotFound if method == "DELETE" else None
+        try:
+            found[job[0]] = yield from ask(Call(method, f"{_path(name)}/items/{job[1]}", read, gone=gone))
+        except ItemNotFound:
+            return
+
+    yield from spread(enumerate(asked), one, AT_ONCE)
+    return found
+
+
 def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     return bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE)
-
-
-def vector_text(vector: Any) -> str:
-    """A vector (D,) as base64 of little-endian float32.
-
-    Raises:
-        InvalidRequest: it is no vector.
-    """
-    row = np.asarray(vector)
-    if row.ndim != 1 or row.dtype.kind not in "fiu":
-        raise InvalidRequest(f"A vector of shape {row.shape} and type {row.dtype} is not possible: give (D,) floats.")
-    return base64.b64encode(row.astype("<f4").tobytes()).decode()
 
 
 def _info(body: dict[str, Any]) -> CollectionInfo:
@@ -230,20 +183,9 @@ def _info(body: dict[str, Any]) -> CollectionInfo:
 
 
 def _item(body: dict[str, Any]) -> Item:
-    return Item(body["id"], _vector(body.get("vector")), body["metadata"])
+    return Item(body["id"], read_vector(body.get("vector")), body["metadata"])
 
 
 def _page(answer: Answer) -> Page:
     body = answer.json()
     return Page([_item(one) for one in body["items"]], body["cursor"])
-
-
-def _matches(answer: Answer) -> list[Match]:
-    return [
-        Match(one["id"], one["score"], one["metadata"], None if one.get("vector") is None else _vector(one["vector"]))
-        for one in answer.json()["matches"]
-    ]
-
-
-def _vector(numbers: list[float] | None) -> np.ndarray:
-    return np.asarray(numbers or (), np.float32)

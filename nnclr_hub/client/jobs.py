@@ -53,7 +53,7 @@ def get(id: str) -> Steps[Job]:
 
 
 def list_jobs(limit: int = 100) -> Steps[list[Job]]:
-    """The newest jobs, the newest first."""
+    """The newest jobs, the newest first, without their results."""
     params = {"limit": str(limit)}
     return ask(Call("GET", ROOT, lambda answer: [read_job(one) for one in answer.json()["jobs"]], params=params))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import uuid
 import zipfile
@@ -14,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.client.answers import failures, make_error
-from nnclr_hub.client.collections import vector_text
-from nnclr_hub.client.embedding import told_by_part
+from nnclr_hub.client.embedding import embed, list_models, told_by_part
 from nnclr_hub.client.jobs import Job, read_job
 from nnclr_hub.client.pictures import bounded, read_picture
 from nnclr_hub.client.steps import Answer, Call, File, Steps, aside, ask
+from nnclr_hub.client.vectors import vector_text
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
+from nnclr_hub.probe.labelling import Label, Labelling
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
 
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 ROOT = "/api/v1/probes"
 FILES = ("probe.safetensors", "probe.json", "card.json")
 LARGEST = 100_000_000  # bytes of a file of a probe
-Label = str | int
-
-
-@dataclass(frozen=True)
-class Labelling:
-    """What a probe says of one row.
-
-    label: of the most probable class, None below the threshold; for a probe of several labels a tuple of all.
-    top: the most probable classes with their probabilities, the best first.
-    """
-
-    label: Label | tuple[Label, ...] | None
-    top: tuple[tuple[Label, float], ...]
 
 
 @dataclass(frozen=True)
@@ -85,20 +72,26 @@ def fit(
     Args:
         name: of the probe.
         collection, field: fit on the items' vectors and that field of their metadata; `where`: on those that pass.
-        vectors or images, labels: or on rows (N, D) or pictures with a label each (or several).
+        vectors or images, labels: or on rows (N, D) or pictures, any number, with a label each (or several).
         model: what the vectors are of, or is to embed the images.
         l2, balanced, threshold: see `fit_linear_probe`.
         replace: take the place of a probe of the same name.
 
     Raises:
         ProbeExists, CollectionNotFound, UnknownModel, InvalidRequest.
+        ImageError: the first picture that could not be read.
     """
     asked: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
     optional = {"collection": collection, "field": field, "where": where, "model": model, "l2": l2}
     optional |= {"threshold": threshold}
     asked |= {key: value for key, value in optional.items() if value is not None}
-    if vectors is not None or images is not None:
-        asked["items"] = yield from aside(lambda: _items(vectors, images, labels))
+    if vectors is not None or images is not None or labels is not None:
+        known = _labels(vectors, images, labels)  # what cannot be is told before anything is sent
+        if images is not None:  # they may be more than one request holds
+            asked["model"] = model if model is not None else (yield from list_models())[0].name
+            vectors = yield from embed(images, model=asked["model"])
+        rows = zip(vectors, known, strict=True) if vectors is not None else ()
+        asked["items"] = [{"vector": vector_text(row), "label": label} for row, label in rows]
     key = {"Idempotency-Key": uuid.uuid4().hex}
     return (yield from ask(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=asked, headers=key)))
 
@@ -182,17 +175,13 @@ def _path(name: str) -> str:
     return f"{ROOT}/{check_name(name, 'Probe name')}"
 
 
-def _items(vectors: Any, images: Any, labels: Any) -> list[dict[str, Any]]:
+def _labels(vectors: Any, images: Any, labels: Any) -> list[Any]:
     if (vectors is None) == (images is None) or labels is None:
         raise InvalidRequest("A probe is fitted on vectors or on images, with labels: give labels and one of the two.")
-    rows = (
-        [{"vector": vector_text(row)} for row in vectors]
-        if images is None
-        else [{"image": base64.b64encode(read_picture(image)[1]).decode()} for image in images]
-    )
-    if len(rows) != len(labels):
-        raise InvalidRequest(f"{len(labels)} labels for {len(rows)} rows are not possible: give one each.")
-    return [{**row, "label": _plain(label)} for row, label in zip(rows, labels, strict=True)]
+    count = len(vectors if images is None else images)
+    if count != len(labels):
+        raise InvalidRequest(f"{len(labels)} labels for {count} rows are not possible: give one each.")
+    return [_plain(one) for one in labels]
 
 
 def _plain(label: Any) -> Any:

@@ -4,7 +4,7 @@
         answer = yield from ask(Call("GET", "/readyz", lambda answer: answer))
         return answer.status == 200
 
-A driver performs them (`blocking.py`, `awaiting.py`), so that everything but the sending is written once.
+A driver performs them (`drivers.py`), so that everything but the sending is written once.
 """
 
 from __future__ import annotations

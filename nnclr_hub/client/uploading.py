@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def add_images(name: str, pictures: Sequence[Picture]) -> Steps[list[ImageError 
         return files
 
     files = yield from aside(load)
-    for batch in bounded(files, lambda one: len(one[1][1])):
+    for batch in bounded(files, lambda one: _size(one[1], pictures[one[0]].id, pictures[one[0]].metadata)):
         about = [(pictures[i].id, pictures[i].metadata) for i, _ in batch]
         answers = yield from _send(name, [file for _, file in batch], about)
         for (i, _), error in zip(batch, answers, strict=True):
@@ -129,7 +129,7 @@ class _Run:
         good = [(one, file) for one, file in zip(batch, loaded, strict=True) if not isinstance(file, ImageError)]
         failed = [(one, str(error)) for one, error in zip(batch, loaded, strict=True) if isinstance(error, ImageError)]
         # files may have grown since they were listed
-        for part in bounded(good, lambda one: len(one[1][1])):
+        for part in bounded(good, lambda one: _size(one[1], one[0].id, one[0].metadata)):
             about = [(one.id, one.metadata) for one, _ in part]
             answers = yield from _send(self._name, [file for _, file in part], about)
             failed += [(one, str(error)) for (one, _), error in zip(part, answers, strict=True) if error is not None]
@@ -163,6 +163,15 @@ def _send(name: str, files: list[tuple[str, bytes]], about: list[tuple[str, Any]
     return first + (yield from _send(name, files[half:], about[half:]))
 
 
+def _size(file: tuple[str, bytes], id: str, metadata: Mapping[str, Any]) -> int:
+    """Bytes that a picture takes in a request, with what is said about it."""
+    return len(file[1]) + len(to_json(_note(id, metadata)).encode()) + 1
+
+
+def _note(id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": id, "metadata": dict(metadata)}
+
+
 def _upload(name: str, files: list[tuple[str, bytes]], about: list[tuple[str, Any]]) -> Call[list[ImageError | None]]:
     def read(answer: Answer) -> list[ImageError | None]:
         if answer.status >= 300:
@@ -177,7 +186,7 @@ def _upload(name: str, files: list[tuple[str, bytes]], about: list[tuple[str, An
         f"{ROOT}/{check_name(name, 'Collection name')}/items",
         read,
         files=[("files", file) for file in files],
-        fields={"items": to_json([{"id": id, "metadata": dict(metadata)} for id, metadata in about])},
+        fields={"items": to_json([_note(id, metadata) for id, metadata in about])},
         headers={"Idempotency-Key": key, "Content-Type": f"multipart/form-data; boundary={key}"},
         takes=told_by_part(len(files)),
         patience=PATIENCE_S,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.probe.finite import require_finite
+from nnclr_hub.probe.labelling import Label
 from nnclr_hub.probe.logistic import Stacked, logits_of
 
-Label = str | int
 WEIGHTS, ABOUT = "probe.safetensors", "probe.json"
 KEPT = ("l2", "temperature", "threshold", "fingerprint", "several", "model")
 

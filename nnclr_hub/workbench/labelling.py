@@ -11,9 +11,10 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
+from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.probe.linear_probe import LinearProbe
 from nnclr_hub.store.base import Collection
-from nnclr_hub.workbench.probes import Labelling, label_rows
+from nnclr_hub.workbench.probes import label_rows
 
 
 def label_items(

@@ -19,7 +19,8 @@ import numpy as np
 
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import ProbeExists, ProbeNotFound
-from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, Label, LinearProbe
+from nnclr_hub.probe.labelling import Labelling
+from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, LinearProbe
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.workbench.probe_fitting import FittedProbe
@@ -39,18 +40,6 @@ class KeptProbe:
     name: str
     probe: LinearProbe
     about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Labelling:
-    """What a probe says of one row.
-
-    label: of the most probable class, None below the threshold; for a probe of several labels a tuple of all.
-    top: the most probable classes with their probabilities, the best first.
-    """
-
-    label: Label | tuple[Label, ...] | None
-    top: tuple[tuple[Label, float], ...]
 
 
 def about_fit(fitted: FittedProbe, source: Mapping[str, Any], left_out: Mapping[str, int]) -> dict[str, Any]:

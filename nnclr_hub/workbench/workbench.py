@@ -22,6 +22,7 @@ from PIL import Image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.folder_changes import IndexReport
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
+from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
 from nnclr_hub.workbench.indexing import NewImage, add_images, index_folder
@@ -29,7 +30,7 @@ from nnclr_hub.workbench.labelling import label_images, label_items
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
-from nnclr_hub.workbench.probes import KeptProbe, Labelling, get_probe, keep_probe, label_rows, refuse_taken_probe
+from nnclr_hub.workbench.probes import KeptProbe, get_probe, keep_probe, label_rows, refuse_taken_probe
 from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
 from nnclr_hub.workbench.writing import Gate, Target
 

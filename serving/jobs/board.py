@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nnclr_hub.errors import StoreError
 from nnclr_hub.store.records import Records
 
 from ..telemetry import Metrics
@@ -65,6 +66,19 @@ class Board:
         self._metrics.jobs_active.inc()
         return run
 
+    def begin(self, run: Run) -> bool:
+        """Notes that a job runs; False if it was cancelled while it waited.
+
+        Raises:
+            StoreError: it cannot be noted, and nothing is changed.
+        """
+        with self.lock:
+            if run.job.has_ended:
+                return False
+            attempts = run.job.attempts + 1
+            self.change(run, note=True, state="running", begun=True, started=time.time(), attempts=attempts)
+            return True
+
     def change(self, run: Run, *, note: bool = False, **changes: Any) -> None:
         """Changes fields of a job; progress alone is not worth a note.
 
@@ -87,7 +101,10 @@ class Board:
             job = replace(run.job, state=state, ended=time.time(), changes=run.job.changes + 1, **changes)
             self.ledger.note(job, *([commit] if commit else []))
             self._take_down(run, job)
-            self.ledger.prune()
+            try:
+                self.ledger.prune()
+            except StoreError as error:  # what has ended stays so, and the next end forgets more
+                log.warning("old jobs could not be forgotten (%s)", error)
 
     def end_unnoted(self, run: Run, state: State, **changes: Any) -> None:
         """Ends a job as far as this server goes; the next one finds it as it was noted last."""
@@ -96,6 +113,6 @@ class Board:
 
     def _take_down(self, run: Run, job: Job) -> None:
         run.job = job
-        del self._active[job.id]
-        self._metrics.jobs_active.dec()
+        if self._active.pop(job.id, None) is not None:
+            self._metrics.jobs_active.dec()
         self._metrics.jobs.labels(job.kind, job.state).inc()

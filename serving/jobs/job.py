@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -65,10 +66,11 @@ class Job:
         return max(0.0, (self.total - self.done) / self.rate)
 
     @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Self:
-        """What `asdict` wrote."""
-        return cls(**content)
+    def read(cls, content: Mapping[str, Any], result: bytes | None) -> Self:
+        """What `written` gave; without its result where that is not at hand."""
+        return cls(**{**content, **({} if result is None else {"result": json.loads(result)})})
 
-    def written(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+    def written(self) -> tuple[dict[str, Any], bytes | None]:
+        """As JSON, and apart from it the result, which may be long and is seldom asked for."""
+        content = {name: value for name, value in vars(self).items() if name != "result"}
+        return content, None if self.result is None else json.dumps(self.result).encode()

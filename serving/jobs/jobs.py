@@ -126,7 +126,7 @@ class Jobs:
         """
         board = self._started()
         with board.lock:
-            there = next((job for job in board.ledger.newest_first() if job.mark == mark), None) if mark else None
+            there = board.ledger.marked(mark)
             if there is not None:
                 return board.now(there)
             if board.waiting >= self._most_waiting:
@@ -146,11 +146,11 @@ class Jobs:
             JobNotFound: there is none, or no longer.
         """
         board = self._started()
+        if id == LATEST:
+            id = board.ledger.latest() or id
         with board.lock:
-            if id == LATEST:
-                id = next((job.id for job in board.ledger.newest_first()), id)
-            run = board.run(id)
-            job = run.job if run else board.ledger.get(id)
+            run = board.run(id)  # gone from the board it is in the ledger already
+        job = run.job if run else board.ledger.get(id)
         if job is None:
             raise JobNotFound(f"There is no job {id!r:.100}: it never was, or ended long ago.")
         return job
@@ -158,7 +158,7 @@ class Jobs:
     def list(
         self, limit: int, before: str | None = None, *, kind: str | None = None, state: State | None = None
     ) -> tuple[list[Job], str | None]:
-        """Jobs, the newest first, and the id to go on from; None at the end."""
+        """Jobs without their results, the newest first, and the id to go on from; None at the end."""
         board = self._started()
         found: list[Job] = []
         for stored in board.ledger.newest_first(before):

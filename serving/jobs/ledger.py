@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,8 @@ from nnclr_hub.store.records import Record, Records
 
 from .job import Job
 
-JOB, INPUT = "job", "job_input"
+JOB, INPUT, MARK = "job", "job_input", "job_mark"
+PAGE = 100
 
 
 class Ledger:
@@ -24,8 +25,9 @@ class Ledger:
     def __init__(self, records: Records, keep: int) -> None:
         self._records = records
         self._keep = keep
-        newest = records.list(JOB, descending=True, limit=1)
-        self._last = int(newest[0].name, 16) if newest else 0
+        kept = list(self.newest_first())
+        self._last = int(kept[0].id, 16) if kept else 0
+        self._ended = sorted((job.id, job.mark) for job in kept if job.has_ended)
 
     def new_id(self) -> str:
         """Greater than all before, even if the clock was set back."""
@@ -34,35 +36,54 @@ class Ledger:
 
     def add(self, job: Job, input: bytes | None) -> None:
         """A new job."""
-        self._records.put(
-            Record(JOB, job.id, job.written()), *([Record(INPUT, job.id, {}, input)] if input is not None else [])
-        )
+        given = [Record(INPUT, job.id, {}, input)] if input is not None else []
+        marked = [Record(MARK, job.mark, {"job": job.id})] if job.mark else []
+        self._records.put(_record(job), *given, *marked)
 
     def note(self, job: Job, commit: Callable[[Records], None] = lambda records: None) -> None:
         """A job as it is now, together with what else it changes."""
         with self._records.together():
             commit(self._records)
-            self._records.put(Record(JOB, job.id, job.written()))
+            self._records.put(_record(job))
             if job.has_ended:
                 self._records.delete(INPUT, job.id)
+        if job.has_ended:
+            bisect.insort(self._ended, (job.id, job.mark))
 
     def prune(self) -> None:
         """Forgets the oldest of those that have ended."""
-        ended = (job.id for job in self.newest_first() if job.has_ended)
-        old = list(itertools.islice(ended, self._keep, None))
+        old = self._ended[: max(0, len(self._ended) - self._keep)]
         if old:
-            self._records.delete(JOB, *old)
+            with self._records.together():
+                self._records.delete(JOB, *(id for id, _ in old))
+                self._records.delete(MARK, *(mark for _, mark in old if mark))
+            del self._ended[: len(old)]
 
     def get(self, id: str) -> Job | None:
         record = self._records.get(JOB, id)
-        return Job.read(record.content) if record else None
+        return Job.read(record.content, record.data) if record else None
+
+    def marked(self, mark: str) -> Job | None:
+        """The job of a request."""
+        record = self._records.get(MARK, mark) if mark else None
+        return self.get(record.content["job"]) if record else None
 
     def input(self, id: str) -> bytes:
         record = self._records.get(INPUT, id)
         return (record.data if record else None) or b""
 
+    def latest(self) -> str | None:
+        """The id of the newest job."""
+        newest = self._records.list(JOB, descending=True, limit=1)
+        return newest[0].name if newest else None
+
     def newest_first(self, before: str | None = None) -> Iterator[Job]:
-        """All jobs that were made before another."""
-        while found := self._records.list(JOB, after=before, limit=100, descending=True):
-            yield from (Job.read(record.content) for record in found)
+        """All jobs that were made before another, without their results."""
+        while found := self._records.list(JOB, after=before, limit=PAGE, descending=True):
+            yield from (Job.read(record.content, None) for record in found)
             before = found[-1].name
+
+
+def _record(job: Job) -> Record:
+    content, result = job.written()
+    return Record(JOB, job.id, content, result)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
@@ -20,6 +19,7 @@ from .outcome import Outcome
 from .task import Cancelled, Interrupted, Signals, Task
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 RETRY_S = 5.0  # a job that cannot be noted, as the disk is full, is noted later
 
 
@@ -54,18 +54,9 @@ class Performer:
         Raises:
             Interrupted: the server goes down; the job waits for the next one.
         """
-        with self._board.lock:
-            if run.job.has_ended:  # cancelled while it waited
-                return
-        changes = {"state": "running", "begun": True, "started": time.time(), "attempts": run.job.attempts + 1}
-        self._patiently(lambda: self._board.change(run, note=True, **changes))
-        kind = self._kinds[run.job.kind]
         try:
-            outcome = kind.run(self._task(run))
-            self._patiently(lambda: self._finish(run, outcome))
-        except Cancelled:
-            self._clean(run, kind)
-            self._patiently(lambda: self._board.end(run, "cancelled"))
+            if self._patiently(lambda: self._board.begin(run)):
+                self._work(run, self._kinds[run.job.kind])
         except Interrupted:
             self._back(run)
             raise
@@ -74,6 +65,15 @@ class Performer:
                 self._back(run)
                 raise Interrupted from error
             self._fail(run, error)
+
+    def _work(self, run: Run, kind: Kind) -> None:
+        try:
+            outcome = kind.run(self._task(run))
+        except Cancelled:
+            self._clean(run, kind)
+            self._patiently(lambda: self._board.end(run, "cancelled"))
+        else:
+            self._patiently(lambda: self._finish(run, outcome))
 
     def _task(self, run: Run) -> Task:
         task = Task(
@@ -108,16 +108,20 @@ class Performer:
             kind.clean(self._bench, run.job.params)
         except NNCLRHubError as error:
             log.warning("what the job %s had begun could not be taken away (%s)", run.job.id, error)
+        except Exception:  # it is cancelled all the same
+            log.exception("what the job %s had begun could not be taken away", run.job.id)
 
     def _back(self, run: Run) -> None:
         """An interrupted job waits again; if that cannot be noted, the next server finds it running, which will do."""
+        if run.job.state != "running":  # not begun yet
+            return
         attempts = run.job.attempts - 1
         try:
             self._board.change(run, note=True, state="queued", attempts=attempts, done=0, total=0, started=None)
         except StoreError as error:
             log.warning("that the job %s was interrupted could not be noted (%s)", run.job.id, error)
 
-    def _patiently(self, step: Callable[[], None]) -> None:
+    def _patiently(self, step: Callable[[], T]) -> T:
         """Does a step that writes; on a full disk, again and again until there is room.
 
         Raises:
@@ -125,13 +129,11 @@ class Performer:
         """
         while True:
             try:
-                step()
+                return step()
             except DiskFull as error:
                 log.error("a job cannot be noted (%s)", error)
                 if self._stop.wait(RETRY_S):
                     raise Interrupted from error
-            else:
-                return
 
 
 def problem_of(status: int, code: str, detail: str) -> dict[str, Any]:

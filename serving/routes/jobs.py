@@ -77,7 +77,7 @@ def list_jobs(
     kind: JobKind | None = None,
     state: JobState | None = None,
 ) -> JobsResponse:
-    """Jobs, the newest first. Ended ones are kept for a while."""
+    """Jobs, the newest first, without their results, which the job itself gives. Ended ones are kept for a while."""
     if cursor is not None and not _ID.fullmatch(cursor):
         raise InvalidRequest(f"The cursor {cursor!r:.60} is none: give the one that the page before came with.")
     found, after = jobs.list(limit, cursor, kind=kind, state=state)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from nnclr_hub.errors import (
@@ -31,11 +31,11 @@ from nnclr_hub.errors import (
     UnknownModel,
     UnsupportedImage,
 )
+from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import (
-    Labelling,
     delete_probe,
     get_probe,
     list_probes,
@@ -69,7 +69,6 @@ from ..uploads import (
     check_count,
     decode_each,
     fetch_each,
-    json_of,
     kind_of,
     parse,
     read_form,
@@ -93,6 +92,13 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
     return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
 
 
+async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
+    """What is to be fitted; its pictures count as those of any request."""
+    body = await read_json(request, ProbeRequest)
+    check_count(sum(item.image is not None for item in body.items or ()), settings.max_images)
+    return body
+
+
 @router.post(
     "",
     status_code=202,
@@ -100,7 +106,7 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
     openapi_extra=json_body(ProbeRequest),
 )
 def fit(
-    body: Annotated[ProbeRequest, json_of(ProbeRequest)],
+    body: Annotated[ProbeRequest, Depends(_to_fit)],
     response: Response,
     bench: AppWorkbench,
     engines: AppEngines,

@@ -39,7 +39,7 @@ class JobResponse(Strict):
     created: float
     started: float | None
     ended: float | None
-    result: dict[str, Any] | None
+    result: dict[str, Any] | None = Field(description="null until it is done, and in lists")
     error: JobError | None
 
     @classmethod

@@ -106,6 +106,64 @@ def test_a_collections_verbs_are_the_stores(client, server, photos_there, encode
     photos_there.snapshot()
 
 
+def test_many_searches_at_once_are_the_stores(server, photos_there, encoder, pictures):
+    vectors = encoder.embed(pictures[:6])
+    photos_there.upsert([Item(f"p{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
+    own = server.bench.collection("photos")
+    many = np.repeat(vectors, 25, axis=0)  # more than a request holds
+    where = {"must": [{"key": "n", "range": {"gte": 2}}]}
+    for mine, theirs in zip(
+        photos_there.search_batch(many, k=2, where=where), own.search_batch(many, k=2, where=where), strict=True
+    ):
+        assert [match.id for match in mine] == [match.id for match in theirs]
+    assert photos_there.search_batch(vectors[:1], k=1, with_vector=True)[0][0].vector.shape == (32,)
+    assert photos_there.search_batch(np.zeros((0, 32))) == []
+    with pytest.raises(InvalidRequest):
+        photos_there.search_batch(np.ones((2, 7)))
+
+
+def test_many_items_come_in_order_and_go(photos_there, encoder):
+    ids = [f"p{i}" for i in range(40)]
+    photos_there.upsert([Item(id, np.eye(32)[i % 32], {"i": i}) for i, id in enumerate(ids)])
+    asked = [*reversed(ids), "nobody", ids[3]]
+    assert [item.id for item in photos_there.get(asked)] == [*reversed(ids), ids[3]]
+    assert photos_there.delete([*ids[:30], "nobody"]) == 30
+    assert photos_there.count() == 10
+    assert (photos_there.get([]), photos_there.delete([])) == ([], 0)
+
+
+def test_a_collection_is_verified(server, photos_there, encoder, pictures):
+    photos_there.upsert([Item("a", encoder.embed(pictures[:1])[0])])
+    assert photos_there.verify() == server.bench.collection("photos").verify()
+    assert photos_there.verify().ok
+
+
+def test_aliases_mean_collections(client, photos_there):
+    client.aliases.point("best", "photos")
+    assert client.aliases.list() == {"best": "photos"}
+    assert client.collection("best").info().name == "photos"
+    client.aliases.forget("best")
+    assert client.aliases.list() == {}
+    for refused in (lambda: client.aliases.forget("best"), lambda: client.aliases.point("best", "nowhere")):
+        with pytest.raises(CollectionNotFound):
+            refused()
+
+
+def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
+    """Neither as lists of numbers, nor by listing them."""
+    from nnclr_hub.client import collections, embedding
+
+    call = next(embedding.embed_each([b"x"]))
+    # what is given together holds the one request
+    worker = call.several[0]
+    call = next(worker)
+    while not hasattr(call, "path"):
+        call = worker.send(call.work())
+    assert (call.path, dict(call.params)) == ("/api/v1/embed", {"encoding_format": "base64"})
+    call = next(collections.count("photos", {"must": []}))
+    assert (call.path, dict(call.params)) == ("/api/v1/collections/photos/count", {"where": '{"must":[]}'})
+
+
 def test_pictures_go_in_with_an_error_each(photos_there, pictures):
     errors = photos_there.add_images(
         [Picture("a", pictures[0], {"n": 1}), Picture("b", b"garbage"), Picture("c", pictures[1])]
@@ -146,6 +204,9 @@ def test_both_clients_have_the_same_verbs_and_documents():
         (clients.Client, clients.AsyncClient),
         (clients.RemoteCollection, clients.AsyncRemoteCollection),
         (clients.RemoteCollections, clients.AsyncRemoteCollections),
+        (clients.RemoteAliases, clients.AsyncRemoteAliases),
+        (clients.RemoteProbes, clients.AsyncRemoteProbes),
+        (clients.RemoteJobs, clients.AsyncRemoteJobs),
     ):
         verbs = {name for name in vars(one) if not name.startswith("_")}
         assert verbs == {name for name in vars(other) if not name.startswith("_")}

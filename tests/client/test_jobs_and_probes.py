@@ -78,6 +78,10 @@ def test_a_probe_is_fitted_on_rows_and_on_pictures(client, encoder, pictures):
         client.jobs.wait(job.id)
     answers = [[one.label for one in client.probes.predict(name, pictures)] for name in ("rows", "pictures")]
     assert answers[0] == answers[1]
+    many = [*pictures, *pictures]  # more than a request holds
+    job = client.jobs.wait(client.probes.fit("many", images=many, labels=[*labels, *labels], l2=0.01).id)
+    assert client.probes.get("many").rows == len(many)
+    assert [one.state for one in client.jobs.list(1)] == [job.state]
     with pytest.raises(ProbeExists):
         client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels)
     again = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=np.arange(60) % 2, replace=True)

@@ -1,6 +1,7 @@
 """A folder into a server's collection: resumed, bounded, and equal to what `nnclr index` makes."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import threading
@@ -14,7 +15,9 @@ from PIL import Image
 from nnclr_hub import AsyncClient, Client, open_store
 from nnclr_hub.client import pictures as limits
 from nnclr_hub.client import uploading
-from nnclr_hub.client.pictures import bounded
+from nnclr_hub.client.pictures import MOST_BYTES, bounded
+from nnclr_hub.client.steps import Aside
+from nnclr_hub.client.uploading import Picture, add_images
 from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
 from nnclr_hub.store.duplicates import PIXEL_HASH
@@ -176,3 +179,19 @@ async def _index(url: str, folder) -> None:
 
 def test_the_awaited_client_takes_up_a_folder_too(server, folder):
     asyncio.run(_index(server.url, folder))
+
+
+def test_a_request_holds_what_is_said_about_its_pictures_too():
+    """Pictures that fit into one request by themselves, and not with their metadata."""
+    pictures = [Picture(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
+    steps = add_images("photos", pictures)
+    step, sent = next(steps), []
+    with contextlib.suppress(StopIteration):
+        while True:
+            if isinstance(step, Aside):
+                step = steps.send(step.work())
+                continue
+            sent.append(sum(len(data) for _, (_, data) in step.files) + len(step.fields["items"].encode()))
+            step = steps.send([None] * len(step.files))
+    assert len(sent) > 1
+    assert max(sent) <= MOST_BYTES

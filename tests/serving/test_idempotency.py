@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from nnclr_hub.errors import RequestTooLarge
 from nnclr_hub.store.records import RECORDS, Records
-from serving.idempotency import LARGEST, LIFETIME_S, Idempotency, Replies
+from serving.idempotency import LARGEST, Idempotency
+from serving.replies import LIFETIME_S, Replies
 
 
 class World:
@@ -79,6 +80,14 @@ def test_without_a_key_or_by_another_method_everything_is_done(world):
         run(world.send(method="PUT"))
         run(world.send(path="/ui/x"))
     assert len(world.done) == 6
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/v1/embed", "/api/v1/collections/c/search"])
+def test_what_changes_nothing_is_done_again_and_not_kept(world, records, path):
+    for _ in range(2):
+        assert run(world.send(path=path)).status_code == 200
+    assert len(world.done) == 2
+    assert records.list("reply") == []
 
 
 @pytest.mark.parametrize(
@@ -176,8 +185,8 @@ def test_a_key_that_is_none_is_refused(world, key):
 
 
 def test_below_v1_refusals_wear_openais_envelope(world):
-    run(world.send(path="/v1/embeddings"))
-    for answer in (run(world.send(path="/v1/embeddings", content=b"another")), run(world.send("a b", path="/v1/x"))):
+    run(world.send(path="/v1/files"))
+    for answer in (run(world.send(path="/v1/files", content=b"another")), run(world.send("a b", path="/v1/x"))):
         assert answer.status_code == 400
         assert answer.json()["error"]["code"].startswith("idempotency_")
 
@@ -214,6 +223,20 @@ def test_what_is_kept_is_bounded_in_number_and_bytes(records):
         run(world.send(key))
     assert sum(one.content["size"] for one in records.list("reply")) <= 5000
     assert run(world.send("g")).headers["idempotency-replayed"] == "true"
+
+
+@pytest.mark.parametrize("limits", [{"most": 4}, {"most_bytes": 9000}])
+def test_nobody_drives_out_anothers_answer(records, limits):
+    for restarted in (False, True):
+        world = World(records, **limits)
+        world.answer = b"x" * 2000
+        if not restarted:
+            run(world.send("mine", authorization="Bearer one"))
+        for number in range(9):
+            run(world.send(f"{restarted}{number}", authorization="Bearer two"))
+        again = run(world.send("mine", authorization="Bearer one"))
+        assert again.headers.get("idempotency-replayed") == "true"
+    assert len(records.list("reply")) == 4
 
 
 def test_a_huge_answer_is_sent_and_not_kept(world):
@@ -279,3 +302,15 @@ def test_through_a_server_a_job_is_made_once(client, collection):
     assert len([job for job in client.get("/api/v1/jobs").json()["jobs"] if job["kind"] == "verify"]) == 1
     other = client.post("/api/v1/jobs", json={**body, "kind": "compact"}, headers=key)
     assert other.json()["code"] == "idempotency_mismatch"
+
+
+def test_a_server_that_keeps_no_answers_writes_none(model, tmp_path, serve):
+    for running in serve(model, tmp_path / "store", replies_kept=0):
+        key = {"Idempotency-Key": "k"}
+        assert httpx.put(f"{running.url}/api/v1/collections/photos", json={}).status_code == 201
+        answers = [
+            httpx.post(f"{running.url}/api/v1/jobs", json={"kind": "verify", "collection": "photos"}, headers=key)
+            for _ in range(2)
+        ]
+        assert len({answer.json()["id"] for answer in answers}) == 2
+        assert running.bench.store.records.list("reply") == []

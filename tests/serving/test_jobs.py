@@ -5,18 +5,18 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nnclr_hub.errors import DiskFull, InvalidRequest, JobNotFound, NotReady, Overloaded
+from nnclr_hub.errors import DiskFull, InvalidRequest, JobNotFound, NotReady, Overloaded, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs, Kind, Outcome
-from serving.jobs.ledger import INPUT, JOB, Ledger
+from serving.jobs.ledger import INPUT, JOB, MARK, Ledger
 from serving.jobs.patience import Patient
 from serving.telemetry import Metrics
 
@@ -170,6 +170,56 @@ def test_a_running_job_ends_at_its_next_step_and_is_cleaned_up(world):
     assert world.jobs.cancel(job.id).state == "cancelled"
 
 
+def test_what_was_cancelled_is_never_begun_however_close_it_was(world, monkeypatch):
+    """Cancelled when its thread has it in hand already, and is about to say that it runs."""
+    at_hand, go = threading.Event(), threading.Event()
+    performer = world.jobs._performer
+    patiently = performer._patiently
+
+    def held(step):
+        at_hand.set()
+        assert go.wait(5)
+        return patiently(step)
+
+    monkeypatch.setattr(performer, "_patiently", held)
+    job = world.submit("a")
+    assert at_hand.wait(5)
+    assert world.jobs.cancel(job.id).state == "cancelled"
+    world.work.let(9)
+    go.set()
+    until(world.jobs, world.submit("b").id, "done")
+    assert world.jobs.get(job.id).state == "cancelled"
+    assert (world.work.begun, world.made()) == (["b"], ["b"])
+
+
+def test_a_job_whose_beginning_cannot_be_noted_fails(world, monkeypatch):
+    note = world.jobs._board.ledger.note
+
+    def refuses(job, *commit):
+        if job.state == "running":
+            raise StoreError("The disk answers with an error.")
+        note(job, *commit)
+
+    monkeypatch.setattr(world.jobs._board.ledger, "note", refuses)
+    job = until(world.jobs, world.submit("a").id, "failed")
+    assert "The disk answers" in job.error["detail"]
+    monkeypatch.undo()
+    world.work.let(3)
+    until(world.jobs, world.submit("b").id, "done")
+
+
+def test_a_job_is_cancelled_even_if_its_cleaning_breaks(world, monkeypatch, caplog):
+    def breaks(bench, params):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(world.jobs._performer._kinds, "work", Kind(world.work.run, breaks))
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.cancel(job.id)
+    until(world.jobs, job.id, "cancelled")
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_job_that_is_done_stays_done(world):
     job = world.submit("a")
     world.work.let(3)
@@ -230,6 +280,69 @@ def test_old_ended_jobs_are_forgotten_and_no_other(make):
     assert [job.id for job in world.jobs.list(9)[0]] == [ended[3], ended[2], waiting.id]
     with pytest.raises(JobNotFound):
         world.jobs.get(ended[0])
+
+
+def test_no_step_of_a_job_reads_what_other_jobs_came_to(make, monkeypatch):
+    """Neither a submission with a mark, nor `latest`, the end or the forgetting of a job goes through the others."""
+    world = make(keep=3)
+    world.work.let(100)
+    first = [until(world.jobs, world.submit(name).id, "done").id for name in "abc"]
+    assert [job.result for job in world.jobs.list(9)[0]] == [None] * 3
+    assert world.jobs.get(first[0]).result == {"made": "a"}
+    assert not any("made" in str(record.content.get("result")) for record in world.store.records.list(JOB))
+    world.restart()
+
+    def all_of_them(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(world.jobs._board.ledger, "newest_first", all_of_them)
+    job = world.jobs.submit("work", {"name": "d"}, mark="m")
+    assert until(world.jobs, job.id, "done").result == {"made": "d"}
+    assert world.jobs.get("latest").id == job.id
+    with pytest.raises(JobNotFound):
+        world.jobs.get(first[0])
+
+
+def test_a_job_ends_once_even_if_old_ones_cannot_be_forgotten(make, monkeypatch):
+    world = make(keep=0)
+    ledger = world.jobs._board.ledger
+    ends = []
+    note, prune = ledger.note, ledger.prune
+
+    def noted(job, *commit):
+        note(job, *commit)
+        ends.extend([job.id] if job.has_ended else [])
+
+    def full():
+        raise DiskFull("The disk is full.")
+
+    monkeypatch.setattr(ledger, "note", noted)
+    monkeypatch.setattr(ledger, "prune", full)
+    world.work.let(6)
+    first = until(world.jobs, world.submit("a").id, "done")
+    monkeypatch.setattr(ledger, "prune", prune)
+    second = world.submit("b")
+    while len(world.made()) < 2:
+        time.sleep(0.005)
+    while world.jobs.list(9)[0]:
+        time.sleep(0.005)
+    assert ends == [first.id, second.id]
+
+
+def test_a_mark_is_forgotten_with_its_job(make):
+    world = make(keep=1)
+    world.work.let(100)
+    for mark in "mn":
+        until(world.jobs, world.jobs.submit("work", {"name": mark}, mark=mark).id, "done")
+    assert [record.name for record in world.store.records.list(MARK)] == ["n"]
+
+
+def test_jobs_that_hold_their_result_in_their_record_are_read(world):
+    job = world.submit("a")
+    world.work.let(3)
+    done = until(world.jobs, job.id, "done")
+    world.store.records.put(Record(JOB, job.id, asdict(done)))
+    assert world.jobs.get(job.id) == done
 
 
 def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
@@ -405,15 +518,14 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
     root, total = str(Path(__file__).parents[2]), 120
     acknowledged: set[int] = set()
     begun: set[int] = set()
-    rounds = 0
-    while True:
+    for kills in range(KILLS + 1):
         first = max(begun, default=-1) + 1
         command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), root, str(first), str(total)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline()]
-            if rounds < KILLS:
-                time.sleep(0.1 + 0.15 * rounds)
+            if kills < KILLS:
+                time.sleep(0.1 + 0.15 * kills)
                 child.send_signal(signal.SIGKILL)
                 lines += child.stdout
             else:
@@ -424,10 +536,6 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
         for line in lines:
             word, _, number = line.rstrip("\n").partition(" ")
             (acknowledged if word == "done" else begun if word == "begin" else set()).add(int(number or 0))
-        rounds += 1
-        if lines[-1] == "idle\n":
-            break
-    assert rounds == KILLS + 1
     with open_store(str(tmp_path / "store")) as store:
         made = {int(record.name): record.content["times"] for record in store.records.list("made")}
         states = {record.content["state"] for record in store.records.list(JOB)}

@@ -252,6 +252,14 @@ def test_a_probe_of_pictures_that_come_with_the_request(client, pictures):
     client.delete(f"{PROBES}/mine")
 
 
+def test_the_pictures_of_a_fit_are_counted_as_of_any_request(client, server):
+    most = server.app.state.settings.max_images
+    item = {"image": base64.b64encode(b"x").decode(), "label": "cat"}
+    answer = client.post(PROBES, json={"name": "many", "items": [item] * (most + 1)})
+    assert (answer.status_code, answer.json()["code"]) == (413, "request_too_large")
+    assert str(most) in answer.json()["detail"]
+
+
 def test_a_probe_of_vectors_with_several_labels_each(client):
     rng = np.random.default_rng(0)
     truth = rng.random((80, 3)) < 0.4
