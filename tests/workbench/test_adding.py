@@ -5,7 +5,7 @@ import weakref
 import pytest
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, NewImage, Workbench, indexing
+from nnclr_hub.workbench import Encoders, NewImage, Workbench, adding, indexing
 
 
 @pytest.fixture
@@ -16,19 +16,19 @@ def bench(tmp_path, model):
 
 def test_many_pictures_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
-    alive, most, decode = [0], [0], indexing._decode
+    alive, most, read = [0], [0], adding.read_image
 
     def gone() -> None:
         alive[0] -= 1
 
     def counting(new):
-        decoded = decode(new)
+        image, draft = read(new)
         alive[0] += 1
         most[0] = max(most[0], alive[0])
-        weakref.finalize(decoded.image, gone)
-        return decoded
+        weakref.finalize(image, gone)
+        return image, draft
 
-    monkeypatch.setattr(indexing, "_decode", counting)
+    monkeypatch.setattr(adding, "read_image", counting)
     bench.ensure_collection("photos")
     assert bench.add_images("photos", [NewImage(f"i{i}", path) for i, path in enumerate(pictures)]) == [None] * 60
     assert most[0] <= 3 * indexing.DECODED_AT_ONCE
