@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse, Response
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 import nnclr_hub
@@ -22,6 +23,7 @@ from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
 from .idempotency import Idempotency, Replies
+from .ingesting import Ingest
 from .jobs import Jobs
 from .models import Engines
 from .observing import Observing
@@ -68,7 +70,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     )
     state.readiness = Loading(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
-    state.decoding = CapacityLimiter(settings.decode_threads)
+    state.cropping = CapacityLimiter(settings.decode_threads)
+    state.ingest = Ingest(settings.decode_threads)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -83,7 +86,15 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     def favicon() -> Response:
         return Response(status_code=204)
 
+    _answer_head(app)
     replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
     app.add_middleware(Idempotency, replies=replies)
     app.add_middleware(Door, settings=settings)
     return app
+
+
+def _answer_head(app: FastAPI) -> None:
+    """Lets every GET be asked for its head alone: the protocol then sends no body."""
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")

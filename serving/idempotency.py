@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.store.records import Record, Records
 
+from .aside import aside
 from .privacy import without_paths
 from .problems import problem, status_of
 
@@ -136,7 +137,7 @@ class Idempotency:
             await problem(scope["path"], status_of(error), error.code, str(error))(scope, receive, send)
             return
         if body is not None:
-            name, request = _name(scope, headers, key), _print(scope, headers, body)
+            name, request = _name(scope, headers, key), await aside(len(body), _print, scope, headers, body)
             scope.setdefault("state", {})[MARK] = f"{name}{request}"
             await self._once(name, request, scope, body, receive, send)
 

@@ -90,6 +90,10 @@ class Adding:
         image, self._drafts[index] = found
         return image
 
+    def is_read(self, index: int) -> bool:
+        """Whether `read` found a picture there."""
+        return index in self._drafts
+
     def take(self, embedder: Embedder, indices: Sequence[int], results: Sequence[np.ndarray | ImageError]) -> None:
         """What an encoder that `store` asked for says of pictures: a vector or an error each."""
         for index, result in zip(indices, results, strict=True):

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
+from ..ingesting import Ingest
 from ..models import Engines, Model
 from ..privacy import public_name
 from ..security.fetching import Fetcher
@@ -35,8 +36,12 @@ def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
-def _decoding(request: Request) -> CapacityLimiter:
-    return request.app.state.decoding
+def _cropping(request: Request) -> CapacityLimiter:
+    return request.app.state.cropping
+
+
+def _ingest(request: Request) -> Ingest:
+    return request.app.state.ingest
 
 
 def _fetcher(request: Request) -> Fetcher | None:
@@ -48,8 +53,9 @@ AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
 AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
-# how many requests may hold decoded pictures at once, beside those in the engine
-AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
+AppIngest = Annotated[Ingest, Depends(_ingest)]
+# how many searches may decode a picture to cut a box out of it at once
+AppCropping = Annotated[CapacityLimiter, Depends(_cropping)]
 
 
 def served_names(engines: Engines) -> dict[str, str]:
