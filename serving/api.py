@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse, Response
-from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 import nnclr_hub
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
+from .heads import Heads
 from .idempotency import Idempotency, Replies
 from .ingesting import Ingest
 from .jobs import Jobs
@@ -86,15 +86,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     def favicon() -> Response:
         return Response(status_code=204)
 
-    _answer_head(app)
     replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
+    app.add_middleware(Heads)
     app.add_middleware(Idempotency, replies=replies)
     app.add_middleware(Door, settings=settings)
     return app
-
-
-def _answer_head(app: FastAPI) -> None:
-    """Lets every GET be asked for its head alone: the protocol then sends no body."""
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")

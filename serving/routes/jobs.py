@@ -119,18 +119,15 @@ def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
         **answers(JobNotFound),
     },
 )
-async def job_events(
-    request: Request, id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None
-) -> Response:
+async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Server-sent events of a job."""
     job = await run_in_threadpool(jobs.get, id)
     if is_over(job, last_event_id):
         return Response(status_code=204)
-    about = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream; charset=utf-8"}
-    if request.method == "HEAD":  # whoever wants no events is not to wait for the last one
-        return Response(headers=about)
     told = stream(jobs, job, last_event_id, lambda job: JobResponse.of(job).model_dump())
-    return StreamingResponse(told, headers=about)
+    return StreamingResponse(
+        told, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    )
 
 
 @router.post(
