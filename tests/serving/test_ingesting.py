@@ -49,10 +49,10 @@ def uploads(server, collection, count, pictures):
     """So many uploads at once, of a picture each."""
 
     def send(number: int) -> int:
-        files = upload([pictures[number]])
-        return httpx.post(f"{server.url}{collection}/items", files=files, timeout=60).status_code
+        return each.post(f"{collection}/items", files=upload([pictures[number]])).status_code
 
-    with ThreadPoolExecutor(count) as pool:
+    each = httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=count))
+    with each, ThreadPoolExecutor(count) as pool:
         yield [pool.submit(send, number) for number in range(count)]
 
 
@@ -86,7 +86,10 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     with uploads(server, collection, 45, pictures) as sent, server.bench.gate.alone():
-        until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)
+        until(
+            lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING,
+            lambda: server.app.state.ingest._storing.statistics(),
+        )
         reads(client, collection, vector)
         assert not any(one.done() for one in sent)
     assert [one.result() for one in sent] == [200] * 45
