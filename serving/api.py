@@ -21,7 +21,9 @@ import nnclr_hub
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
+from .heads import Heads
 from .idempotency import Idempotency
+from .ingesting import Ingest
 from .jobs import Jobs
 from .models import Engines
 from .observing import Observing
@@ -69,7 +71,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     )
     state.readiness = Loading(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
-    state.decoding = CapacityLimiter(settings.decode_threads)
+    state.cropping = CapacityLimiter(settings.decode_threads)
+    state.ingest = Ingest(settings.decode_threads)
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
     problems.install(app)
     for router in ROUTERS:
@@ -85,6 +88,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     def favicon() -> Response:
         return Response(status_code=204)
 
+    app.add_middleware(Heads)
     if settings.replies_kept:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies)

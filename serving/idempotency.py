@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 
+from .aside import aside
 from .keys import WRITE
 from .problems import problem, told
 from .replies import Replies, Reply
@@ -82,7 +83,8 @@ class Idempotency:
             return
         if body is not None:
             caller = _hash(str(scope.get("state", {}).get("key_name") or headers.get("authorization", "")).encode())
-            name, request = _hash(caller.encode(), key.encode()), _print(scope, headers, body)
+            name = _hash(caller.encode(), key.encode())
+            request = await aside(len(body), _print, scope, headers, body)
             scope.setdefault("state", {})[MARK] = f"{name}{request}"
             await self._once(_Asked(name, caller, request), scope, body, receive, send)
 

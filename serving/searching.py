@@ -1,6 +1,6 @@
 """Queries of REST to matches: pictures are embedded together, then the store is asked.
 
-await search_each(bench, metrics, "photos", [query, ...], ...)       # matches or an error for each
+await search_each(request, bench, metrics, "photos", [query, ...], ...)       # matches or an error for each
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
+from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from PIL import Image
 
@@ -22,6 +23,7 @@ from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.searching import check_effort, check_k, crop_to_box, search_by_vector
 
+from .departure import while_present
 from .models import Model
 from .payloads import decode_text, decode_vector
 from .schemas import Example, SearchRequest
@@ -55,13 +57,14 @@ class Resolved:
 
 
 async def search_each(
+    request: Request,
     bench: Workbench,
     metrics: Metrics,
     name: str,
     queries: Sequence[SearchRequest],
     *,
     limit: int,
-    decoding: CapacityLimiter,
+    cropping: CapacityLimiter,
     fetcher: Fetcher | None = None,
 ) -> list[Answer]:
     """Matches of each query, or what is wrong with it.
@@ -69,27 +72,32 @@ async def search_each(
     Args:
         name: of the collection.
         limit: pictures in all queries together.
-        decoding: how many requests may hold decoded pictures at once.
+        request: whose client is to be there while pictures are embedded.
+        cropping: how many searches may decode a picture at once to cut a box out of it; others never wait for it.
         fetcher: of pictures that are given by their web addresses.
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
+        ClientDisconnect: the client has gone.
     """
     collection = await run_in_threadpool(bench.collection, name)
     check_count(sum(example.has_image for query in queries for example in _examples(query)), limit)
     texts = [example.image for query in queries for example in _examples(query) if example.image is not None]
     fetched = await fetch_each(texts, fetcher)
-    prepared = [await to_thread.run_sync(_attempt, _pictures_of, query, fetched, limiter=decoding) for query in queries]
+    prepared = [await _prepared(query, fetched, cropping) for query in queries]
     pictures = [picture for one in prepared if not isinstance(one, NNCLRHubError) for picture in one]
-    vectors = iter(await _embedded(bench, collection, pictures))
-    resolved: list[Resolved | NNCLRHubError] = []
-    for query, one in zip(queries, prepared, strict=True):
-        if isinstance(one, NNCLRHubError):
-            resolved.append(one)
-        else:
-            own = [next(vectors) for _ in one]
-            resolved.append(_attempt(_resolved, query, own))
-    return await run_in_threadpool(_search_all, metrics, collection, resolved)
+    vectors = iter(await while_present(request, _embedded(bench, collection, pictures)) if pictures else ())
+    owned = [one if isinstance(one, NNCLRHubError) else [next(vectors) for _ in one] for one in prepared]
+    return await run_in_threadpool(_search_all, metrics, collection, queries, owned)
+
+
+async def _prepared(query: SearchRequest, fetched: Fetched, cropping: CapacityLimiter) -> Any:
+    """The pictures of a query, or what is wrong with it: in a thread only where there is something to decode."""
+    given = [example for example in _examples(query) if example.has_image]
+    if not given:
+        return _attempt(_pictures_of, query, fetched)
+    limiter = cropping if any(example.box is not None for example in given) else None
+    return await to_thread.run_sync(_attempt, _pictures_of, query, fetched, limiter=limiter)
 
 
 def _attempt(work: Any, *arguments: Any) -> Any:
@@ -133,8 +141,6 @@ def _pictures_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.I
 async def _embedded(
     bench: Workbench, collection: Collection, pictures: Sequence[bytes | Image.Image]
 ) -> list[np.ndarray | ImageError]:
-    if not pictures:
-        return []
     engine = cast(Model, await run_in_threadpool(bench.embedder_of, collection))
     return await engine.embed_each_async(pictures)
 
@@ -161,8 +167,17 @@ def _resolved(query: SearchRequest, vectors: Sequence[np.ndarray | ImageError]) 
 # ---- vectors to matches
 
 
-def _search_all(metrics: Metrics, collection: Collection, queries: Sequence[Resolved | NNCLRHubError]) -> list[Answer]:
+def _search_all(
+    metrics: Metrics,
+    collection: Collection,
+    asked: Sequence[SearchRequest],
+    vectors: Sequence[list[np.ndarray | ImageError] | NNCLRHubError],
+) -> list[Answer]:
     with measured(metrics, "search"):
+        queries: list[Resolved | NNCLRHubError] = [
+            own if isinstance(own, NNCLRHubError) else _attempt(_resolved, query, own)
+            for query, own in zip(asked, vectors, strict=True)
+        ]
         answers: dict[int, Answer] = {i: one for i, one in enumerate(queries) if isinstance(one, NNCLRHubError)}
         for rows in _alike(collection, queries):
             together = _attempt(_search_together, collection, queries, rows)

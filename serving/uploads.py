@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 
+from .aside import aside
 from .payloads import decode_text, is_address
 from .security.fetching import Fetched, Fetcher
 from .security.rates import charge_images
@@ -87,7 +88,8 @@ async def read_json(request: Request, model: type[T]) -> T:
     """
     if kind_of(request) != JSON:
         raise unsupported(request, f"{JSON} by that Content-Type")
-    return parse(await request.body(), model, ("body",))
+    body = await request.body()
+    return await aside(len(body), parse, body, model, ("body",))
 
 
 def json_of(model: type[T]) -> Any:
@@ -110,7 +112,8 @@ async def read_form(request: Request, files: str = "files", texts: Sequence[str]
         InvalidRequest: it has another field, so that a misspelt one is not silently ignored.
     """
     form = Form()
-    async with request.form() as parts:
+    # a part that is text may be as large as the body, which was limited before
+    async with request.form(max_part_size=request.app.state.settings.max_bytes) as parts:
         for name, part in parts.multi_items():
             if name not in (files, *texts):
                 raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((files, *texts))}.")
@@ -152,15 +155,16 @@ async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
     return {} if fetcher is None else await fetcher.fetch_each(filter(is_address, texts))
 
 
-def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[Picture]:
+async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[Picture]:
     """Pictures that came as text; a text that is none is an error of its own."""
-    found = []
-    for index, text in enumerate(texts):
+
+    def decode(index: int, text: str) -> Picture:
         try:
-            found.append(Picture(decode_text(text, f"{what}[{index}]", fetched)))
+            return Picture(decode_text(text, f"{what}[{index}]", fetched))
         except InvalidRequest as error:
-            found.append(Picture(ImageError(str(error))))
-    return found
+            return Picture(ImageError(str(error)))
+
+    return await aside(sum(map(len, texts)), lambda: [decode(index, text) for index, text in enumerate(texts)])
 
 
 def check_count(count: int, limit: int) -> None:

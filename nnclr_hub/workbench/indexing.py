@@ -8,48 +8,22 @@ batch is durable when it is done, so an interrupted run goes on where it stopped
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
-from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
 from nnclr_hub.workbench.ahead import ahead, batches
-from nnclr_hub.workbench.pixels import pixel_hash
-from nnclr_hub.workbench.thumbnail import make_thumbnail
 from nnclr_hub.workbench.writing import Target, Writing
 
 BATCH = 64
 DECODED_AT_ONCE = 8
 PAGE = 1000
-
-
-@dataclass(frozen=True)
-class NewImage:
-    """A picture to put into a collection.
-
-    id: the item's id.
-    image: path, bytes or PIL image.
-    metadata: kept with it; `pixel_sha256` is added.
-    """
-
-    id: str
-    image: Path | bytes | Image.Image
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A picture, RGB and upright, and the hash of its pixels."""
-
-    image: Image.Image
-    pixels: str
 
 
 def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError | None]:
@@ -60,16 +34,13 @@ def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError 
     Returns:
         One entry a picture: None, or why it could not be read.
     """
-    errors: list[ImageError | None] = []
-    with writing() as targets:
-        rows: list[list[Item]] = [[] for _ in targets]
-        for batch, decoded in ahead(batches(images, DECODED_AT_ONCE), lambda new: _decode(new.image)):
-            failed, embedded = _embed(targets, batch, decoded)
-            errors += failed
-            for row, items in zip(rows, embedded, strict=True):
-                row += items
-        _upsert(targets, rows)
-    return errors
+    adding = Adding(writing, images)
+    while (embedder := adding.store()) is not None:
+        for batch, decoded in ahead(batches(range(len(images)), DECODED_AT_ONCE), adding.read):
+            readable = [(index, image) for index, image in zip(batch, decoded, strict=True) if image is not None]
+            vectors = embedder.embed_each([image for _, image in readable])
+            adding.take(embedder, [index for index, _ in readable], vectors)
+    return adding.errors
 
 
 def index_folder(
@@ -107,9 +78,9 @@ def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress
     """Stores pictures batch by batch; those that could not be read, with the reason."""
     failed: list[tuple[FolderImage, str]] = []
     done = 0
-    for batch, decoded in ahead(batches(wanted, BATCH), lambda one: _decode(one.path)):
+    for batch, read in ahead(batches(wanted, BATCH), lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
         with writing() as targets:
-            errors = _store(targets, [NewImage(one.id, one.path, one.metadata) for one in batch], decoded)
+            errors = _store(targets, read)
         failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)
         progress(done, len(wanted))
@@ -142,41 +113,20 @@ def _refuse_clash(
             )
 
 
-def _decode(source: Path | bytes | Image.Image) -> Decoded | ImageError:
-    try:
-        image = decode_image(source)
-    except ImageError as error:
-        return error
-    return Decoded(image, pixel_hash(image))
-
-
 def _store(
-    targets: Sequence[Target], images: Sequence[NewImage], decoded: Sequence[Decoded | ImageError]
+    targets: Sequence[Target], read: Sequence[tuple[Image.Image, Draft] | ImageError]
 ) -> list[ImageError | None]:
-    """Embeds what was decoded and upserts it with its thumbnail, in one durable write a target."""
-    errors, rows = _embed(targets, images, decoded)
-    _upsert(targets, rows)
-    return errors
-
-
-def _embed(
-    targets: Sequence[Target], images: Sequence[NewImage], decoded: Sequence[Decoded | ImageError]
-) -> tuple[list[ImageError | None], list[list[Item]]]:
-    """The error of each picture that has one, and for each target the items of the others."""
-    errors = [result if isinstance(result, ImageError) else None for result in decoded]
-    readable = [(i, result) for i, result in enumerate(decoded) if isinstance(result, Decoded)]
-    columns = [target.embedder.embed_each([one.image for _, one in readable]) for target in targets]
+    """Embeds what could be read and upserts it, in one durable write a target; the error of each that has one."""
+    errors = [one if isinstance(one, ImageError) else None for one in read]
+    readable = [(i, *one) for i, one in enumerate(read) if not isinstance(one, ImageError)]
+    columns = [target.embedder.embed_each([image for _, image, _ in readable]) for target in targets]
     rows: list[list[Item]] = [[] for _ in targets]
-    for (i, one), *results in zip(readable, *columns, strict=True):
+    for (i, _, draft), *results in zip(readable, *columns, strict=True):
         errors[i] = next((result for result in results if isinstance(result, ImageError)), None)
         if errors[i] is None:
-            about, thumbnail = {**images[i].metadata, PIXEL_HASH: one.pixels}, make_thumbnail(one.image)
             for row, vector in zip(rows, results, strict=True):
-                row.append(Item(images[i].id, vector, about, thumbnail))
-    return errors, rows
-
-
-def _upsert(targets: Sequence[Target], rows: Sequence[Sequence[Item]]) -> None:
+                row.append(draft.item(vector))
     for target, items in zip(targets, rows, strict=True):
         if items:
             target.collection.upsert(items)
+    return errors

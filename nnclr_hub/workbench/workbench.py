@@ -25,7 +25,8 @@ from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, Mod
 from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
-from nnclr_hub.workbench.indexing import NewImage, add_images, index_folder
+from nnclr_hub.workbench.adding import Adding, NewImage
+from nnclr_hub.workbench.indexing import add_images, index_folder
 from nnclr_hub.workbench.labelling import label_images, label_items
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
@@ -134,6 +135,11 @@ class Workbench:
         """Embeds pictures into an existing collection; one entry a picture: None or its error."""
         self.collection(name)  # a wrong name is told before anything is decoded
         return add_images(partial(self.writing, name), images)
+
+    def adding(self, name: str, images: Sequence[NewImage]) -> Adding:
+        """`add_images` in its steps, for who must not wait for them in one thread."""
+        self.collection(name)
+        return Adding(partial(self.writing, name), images)
 
     def upsert(self, name: str, items: Sequence[Item]) -> int:
         """Adds or replaces items by their vectors; returns the number of the change when durable.

@@ -90,7 +90,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     if kind == JSON:
         body = await read_json(request, EmbedRequest)
         check_count(len(body.images), limit)
-        return decode_each(body.images, "images", await fetch_each(body.images, fetcher)), body.model
+        return await decode_each(body.images, "images", await fetch_each(body.images, fetcher)), body.model
     if kind.startswith("image/"):
         check_count(1, limit)
         return [Picture(await request.body())], None

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import TypeAdapter
@@ -28,6 +27,7 @@ from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
 
+from ..aside import aside
 from ..cursors import read_cursor, write_cursor
 from ..payloads import decode_vector
 from ..privacy import public_metadata
@@ -60,7 +60,7 @@ from ..uploads import (
 )
 from .described import binary, form_body, json_body
 from .filters import WhereText, read_where
-from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
+from .state import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
 MAX_LIMIT = 10_000
@@ -90,25 +90,18 @@ async def add_pictures(
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,
-    decoding: AppDecoding,
+    ingest: AppIngest,
     fetcher: AppFetcher,
 ) -> Response:
     """Embeds pictures into the collection: a result or an error each; 200 if any was stored, else 422."""
     pictures, notes = await _read(request, settings.max_images, fetcher)
-    results: list[ImageError | str] = []  # the error of a picture, or its id
-    images = []
-    for picture, note in zip(pictures, notes, strict=True):
-        if isinstance(picture.data, ImageError):
-            results.append(picture.data)
-            continue
-        id = check_name(note.id or hashlib.sha256(picture.data).hexdigest()[:32], "Item id")
-        named = {} if picture.name is None else {"name": picture.name}
-        images.append(NewImage(id, picture.data, {**named, **note.metadata}))
-        results.append(id)
+    size = sum(len(picture.data) for picture in pictures if isinstance(picture.data, bytes))
+    named = await aside(size, _named, pictures, notes)
+    images = [one for one in named if isinstance(one, NewImage)]
     with measured(metrics, "ingest"):
-        errors = await to_thread.run_sync(bench.add_images, name, images, limiter=decoding) if images else []
+        errors = await ingest.add(request, bench, name, images) if images else []
     left = iter(errors)
-    results = [one if isinstance(one, ImageError) else next(left) or one for one in results]
+    results = [one if isinstance(one, ImageError) else next(left) or one.id for one in named]
     return _uploaded(request.url.path, pictures, results)
 
 
@@ -201,9 +194,10 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     if kind == FORM:
         form = await read_form(request, texts=("items",))
         pictures = form.pictures("files", limit)
-        notes = parse_as(form.texts["items"], _NOTES, ("items",)) if "items" in form.texts else None
-        if notes is None:
+        text = form.texts.get("items")
+        if text is None:
             return pictures, [ItemNote()] * len(pictures)
+        notes = await aside(len(text), parse_as, text, _NOTES, ("items",))
         if len(notes) != len(pictures):
             raise InvalidRequest(
                 f"items has {len(notes)} entries for {len(pictures)} files: give one a file, in their order."
@@ -212,11 +206,24 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
         notes = (await read_json(request, UploadRequest)).items
         check_count(len(notes), limit)
         texts = [note.image for note in notes]
-        pictures = decode_each(texts, "items", await fetch_each(texts, fetcher))
+        pictures = await decode_each(texts, "items", await fetch_each(texts, fetcher))
     else:
         raise unsupported(request, FORM, JSON)
     _refuse_twice(note.id for note in notes if note.id is not None)
     return pictures, notes
+
+
+def _named(pictures: Sequence[Picture], notes: Sequence[ItemNote]) -> list[NewImage | ImageError]:
+    """What is to be added: a picture without an id gets one of its bytes."""
+    found: list[NewImage | ImageError] = []
+    for picture, note in zip(pictures, notes, strict=True):
+        if isinstance(picture.data, ImageError):
+            found.append(picture.data)
+            continue
+        id = check_name(note.id or hashlib.sha256(picture.data).hexdigest()[:32], "Item id")
+        name = {} if picture.name is None else {"name": picture.name}
+        found.append(NewImage(id, picture.data, {**name, **note.metadata}))
+    return found
 
 
 def _refuse_twice(ids: Iterable[str]) -> None:

@@ -255,7 +255,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
         query = await read_json(request, PredictRequest)
         images = query.images or ()
         check_count(len(images), limit)
-        return query, decode_each(images, "images", await fetch_each(images, fetcher))
+        return query, await decode_each(images, "images", await fetch_each(images, fetcher))
     if kind != FORM:
         raise unsupported(request, FORM, JSON)
     form = await read_form(request, texts=("top",))

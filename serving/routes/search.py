@@ -23,6 +23,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Match
 
+from ..aside import aside
 from ..privacy import public_metadata, without_paths
 from ..problems import answers
 from ..responses import VectorResponse
@@ -30,7 +31,7 @@ from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, Se
 from ..searching import search_each
 from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
 from .described import form_body, json_body
-from .state import AppDecoding, AppFetcher, AppMetrics, AppSettings, AppWorkbench
+from .state import AppCropping, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 MAX_QUERIES = 64
@@ -53,13 +54,13 @@ async def search(
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,
-    decoding: AppDecoding,
+    cropping: AppCropping,
     fetcher: AppFetcher,
 ) -> Response:
     """The nearest items of an id, a picture (or a box on it), a vector or several examples, best first."""
     query = await _read(request)
-    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
-    [answer] = await search_each(bench, metrics, name, [query], **limits)
+    limits = {"limit": settings.max_images, "cropping": cropping, "fetcher": fetcher}
+    [answer] = await search_each(request, bench, metrics, name, [query], **limits)
     if isinstance(answer, NNCLRHubError):
         raise answer
     return VectorResponse({"matches": _matches(answer)})
@@ -73,18 +74,19 @@ async def search(
 )
 async def search_batch(
     name: str,
+    request: Request,
     body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)],
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,
-    decoding: AppDecoding,
+    cropping: AppCropping,
     fetcher: AppFetcher,
 ) -> Response:
     """Up to 64 searches at once: matches or an error each."""
     if len(body.queries) > MAX_QUERIES:
         raise RequestTooLarge(f"{len(body.queries)} queries are too many for one request: send at most {MAX_QUERIES}.")
-    limits = {"limit": settings.max_images, "decoding": decoding, "fetcher": fetcher}
-    found = await search_each(bench, metrics, name, body.queries, **limits)
+    limits = {"limit": settings.max_images, "cropping": cropping, "fetcher": fetcher}
+    found = await search_each(request, bench, metrics, name, body.queries, **limits)
     results: list[dict[str, Any]] = []
     for answer in found:
         if isinstance(answer, NNCLRHubError):
@@ -115,7 +117,8 @@ async def _read(request: Request) -> SearchRequest:
         raise unsupported(request, JSON, FORM)
     form = await read_form(request, files="image", texts=("query",))
     pictures = form.pictures("image", 1)
-    query = parse(form.texts.get("query") or "{}", SearchRequest, ("query",))
+    text = form.texts.get("query") or "{}"
+    query = await aside(len(text), parse, text, SearchRequest, ("query",))
     if query.image is not None:
         raise InvalidRequest("The picture is given twice: as a file, and in the query.")
     assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded

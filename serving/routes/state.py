@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 
+from ..ingesting import Ingest
 from ..models import Engines, Model
 from ..privacy import public_name
 from ..security.fetching import Fetcher
@@ -37,8 +38,12 @@ async def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
-async def _decoding(request: Request) -> CapacityLimiter:
-    return request.app.state.decoding
+async def _cropping(request: Request) -> CapacityLimiter:
+    return request.app.state.cropping
+
+
+async def _ingest(request: Request) -> Ingest:
+    return request.app.state.ingest
 
 
 async def _fetcher(request: Request) -> Fetcher | None:
@@ -58,8 +63,9 @@ AppEngines = Annotated[Engines, Depends(_engines)]
 AppWorkbench = Annotated[Workbench, Depends(_workbench)]
 AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
-# how many requests may hold decoded pictures at once, beside those in the engine
-AppDecoding = Annotated[CapacityLimiter, Depends(_decoding)]
+AppIngest = Annotated[Ingest, Depends(_ingest)]
+# how many searches may decode a picture to cut a box out of it at once
+AppCropping = Annotated[CapacityLimiter, Depends(_cropping)]
 # threads for those who look whether the server is well, which they must not wait with the others for
 AppWatching = Annotated[CapacityLimiter, Depends(_watching)]
 # threads for what goes through a whole collection, so that it leaves the others' alone

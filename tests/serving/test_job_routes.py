@@ -138,6 +138,17 @@ def test_who_comes_back_hears_what_is_new_and_at_the_end_nothing(client, server,
     assert [event[2]["state"] for event in whole] == ["done"]
 
 
+def test_the_head_of_a_stream_is_whole_at_once(client, steps):
+    """The next request on the same connection does not wait for the last event."""
+    job = client.post(JOBS, json=steps.body).json()
+    head = client.head(f"{JOBS}/{job['id']}/events")
+    assert client.get("/healthz").json() == {"status": "ok"}
+    with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
+        names = ("content-type", "cache-control")
+        assert [head.headers[name] for name in names] == [stream.headers[name] for name in names]
+    assert client.get(f"{JOBS}/{job['id']}").json()["state"] in ("queued", "running")
+
+
 def test_a_silent_stream_shows_that_it_lives(client, server, steps, monkeypatch):
     monkeypatch.setattr("serving.jobs.events.stream.__kwdefaults__", {"heartbeat_s": 0.1})
     job = client.post(JOBS, json=steps.body).json()

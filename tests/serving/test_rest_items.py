@@ -96,3 +96,12 @@ def test_a_thumbnail_is_sent_once(client, collection, pictures):
 def test_integers_beyond_64_bits_in_metadata_come_back(client, collection):
     client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32, "metadata": {"n": 2**70}}])
     assert client.get(f"{collection}/items/a").json()["metadata"] == {"n": 2**70}
+
+
+def test_notes_may_be_as_large_as_a_body(client, collection, pictures):
+    """Two megabytes of them in one part, as they may be in JSON."""
+    notes = [{"id": f"p{i}", "metadata": {"text": chr(97 + i % 26) * 60_000}} for i in range(35)]
+    response = client.post(f"{collection}/items", files=upload(pictures[:35]), data={"items": json.dumps(notes)})
+    assert response.status_code == 200, response.text
+    for note in (notes[0], notes[-1]):
+        assert client.get(f"{collection}/items/{note['id']}").json()["metadata"]["text"] == note["metadata"]["text"]

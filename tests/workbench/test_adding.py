@@ -1,11 +1,15 @@
 """Pictures into a collection, a handful at a time."""
 
 import weakref
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, NewImage, Workbench, indexing
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Encoders, NewImage, Workbench, adding, indexing
+from nnclr_hub.workbench.writing import Target
 
 
 @pytest.fixture
@@ -16,19 +20,19 @@ def bench(tmp_path, model):
 
 def test_many_pictures_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
-    alive, most, decode = [0], [0], indexing._decode
+    alive, most, read = [0], [0], adding.read_image
 
     def gone() -> None:
         alive[0] -= 1
 
     def counting(new):
-        decoded = decode(new)
+        image, draft = read(new)
         alive[0] += 1
         most[0] = max(most[0], alive[0])
-        weakref.finalize(decoded.image, gone)
-        return decoded
+        weakref.finalize(image, gone)
+        return image, draft
 
-    monkeypatch.setattr(indexing, "_decode", counting)
+    monkeypatch.setattr(adding, "read_image", counting)
     bench.ensure_collection("photos")
     assert bench.add_images("photos", [NewImage(f"i{i}", path) for i, path in enumerate(pictures)]) == [None] * 60
     assert most[0] <= 3 * indexing.DECODED_AT_ONCE
@@ -43,3 +47,26 @@ def test_errors_stand_where_their_pictures_stood_and_one_write_takes_the_rest(be
     assert [error is None for error in errors] == [i % 5 != 0 for i in range(23)]
     assert bench.collection("photos").info().durable_seq > before
     assert {item.id for item in bench.collection("photos").scroll().items} == {f"i{i}" for i in range(23) if i % 5}
+
+
+def test_a_collection_whose_re_embedding_begins_meanwhile_gets_the_other_vectors_too(
+    bench, pictures, model, make_model
+):
+    first, second = Encoders(str(model), device="cpu").get(), Encoders(str(make_model(seed=1)), device="cpu").get()
+    targets = [
+        Target(bench.store.create(f"c{i}", CollectionSpec.of(one)), one) for i, one in enumerate((first, second))
+    ]
+    written = iter([targets[:1], targets, targets])
+    images = [NewImage("a", pictures[0]), NewImage("bad", b"garbage"), NewImage("b", pictures[1])]
+    there = adding.Adding(lambda: nullcontext(next(written)), images)
+    for embedder in (first, second):
+        assert there.store() is embedder
+        assert [target.collection.count() for target in targets] == [0, 0]
+        read = {i: image for i in range(3) if (image := there.read(i)) is not None}
+        there.take(embedder, list(read), embedder.embed_each(read.values()))
+    assert there.store() is None
+    assert [error is None for error in there.errors] == [True, False, True]
+    for target in targets:
+        for id, path in (("a", pictures[0]), ("b", pictures[1])):
+            [item] = target.collection.get([id])
+            np.testing.assert_allclose(item.vector, target.embedder.embed([path])[0], atol=1e-5)

@@ -1,0 +1,117 @@
+"""Uploads beside searches: who only reads waits for no upload, and who goes away costs nothing more."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from rest_requests import as_text, upload
+
+from serving.ingesting import STORING
+
+
+class Hold:
+    """The server's network, which goes on when the test says so."""
+
+    def __init__(self, server, monkeypatch) -> None:
+        (self.engine,) = server.engines._memory.engines
+        self.go, self.begun = threading.Event(), threading.Event()
+        forward = self.engine.encoder.forward_crops
+
+        def held(crops):
+            self.begun.set()
+            assert self.go.wait(20)
+            return forward(crops)
+
+        monkeypatch.setattr(self.engine.encoder, "forward_crops", held)
+
+
+@pytest.fixture
+def hold(server, monkeypatch):
+    made = Hold(server, monkeypatch)
+    yield made
+    made.go.set()
+    until(lambda: made.engine.in_work == 0)
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+@contextmanager
+def uploads(server, collection, count, pictures):
+    """So many uploads at once, of a picture each."""
+
+    def send(number: int) -> int:
+        return each.post(f"{collection}/items", files=upload([pictures[number]])).status_code
+
+    each = httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=count))
+    with each, ThreadPoolExecutor(count) as pool:
+        yield [pool.submit(send, number) for number in range(count)]
+
+
+def reads(client, collection, vector) -> None:
+    """All that needs no embedding is answered."""
+    assert client.post(f"{collection}/search", json={"vector": vector, "k": 1}).json()["matches"][0]["id"] == "there"
+    queries = {"queries": [{"vector": vector}, {"id": "there"}]}
+    assert client.post(f"{collection}/search/batch", json=queries).status_code == 200
+    assert client.post(f"{collection}/search", json={"id": "there"}).status_code == 200
+    assert client.get(f"{collection}/items").json()["items"][0]["id"] == "there"
+
+
+def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, server, collection, pictures, hold):
+    """More uploads than there are threads to decode: all of them are in the engine at once."""
+    vector = [1.0] * 32
+    client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
+    many = server.app.state.settings.decode_threads + 4
+    with uploads(server, collection, many, pictures) as sent:
+        try:
+            until(lambda: hold.engine.in_work == many)
+            reads(client, collection, vector)
+            assert not any(one.done() for one in sent)
+        finally:
+            hold.go.set()
+    assert [one.result() for one in sent] == [200] * many
+    assert client.get(f"{collection}/count").json() == {"count": many + 1}
+
+
+def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, server, collection, pictures):
+    """More of them than the framework has threads."""
+    vector = [1.0] * 32
+    client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
+    with uploads(server, collection, 45, pictures) as sent, server.bench.gate.alone():
+        until(
+            lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING,
+            lambda: server.app.state.ingest._storing.statistics(),
+        )
+        reads(client, collection, vector)
+        assert not any(one.done() for one in sent)
+    assert [one.result() for one in sent] == [200] * 45
+
+
+@pytest.mark.parametrize("what", ["upload", "search"])
+def test_what_is_to_be_embedded_is_dropped_when_its_client_goes(client, server, collection, pictures, hold, what):
+    """One picture holds the device; those of another client stand in line behind it, and leave with that."""
+    with uploads(server, collection, 1, pictures) as sent:
+        try:
+            assert hold.begun.wait(10)
+            if what == "upload":
+                request = client.build_request("POST", f"{collection}/items", files=upload(pictures[1:4]))
+            else:
+                queries = [{"image": as_text(path)} for path in pictures[1:4]]
+                request = client.build_request("POST", f"{collection}/search/batch", json={"queries": queries})
+            head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+            with socket.create_connection((request.url.host, request.url.port)) as connection:
+                connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+                until(lambda: hold.engine.in_work == 4)
+            until(lambda: hold.engine.in_work == 1)
+        finally:
+            hold.go.set()
+    assert sent[0].result() == 200
+    assert client.get(f"{collection}/count").json() == {"count": 1}
