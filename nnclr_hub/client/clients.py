@@ -114,6 +114,9 @@ class RemoteCollection(_Named):
     search_batch = waits_named(searching.search_batch)
     snapshot = waits_named(collections.snapshot)
     verify = waits_named(collections.verify)
+    compact = waits_named(jobs.compact)
+    duplicates = waits_named(jobs.duplicates)
+    reembed = waits_named(jobs.reembed)
 
 
 class RemoteCollections(_Part):
@@ -211,6 +214,9 @@ class AsyncRemoteCollection(_AsyncNamed):
     search_batch = awaits_named(searching.search_batch)
     snapshot = awaits_named(collections.snapshot)
     verify = awaits_named(collections.verify)
+    compact = awaits_named(jobs.compact)
+    duplicates = awaits_named(jobs.duplicates)
+    reembed = awaits_named(jobs.reembed)
 
 
 class AsyncRemoteCollections(_AsyncPart):

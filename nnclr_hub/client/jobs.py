@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.steps import Call, Pause, Steps, ask
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
+from nnclr_hub.store.base import Where
+from nnclr_hub.store.checks import check_name
 
 ROOT = "/api/v1/jobs"
+COLLECTIONS = "/api/v1/collections"
 ENDED = ("done", "failed", "cancelled")
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -41,6 +45,45 @@ class Job:
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
+
+
+def compact(name: str) -> Steps[Job]:
+    """Begins to compact a collection; wait for the job with `wait`, as for those below.
+
+    Raises:
+        CollectionNotFound: names those that exist.
+    """
+    return _begin(ROOT, {"kind": "compact", "collection": check_name(name, "Collection name")})
+
+
+def duplicates(
+    name: str, threshold: float | None = None, *, where: Where | None = None, exact: bool = False, limit: int = 1000
+) -> Steps[Job]:
+    """Begins to look for items that are there twice; the job's result has them in groups.
+
+    Args:
+        threshold: the least score of a pair; None: pictures with the same pixels.
+        where, exact: only items that pass, all compared with all; both go with a threshold.
+        limit: groups to give, the largest first.
+
+    Raises:
+        CollectionNotFound, InvalidFilter, InvalidRequest.
+    """
+    asked = {"threshold": threshold, "where": where, "exact": exact, "limit": limit}
+    return _begin(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/duplicates", asked)
+
+
+def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
+    """Begins to embed a collection's files anew with another model; the server must be let read them.
+
+    Args:
+        skip_missing: leave out items whose file is missing or has changed.
+
+    Raises:
+        CollectionNotFound, UnknownModel, InvalidRequest.
+    """
+    path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/reembed"
+    return _begin(path, {"model": model, "skip_missing": skip_missing})
 
 
 def get(id: str) -> Steps[Job]:
@@ -100,6 +143,11 @@ def read_job(body: dict[str, Any]) -> Job:
     error = body["error"] and make_error(body["error"]["code"], body["error"]["detail"])
     about = {name: body[name] for name in ("id", "kind", "state", "done", "total", "eta_s", "result")}
     return Job(**about, error=error or None)
+
+
+def _begin(path: str, asked: Mapping[str, Any]) -> Steps[Job]:
+    key = {"Idempotency-Key": uuid.uuid4().hex}  # an answer that is lost makes no second job
+    return ask(Call("POST", path, lambda answer: read_job(answer.json()), json=asked, headers=key))
 
 
 def _path(id: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nnclr_hub import AsyncClient, Client, ImageError, LinearProbe, load_encoder
+from nnclr_hub import AsyncClient, Client, ImageError, Item, LinearProbe, load_encoder
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -17,6 +17,7 @@ from nnclr_hub.errors import (
     ProbeExists,
     ProbeNotFound,
     ServiceError,
+    UnknownModel,
 )
 
 
@@ -68,6 +69,22 @@ def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, pi
     client.probes.delete("classes")
     with pytest.raises(ProbeNotFound):
         client.probes.get("classes")
+
+
+def test_a_collection_is_looked_after_in_the_background(client, encoder, pictures):
+    client.collections.create("twice")
+    collection = client.collection("twice")
+    collection.upsert([Item(name, encoder.embed(pictures[:1])[0]) for name in "ab"])
+    assert client.jobs.wait(collection.compact().id).result["items"] == 2
+    found = client.jobs.wait(collection.duplicates(0.99, where={"must": []}).id).result
+    assert [sorted(group["ids"]) for group in found["groups"]] == [["a", "b"]]
+    with pytest.raises(InvalidRequest, match="threshold"):
+        collection.duplicates(exact=True)
+    with pytest.raises(UnknownModel):
+        collection.reembed("nothing")
+    with pytest.raises(CollectionNotFound):
+        client.collection("nowhere").compact()
+    client.collections.drop("twice")
 
 
 def test_a_probe_is_fitted_on_rows_and_on_pictures(client, encoder, pictures):
