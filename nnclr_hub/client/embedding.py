@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from nnclr_hub.client.answers import error_of, failures, make_error
-from nnclr_hub.client.pictures import bounded, read_picture
+from nnclr_hub.client.pictures import as_pictures, bounded, read_picture
 from nnclr_hub.client.steps import Answer, Call, Pause, Steps, ask, spread
 from nnclr_hub.client.vectors import read_vector
 from nnclr_hub.errors import ImageError, ImageTooLarge, NNCLRHubError, RequestTooLarge, ServerUnreachable
@@ -81,10 +81,11 @@ def embed_each(images: Iterable[ImageLike], *, model: str | None = None) -> Step
         images: paths, files' bytes, PIL images or (H, W, 3) uint8.
         model: a name of `list_models`; None: the server's default.
     """
+    pictures = as_pictures(images)
     results: list[Result | None] = []
 
     def files() -> Iterator[tuple[int, tuple[str, bytes]]]:
-        for i, image in enumerate(images):
+        for i, image in enumerate(pictures):
             results.append(None)
             try:
                 yield i, read_picture(image)
@@ -112,12 +113,13 @@ def embed(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[np.
     """(N, D) float32 unit rows.
 
     Raises:
-        ImageError: the first picture that could not be read.
+        ImageError: the first picture that could not be read; its message names the picture.
     """
-    results = yield from embed_each(images, model=model)
-    for result in results:
+    pictures = as_pictures(images)
+    results = yield from embed_each(pictures, model=model)
+    for index, result in enumerate(results):
         if isinstance(result, ImageError):
-            raise result
+            raise result.named(pictures[index], index) from result
     if results:
         return np.stack([result for result in results if isinstance(result, np.ndarray)])
     name = model if model is not None else (yield from list_models())[0].name

@@ -30,6 +30,8 @@ class Address:
             raise InvalidRequest(f"The address {self.url!r} cannot be read: write http://HOST:PORT.") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidRequest(f"The address {self.url!r} is none of a server: write http://HOST:PORT.")
+        if url.path.rstrip("/").endswith("/v1"):
+            raise InvalidRequest(f"The address {self.url!r} names the API: give http://HOST:PORT, without /api/v1.")
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
             raise InvalidRequest("The API key is empty or has characters that no header can carry: check its source.")
 

@@ -44,6 +44,17 @@ def read_picture(image: ImageLike) -> tuple[str, bytes]:
     return "image.png", _png(image)
 
 
+def as_pictures(images: Iterable[ImageLike]) -> list[ImageLike]:
+    """The pictures in a list.
+
+    Raises:
+        InvalidRequest: it is a single one.
+    """
+    if isinstance(images, str | bytes | Path) or not isinstance(images, Iterable):
+        raise InvalidRequest("Give a list of images, even for one: client.embed([image]).")
+    return list(images)
+
+
 def bounded(things: Iterable[T], size: Callable[[T], int], *, most: int = MOST) -> Iterator[list[T]]:
     """Lists in order, each within what one request may hold; a thing above the limit is alone in its list."""
     batch: list[T] = []

@@ -98,8 +98,10 @@ def index_folder(
         InvalidRequest: the collection holds other pictures of another source under the same paths.
         CollectionNotFound: make it first, with `collections.create`.
     """
-    if not 1 <= workers <= 32 or (shrink is not None and shrink < 32):
-        raise InvalidRequest(f"workers={workers}, shrink={shrink} is not possible: give 1 to 32 workers, 32 pixels up.")
+    if not 1 <= workers <= 32:
+        raise InvalidRequest(f"workers={workers} is not possible: give 1 to 32.")
+    if shrink is not None and shrink < 32:
+        raise InvalidRequest(f"shrink={shrink} is not possible: give 32 pixels or more.")
     root = Path(folder).resolve()
     origin = source or f"{root.name}@{socket.gethostname()}"
     found = yield from aside(lambda: images_by_id(root))

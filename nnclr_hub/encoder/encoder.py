@@ -140,7 +140,7 @@ class Encoder:
         rows = []
         for index, result in enumerate(self._embed_in_order(images)):
             if isinstance(result, ImageError):
-                raise _named(result, images[index], index) from result
+                raise result.named(images[index], index) from result
             rows.append(result)
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
@@ -160,7 +160,7 @@ class Encoder:
         for crops in self._prepared(images):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
-                    raise _named(crop, images[index], index) from crop
+                    raise crop.named(images[index], index) from crop
             seen += len(crops)
             maps.append(self._forward(self.transform.normalise(np.stack(crops)), feature_map))  # type: ignore[arg-type]
         if not maps:
@@ -270,11 +270,6 @@ def _load_from_timm(architecture: str, seed: int | None, how: dict[str, Any]) ->
 
 def _rows(features: np.ndarray, unit: bool) -> np.ndarray:
     return F.normalize(torch.from_numpy(features)).numpy() if unit else features
-
-
-def _named(error: ImageError, image: ImageLike | Tensor, index: int) -> ImageError:
-    which = str(image) if isinstance(image, str | Path) else f"number {index}"
-    return type(error)(f"Image {which}: {error}")
 
 
 def _as_list(images: Iterable[ImageLike]) -> list[ImageLike]:

@@ -243,3 +243,17 @@ def test_the_client_needs_neither_torch_nor_faiss():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_single_picture_is_asked_for_in_a_list_and_a_bad_one_is_named(client, pictures, tmp_path):
+    for single in (str(pictures[0]), pictures[0], pictures[0].read_bytes()):
+        with pytest.raises(InvalidRequest, match="Give a list of images, even for one"):
+            client.embed(single)
+    (tmp_path / "note.txt").write_text("no picture")
+    with pytest.raises(ImageError, match=r"Image .*note\.txt: This is not a picture"):
+        client.embed([pictures[0], tmp_path / "note.txt"])
+
+
+def test_an_address_of_the_api_is_told_from_that_of_the_server():
+    with pytest.raises(InvalidRequest, match="without /api/v1"):
+        Client("http://127.0.0.1:8000/api/v1")
