@@ -86,10 +86,7 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     with uploads(server, collection, 45, pictures) as sent, server.bench.gate.alone():
-        until(
-            lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING,
-            lambda: server.app.state.ingest._storing.statistics(),
-        )
+        until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)
         reads(client, collection, vector)
         assert not any(one.done() for one in sent)
     assert [one.result() for one in sent] == [200] * 45
