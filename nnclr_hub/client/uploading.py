@@ -200,8 +200,8 @@ def _held(name: str) -> Steps[dict[str, dict[str, Any]]]:
     held: dict[str, dict[str, Any]] = {}
     cursor = None
     while True:
-        page = yield from scroll(name, cursor, PAGE, {"must": [{"key": "root", "exists": True}]}, with_vector=False)
-        held |= {item.id: dict(item.metadata) for item in page.items}
+        page = yield from scroll(name, cursor, PAGE, {"must": [{"key": "path", "exists": True}]}, with_vector=False)
+        held |= {item.id: dict(item.metadata) for item in page.items if "root" in item.metadata}
         cursor = page.cursor
         if cursor is None:
             return held
