@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nnclr_hub
 from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
 from nnclr_hub.publish.card import is_ours
@@ -126,7 +125,7 @@ def _client(token: str | None) -> HfApi:
 
     if not (token or get_token()):
         raise PublishingError("There is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`.")
-    return HfApi(token=token, library_name="nnclr_hub", library_version=nnclr_hub.__version__)
+    return HfApi(token=token, library_name="nnclr_hub")
 
 
 def _require(remote: Remote, repository: str) -> None:
