@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import re
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
@@ -50,7 +52,7 @@ def download(reference: str, *, progress: bool = True) -> Path:
         )
     except HFValidationError as error:
         raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
-    except (HfHubHTTPError, OSError, *_network_errors()) as error:
+    except (HfHubHTTPError, OSError, *network_errors()) as error:
         raise _in_a_sentence(repository, revision, error) from error
     for name in (WEIGHTS, HEADS):
         check_blob(folder / name)
@@ -135,11 +137,10 @@ def _silent() -> type:
     return Silent
 
 
-def _network_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client lets through when a connection breaks: httpx's errors, unlike those of requests, are no
-    OSErrors."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return ()
-    return (HTTPError,)
+def network_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client lets through when a connection breaks: its HTTP library's errors, which are no OSErrors."""
+    found = []
+    for library in ("httpx", "httpx2"):  # by its release
+        with suppress(ImportError):
+            found.append(import_module(library).HTTPError)
+    return tuple(found)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, PublishingError
 from nnclr_hub.hub.layout import CARD
+from nnclr_hub.hub.repositories import network_errors
 from nnclr_hub.publish.outgoing import OutgoingFile
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def hub_errors(repository: str) -> Iterator[None]:
         PublishingError: says what to do.
         InvalidRequest: the name is none.
     """
-    import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -128,7 +128,7 @@ def hub_errors(repository: str) -> Iterator[None]:
         ) from error
     except HfHubHTTPError as error:
         raise _answered(error, repository) from error
-    except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
+    except (*network_errors(), ConnectionError, TimeoutError) as error:
         raise _unreachable(error, constants.ENDPOINT) from error
     except (RuntimeError, ValueError, OSError) as error:
         raise _broken_off(error, repository) from error
