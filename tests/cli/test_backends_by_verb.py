@@ -58,7 +58,6 @@ def test_onnx_writes_a_file_that_was_compared(model, tmp_path):
     assert "must end in .onnx" in said("onnx", model, tmp_path / "model.bin", code=2)
 
 
-@pytest.mark.slow  # every backend at once belongs into no process that trains afterwards
 def test_a_server_runs_what_auto_finds_and_logs_it(model, pictures, tmp_path, serve, caplog):
     """Its vectors are torch's, nearly."""
     caplog.set_level("INFO")

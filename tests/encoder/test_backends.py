@@ -288,7 +288,7 @@ def test_auto_works_where_nothing_can_be_kept(monkeypatch, tmp_path):
 
 
 def test_auto_on_a_real_network_is_one_of_the_candidates_and_near(model, pictures):
-    """In a process of its own: every backend at once in one that trains afterwards has crashed it."""
+    """In a process of its own, as a first start is."""
     code = (
         "import sys, numpy as np\n"
         "from nnclr_hub import load_encoder\n"
@@ -320,3 +320,21 @@ def test_vectors_that_are_not_finite_are_as_far_as_can_be():
     broken[1, 0] = np.nan
     assert choice.worst_cosine(broken, rows) == -1
     assert choice.worst_cosine(rows * 2, rows) == pytest.approx(1)
+
+
+def test_a_signal_is_survived_after_several_openvino_networks_have_gone(model):
+    need("openvino")
+    code = (
+        "import gc, signal, sys\n"
+        "from nnclr_hub import load_encoder\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard'))\n"
+        "made = [load_encoder(sys.argv[1], device='cpu', backend='openvino') for _ in range(2)]\n"
+        "while made:\n"
+        "    del made[0]\n"
+        "    gc.collect()\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["heard"] * 2), done.stderr

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,9 @@ class OpenVINOBackend:
     def __init__(self, network: Network, device: torch.device, precision: str) -> None:
         if device.type != "cpu":
             raise InvalidRequest(f"Backend 'openvino' runs on the CPU, not on {device}: take backend 'torch' there.")
-        ov = _openvino()
+        core = _core(_openvino())
         self.name = full_name("openvino", precision)
         self.precision = precision
-        core = ov.Core()
         if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise InvalidRequest("This processor has no bfloat16: take backend 'openvino'.")
         settings = {
@@ -64,6 +64,16 @@ class OpenVINOBackend:
         """See `Backend.run`."""
         with self._one_at_a_time:  # it uses all threads for one batch; a second would only be in the way
             return self._request.infer([np.ascontiguousarray(crops)])[0].copy()
+
+
+@cache
+def _core(openvino: Any) -> Any:
+    """One for the process and for good.
+
+    Its CPU plugin gives the thread a stack for signals, and takes it down with itself: where two went in the order
+    they came, the second put the first one's back, which was no more, and the next signal crashed the process.
+    """
+    return openvino.Core()
 
 
 def _openvino() -> Any:
