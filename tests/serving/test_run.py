@@ -58,7 +58,7 @@ def until_begun(process: subprocess.Popen) -> None:
 
 
 def test_sigterm_under_load_answers_all_that_had_begun_to_come_and_takes_nothing_more(start, tmp_path):
-    process, address = start(0.4, PICTURES)
+    process, address = start(0.2, PICTURES)
     with ThreadPoolExecutor(PICTURES) as pool, httpx.Client(base_url=address, timeout=60) as uploading:
 
         def late() -> Iterator[bytes]:
