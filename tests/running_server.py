@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 def wait(url: str) -> None:
-    for _ in range(400):
+    for _ in range(2400):
         try:
             if httpx.get(url, timeout=5).status_code == 200:
                 return

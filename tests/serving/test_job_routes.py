@@ -36,7 +36,7 @@ def client(server):
 
 def ended(client, answer):
     assert answer.status_code == 202, answer.text
-    for _ in range(600):
+    for _ in range(2400):
         job = client.get(answer.headers["location"]).json()
         if job["state"] in ("done", "failed", "cancelled"):
             return job
@@ -292,12 +292,12 @@ def test_a_cancelled_move_leaves_nothing_behind(client, server, album, monkeypat
 
     def slow(self, *args, **options):
         inside.set()
-        go_on.wait(10)
+        go_on.wait(120)
         return embed_each(self, *args, **options)
 
     monkeypatch.setattr(engine, "embed_each", slow)
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
-    assert inside.wait(10)
+    assert inside.wait(120)
     assert "album~next" in server.bench.store.aliases()
     refused = client.delete("/api/v1/collections/album/reembed")
     assert (refused.status_code, "cancel its job" in refused.json()["detail"]) == (422, True)

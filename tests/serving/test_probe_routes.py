@@ -21,7 +21,7 @@ def ended(client, answer):
     """The job of a 202 when it has ended."""
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/api/v1/jobs/{answer.json()['id']}"
-    for _ in range(600):
+    for _ in range(2400):
         job = client.get(answer.headers["location"]).json()
         if job["state"] in ("done", "failed", "cancelled"):
             return job

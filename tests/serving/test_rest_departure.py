@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from rest_requests import as_text, upload
+from waiting import until
 
 COUNT = 40
 
@@ -25,13 +26,6 @@ def probe(server) -> str:
     return "/api/v1/probes/letters/predict"
 
 
-def until(condition, seconds=20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
 @contextmanager
 def held_up(server, monkeypatch) -> Iterator[threading.Event]:
     """The engine decodes nothing until this is left; gives the event of the first attempt."""
@@ -41,7 +35,7 @@ def held_up(server, monkeypatch) -> Iterator[threading.Event]:
 
     def prepare(image):
         begun.set()
-        assert release.wait(30)
+        assert release.wait(120)
         return real(image)
 
     with monkeypatch.context() as patched:
@@ -63,7 +57,7 @@ def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
     with socket.create_connection((request.url.host, request.url.port), 10) as connection:
         lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
-        assert begun.wait(10)
+        assert begun.wait(120)
 
 
 @pytest.mark.parametrize("route", ["embed", "openai", "predict"])
@@ -117,7 +111,7 @@ def test_who_looks_whether_it_is_well_waits_for_no_thread_of_others(server, clie
 
     def slow(name):
         waiting.release()
-        assert release.wait(30)
+        assert release.wait(120)
         return real(name)
 
     with ThreadPoolExecutor(50) as pool, monkeypatch.context() as patched:
@@ -141,14 +135,14 @@ def test_what_goes_through_a_whole_collection_keeps_no_other_waiting(server, cli
 
     def slow(self):
         begun.set()
-        assert release.wait(30)
+        assert release.wait(120)
         return real(self)
 
     with ThreadPoolExecutor(50) as pool, monkeypatch.context() as patched:
         patched.setattr(kind, what, slow)
         try:
             asked = [pool.submit(httpx.post, f"{server.url}{collection}/{what}", timeout=30) for _ in range(50)]
-            assert begun.wait(10)
+            assert begun.wait(120)
             time.sleep(0.5)  # for the others to come: nothing tells of them while they wait
             assert client.get(f"{collection}/items", timeout=10).status_code == 200
         finally:
