@@ -45,7 +45,7 @@ def served(store, model):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
         subprocess.Popen([*command, "--port", str(port), "--no-page"], env=environment) as child,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         try:
             for _ in range(2400):

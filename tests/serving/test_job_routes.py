@@ -30,7 +30,7 @@ def server(model, make_model, tmp_path_factory, serve):
 
 @pytest.fixture
 def client(server):
-    with httpx.Client(base_url=server.url, timeout=30) as opened:
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
         yield opened
 
 
@@ -96,7 +96,7 @@ def test_events_tell_how_a_job_goes_on_to_many_and_end_with_it(client, server, s
 
     def listen(to: list) -> None:
         with (
-            httpx.Client(base_url=server.url, timeout=30) as other,
+            httpx.Client(base_url=server.url, timeout=120) as other,
             other.stream("GET", f"{JOBS}/{job['id']}/events") as stream,
         ):
             assert stream.headers["content-type"].startswith("text/event-stream")

@@ -30,7 +30,7 @@ def well_afterwards(server) -> Iterator[None]:
 
 
 def connection_of(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120)
 
 
 def asked(connection: socket.socket, path: bytes) -> bytes:
