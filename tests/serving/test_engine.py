@@ -252,6 +252,26 @@ def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
 
 
+def test_what_is_cancelled_while_it_is_decoded_does_not_wait_for_the_device(make):
+    encoder, release, begun, decoded = FakeEncoder(), threading.Event(), threading.Event(), threading.Event()
+    engine = make(encoder)
+    encoder.decoding["slow"] = lambda: (begun.set(), decoded.wait(120))
+
+    async def give_up():
+        task = asyncio.create_task(engine.embed_each_async([b"slow"]))
+        await asyncio.to_thread(begun.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with busy(engine, encoder, release):
+        asyncio.run(give_up())
+        assert engine.in_work == 2
+        decoded.set()
+        until(lambda: engine.in_work == 1)
+        release.set()
+
+
 def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
     encoder, release = FakeEncoder(), threading.Event()
     engine = make(encoder, max_batch=2)
