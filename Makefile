@@ -12,7 +12,7 @@ demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev  ## the default test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --durations=20 $(ARGS)
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

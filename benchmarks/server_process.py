@@ -55,15 +55,16 @@ class ServerProcess:
                 self._command, cwd=ROOT, env=self._environment, stdout=out, stderr=subprocess.STDOUT
             )
         end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log.read_text()}")
-            try:
-                if httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass  # it does not listen yet
-            time.sleep(0.05)
+        with httpx.Client(timeout=5) as client:  # one: each loads the certificates of all authorities
+            while time.monotonic() < end:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log.read_text()}")
+                try:
+                    if client.get(f"{self.url}/readyz").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass  # it does not listen yet
+                time.sleep(0.05)
         raise RuntimeError(f"the server is not ready after {START_S:.0f} s: {self.log.read_text()}")
 
     def kill(self) -> None:

@@ -76,15 +76,21 @@ def sample(pid: int, began: float) -> Sample:
     return Sample(time.monotonic() - began, int(status["VmRSS"].split()[0]) / 1000, files, int(status["Threads"]))
 
 
-async def load(server: ServerProcess, seconds: float, callers: int, dim: int) -> tuple[Heard, list[Sample], Ledger]:
-    """Callers for so long; what they heard, how the server's process was, and what it must hold."""
+async def load(
+    server: ServerProcess, seconds: float, requests: int, callers: int, dim: int
+) -> tuple[Heard, list[Sample], Ledger]:
+    """Callers for so long and for so many requests; what they heard, how the process was, and what it must hold."""
     heard, samples, began = Heard(), [], time.monotonic()
+
+    def enough() -> bool:
+        return time.monotonic() - began >= seconds and heard.requests >= requests
+
     pictures = make_pictures(64)
     # a connection that the server closes as idle, while it is being used again, would look like a lost request
     limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
         crowd = [Caller(i, http, dim, pictures, heard) for i in range(callers)]
-        running = [asyncio.create_task(caller.run(began + seconds)) for caller in crowd]
+        running = [asyncio.create_task(caller.run(enough)) for caller in crowd]
         while not all(task.done() for task in running):
             samples.append(sample(server.pid, began))
             await asyncio.wait(running, timeout=min(1.0, seconds / 40))
@@ -108,13 +114,13 @@ def listed(http: httpx.Client) -> list[str]:
             return ids
 
 
-def soak(folder: Path, seconds: float, *, callers: int = 48, model: str | None = None) -> Soak:
-    """The whole run, from an empty store to the server's end."""
+def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48, model: str | None = None) -> Soak:
+    """The whole run, from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
     # room for a quarter of the callers' pictures, so that it is refused what it cannot take
     with ServerProcess(folder / "store", model=model, capacity=max(4, callers // 4), deadline_s=20) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             dim = http.put(COLLECTION, json={}).json()["dim"]
-            heard, samples, ledger = asyncio.run(load(server, seconds, callers, dim))
+            heard, samples, ledger = asyncio.run(load(server, seconds, requests, callers, dim))
             wrong = list(heard.wrong)
             # broken-off writes that the server had taken in are still being done
             time.sleep(2)
@@ -129,7 +135,7 @@ def soak(folder: Path, seconds: float, *, callers: int = 48, model: str | None =
         code = server.terminate()
         wrong += [] if code == 0 else [f"SIGTERM ended it with {code}"]
         wrong += ["its log holds a traceback"] if "Traceback" in server.log.read_text() else []
-    return Soak(heard, samples, wrong, seconds)
+    return Soak(heard, samples, wrong, max(seconds, samples[-1].at))
 
 
 def judge_memory(done: Soak) -> list[str]:

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,8 +87,8 @@ class Caller:
         self._made = 0
         self._ids = [self._new_id() for _ in range(IDS)]
 
-    async def run(self, end: float) -> None:
-        """Asks until the clock says `end`."""
+    async def run(self, enough: Callable[[], bool]) -> None:
+        """Asks until it is told that this is enough."""
         kinds = (
             self._embed,
             self._embed,
@@ -97,7 +98,7 @@ class Caller:
             self._put,
             self._delete,
         )
-        while time.monotonic() < end:
+        while not enough():
             busy = await self._rng.choice((*kinds, self._delete))()
             if busy:
                 await asyncio.sleep(self._rng.uniform(0.02, 0.1))

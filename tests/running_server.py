@@ -58,11 +58,12 @@ def free_port() -> int:
 
 
 def wait(url: str) -> None:
-    for _ in range(400):
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass  # it does not listen yet
-        time.sleep(0.05)
+    with httpx.Client(timeout=5) as client:  # one: each loads the certificates of all authorities
+        for _ in range(2400):
+            try:
+                if client.get(url).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass  # it does not listen yet
+            time.sleep(0.05)
     pytest.fail(f"{url} did not become ready")

@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def wait_until_ready(port: int, server: subprocess.Popen) -> None:
-    for _ in range(300):
+    for _ in range(900):
         if server.poll() is not None:
             assert server.stderr is not None
             pytest.fail(f"the server ended: {server.stderr.read()}")

@@ -1,14 +1,19 @@
-"""One optimizer step of every method, by one process or by several: run by torchrun, compared by a test.
+"""One optimizer step of every method, by one process or by several, which a test compares.
 
-python -m torch.distributed.run --standalone --nproc-per-node 2 tests/two_ranks.py OUT
+python tests/two_ranks.py OUT
+
+makes OUT/rank0.pt and OUT/rank1.pt in two processes, told who they are as torchrun tells it.
 """
 
+import multiprocessing
+import os
 import sys
 from pathlib import Path
 
 import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
 from training.distributed import Ranks, joined, share_gradients, synchronise_norms
@@ -68,10 +73,22 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
     return {"loss": torch.stack(losses), **gradients, **state}
 
 
-def main(out: Path) -> None:
+def steps(rank: int, out: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     with joined("cpu") as ranks:
         torch.save({case: one_step(case, ranks) for case in CASES}, out / f"rank{ranks.rank}.pt")
 
 
+def main(out: Path) -> int:
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+    fork = multiprocessing.get_context("fork")  # neither imports torch again
+    both = [fork.Process(target=steps, args=(rank, out)) for rank in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    return max(abs(one.exitcode or 0) for one in both)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    raise SystemExit(main(Path(sys.argv[1])))

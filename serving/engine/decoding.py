@@ -55,5 +55,10 @@ class Decoding:
         seconds = time.perf_counter() - begun
         self._observed.observe(seconds)
         work.request.spent("decode", seconds)
-        if work.crop is not None and not self._onward.put([work]):
+        if work.crop is None:
+            return
+        if not self._onward.put([work]):
             work.fail(shut_down())
+        elif work.request.over:  # given up while it was decoded, when the lines had been looked through already
+            for late in self._onward.forget(work.request):
+                late.drop()

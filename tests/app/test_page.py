@@ -119,7 +119,7 @@ def call(url: str, name: str, data: list) -> str:
     config = httpx.get(f"{url}/ui/config").json()
     function = next(f for f in config["dependencies"] if f["api_name"] == name)
     body = {"data": data, "fn_index": function["id"], "session_hash": "s"}
-    return httpx.post(f"{url}/ui/gradio_api/run/predict", json=body, timeout=30).text
+    return httpx.post(f"{url}/ui/gradio_api/run/predict", json=body, timeout=120).text
 
 
 def test_server_files_are_not_given_away(served, tmp_path):

@@ -49,7 +49,7 @@ def held() -> int:
 
 
 def upload(served, name: str = "files", size: int = 1_000_000) -> httpx.Response:
-    return httpx.post(served.url + UPLOAD, files={name: ("a.jpg", os.urandom(size))}, timeout=30)
+    return httpx.post(served.url + UPLOAD, files={name: ("a.jpg", os.urandom(size))}, timeout=120)
 
 
 @pytest.mark.parametrize("name", ["files", "other"], ids=["asked-for", "forgotten"])
@@ -79,13 +79,13 @@ def test_what_breaks_off_counts_and_goes(served):
 
 def test_many_small_files_fill_it_too(served):
     several = [("files", (f"{i}.jpg", str(i).encode())) for i in range(60)]
-    assert httpx.post(served.url + UPLOAD, files=several, timeout=30).status_code == 200
+    assert httpx.post(served.url + UPLOAD, files=several, timeout=120).status_code == 200
     assert upload(served).status_code == 429
 
 
 def test_an_upload_is_there_for_its_search(served, pictures):
     """What the page is told is what it asks with."""
-    (path,) = httpx.post(served.url + UPLOAD, files={"files": ("a.jpg", pictures[0].read_bytes())}, timeout=30).json()
+    (path,) = httpx.post(served.url + UPLOAD, files={"files": ("a.jpg", pictures[0].read_bytes())}, timeout=120).json()
     assert Path(path).read_bytes() == pictures[0].read_bytes()
     assert Path(path).is_relative_to(folder())
     assert folder().stat().st_mode & 0o077 == 0

@@ -1,6 +1,7 @@
 """A Hub on this machine that the real client is turned to, and model folders to publish on it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,22 @@ from publish.hub_server import TOKEN, HubServer, running_hub
 from nnclr_hub.publish.export import export_run
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path) -> Iterator[HubServer]:
+@contextmanager
+def turned_to_own_hub(cache: Path) -> Iterator[HubServer]:
     """An empty Hub that takes large files of up to 64 KiB whole; the client is turned to it as HF_ENDPOINT would."""
-    with running_hub(part=1 << 16) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    with running_hub(part=1 << 16) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture
+def hub(tmp_path) -> Iterator[HubServer]:
+    with turned_to_own_hub(tmp_path / "hub-cache") as server:
         yield server
 
 

@@ -1,11 +1,10 @@
-"""The card: its snippets run as they stand, its figures say where they come from, and edits are noticed."""
+"""The card: it is up to date, its figures say where they come from, and edits are noticed."""
 
 import json
 from pathlib import Path
 
 import pytest
 import yaml
-from publish.card_snippets import run_snippets, snippets
 
 from nnclr_hub import list_models, model_info
 from nnclr_hub.errors import InvalidRequest
@@ -20,24 +19,10 @@ def front_matter(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_every_snippet_runs_and_all_doors_agree(make_model, pictures, tmp_path):
-    folder = export_run(make_model("resnet50", {"channels": [4, 4, 4, 8]}, 64), tmp_path / "small")
-    card = (folder / "README.md").read_text()
-    assert len(snippets(card)) == 4
-    shape, timms, theirs = run_snippets(card, tmp_path, pictures)
-    assert shape == "(2, 32)"
-    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
-    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
-
-
 @pytest.mark.parametrize("name", list_models())
-def test_the_card_of_a_shipped_starter_is_up_to_date_and_its_snippets_run(name, pictures, tmp_path):
+def test_the_card_of_a_shipped_starter_is_up_to_date(name):
     folder = model_info(name).folder
     assert card_of(folder) == model_card(name, read_config(folder)), "nnclr card FOLDER --write"
-    (tmp_path / name).symlink_to(folder)
-    _, timms, theirs = run_snippets(card_of(folder), tmp_path, pictures)
-    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
-    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)
 
 
 def test_the_front_matter_is_what_the_hub_reads(model):

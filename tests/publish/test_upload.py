@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from publish.card_snippets import run_snippets, snippets
 
 from nnclr_hub import Encoder, load_encoder, push_to_hub
 from nnclr_hub.errors import PublishingError
@@ -197,17 +196,3 @@ def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub
     x = torch.randn(2, 3, 48, 48)
     again = Encoder.from_pretrained(NAME, device="cpu")
     torch.testing.assert_close(torch.from_numpy(again.embed(x)), torch.from_numpy(encoder.embed(x)), atol=1e-5, rtol=0)
-
-
-def test_the_snippets_of_a_published_card_run(hub, make_model, pictures, tmp_path):
-    """All doors, from the address and at the tag that the card names."""
-    small = export_run(make_model("resnet50", {"channels": [4, 4, 4, 8]}, 64), tmp_path / "published")
-    publish_model(small, "org/published", tag="v1.0")
-    card = hub.repositories["org/published"].files()["README.md"].decode()
-    assert len(snippets(card)) == 4
-    (tmp_path / "elsewhere").mkdir()
-    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    shape, timms, theirs = run_snippets(card, tmp_path / "elsewhere", pictures, **variables)
-    assert shape == "(2, 32)"
-    assert float(timms.strip("[]")) == pytest.approx(1, abs=1e-5)
-    assert float(theirs.strip("[]")) == pytest.approx(1, abs=1e-5)

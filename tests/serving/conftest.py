@@ -22,7 +22,7 @@ def encoder(model):
 
 @pytest.fixture
 def client(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as opened:
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
         yield opened
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fake_encoder import FakeEncoder
+from waiting import until
 
 from nnclr_hub import ImageError, load_encoder
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
@@ -54,21 +55,14 @@ def sample(engine: Engine, name: str, **labels: str) -> float:
     return engine._metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def until(condition, seconds=10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-
-
 @contextmanager
 def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
     """The device has a picture in hand, and nothing goes on before the release."""
     begun = threading.Event()
-    encoder.before = lambda: (begun.set(), release.wait(10))
+    encoder.before = lambda: (begun.set(), release.wait(120))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(engine.embed_each, numbers(1))
-        assert begun.wait(10)
+        assert begun.wait(120)
         yield
         assert first_column(first.result()) == [1]
 
@@ -184,7 +178,7 @@ def test_a_vector_that_is_not_finite_is_never_given_out(make):
 
 def test_too_much_at_once_is_refused_whole_and_the_permits_come_back(make):
     encoder, release = FakeEncoder(), threading.Event()
-    encoder.before = lambda: release.wait(10)
+    encoder.before = lambda: release.wait(120)
     engine = make(encoder, capacity=20, capacity_bytes=100)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(engine.embed_each, numbers(*range(1, 19)))
@@ -210,7 +204,7 @@ def test_too_much_at_once_is_refused_whole_and_the_permits_come_back(make):
 
 def test_work_past_its_deadline_is_dropped_and_its_request_told_so_in_time(make):
     encoder, release = FakeEncoder(), threading.Event()
-    encoder.before = lambda: release.wait(10)
+    encoder.before = lambda: release.wait(120)
     engine = make(encoder, deadline_s=0.3, max_batch=1)
     begun = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -224,7 +218,7 @@ def test_work_past_its_deadline_is_dropped_and_its_request_told_so_in_time(make)
 
 def test_a_caller_may_have_less_patience_than_the_server(make):
     encoder, release = FakeEncoder(), threading.Event()
-    encoder.before = lambda: release.wait(10)
+    encoder.before = lambda: release.wait(120)
     engine = make(encoder)
     with pytest.raises(DeadlineExceeded):
         engine.embed_each(numbers(1), deadline_s=0.1)
@@ -238,7 +232,7 @@ def test_a_caller_may_have_less_patience_than_the_server(make):
 
 def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
     encoder, release, begun = FakeEncoder(), threading.Event(), threading.Event()
-    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(10))
+    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(120))
     engine = make(encoder, decode_threads=1)
 
     async def give_up():
@@ -258,11 +252,31 @@ def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
 
 
+def test_what_is_cancelled_while_it_is_decoded_does_not_wait_for_the_device(make):
+    encoder, release, begun, decoded = FakeEncoder(), threading.Event(), threading.Event(), threading.Event()
+    engine = make(encoder)
+    encoder.decoding["slow"] = lambda: (begun.set(), decoded.wait(120))
+
+    async def give_up():
+        task = asyncio.create_task(engine.embed_each_async([b"slow"]))
+        await asyncio.to_thread(begun.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with busy(engine, encoder, release):
+        asyncio.run(give_up())
+        assert engine.in_work == 2
+        decoded.set()
+        until(lambda: engine.in_work == 1)
+        release.set()
+
+
 def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
     encoder, release = FakeEncoder(), threading.Event()
     engine = make(encoder, max_batch=2)
     with ThreadPoolExecutor(2) as pool:
-        encoder.before = lambda: release.wait(10)
+        encoder.before = lambda: release.wait(120)
         asked = pool.submit(engine.embed_each, numbers(*range(1, 30)))
         until(lambda: encoder.batches)
         engine.drain()
@@ -297,7 +311,7 @@ def test_an_engine_that_was_closed_cannot_be_warmed_up_and_says_so(make):
 
 def test_an_engine_that_must_close_now_answers_what_it_leaves_undone(make):
     encoder, release = FakeEncoder(), threading.Event()
-    encoder.before = lambda: release.wait(10)
+    encoder.before = lambda: release.wait(120)
     engine = make(encoder, max_batch=1)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(engine.embed_each, numbers(1, 2, 3))

@@ -10,6 +10,7 @@ import numpy as np
 from fake_encoder import FakeEncoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE_S
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine
@@ -104,7 +105,7 @@ async def outcome_of(engine: Engine, ask: Ask) -> object:
     if ask.in_loop and ask.cancel_after is not None:
         await asyncio.sleep(ask.cancel_after)
         task.cancel()
-    done, _ = await asyncio.wait([task], timeout=20)
+    done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
     assert done, "a request was never answered"
     if task.cancelled():
         return asyncio.CancelledError()
@@ -147,7 +148,7 @@ def counts(engine: Engine) -> Counter:
 
 
 def until_well(engine: Engine) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not engine.healthy or engine.in_work:
         assert time.monotonic() < end, (engine.illness, engine.in_work)
         time.sleep(0.005)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_encoder import FakeEncoder
+from waiting import until
 
 from nnclr_hub.errors import NotReady, ServiceError
 from serving.engine import Engine
@@ -31,13 +32,6 @@ def make():
         engine.close(0.2)
 
 
-def until(condition, seconds=10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
-
-
 def restarts(engine: Engine) -> float | None:
     return engine._metrics.registry.get_sample_value("nnclr_device_restarts_total", {"model": "fake"})
 
@@ -58,7 +52,7 @@ def test_a_thread_that_dies_fails_its_request_and_is_replaced(make, where):
 @pytest.mark.parametrize("where", ["decoding", "forwarding"])
 def test_a_thread_that_stalls_is_given_up_and_what_it_brings_back_is_ignored(make, where):
     release = threading.Event()
-    encoder = FakeEncoder(**{where: {"endless": lambda: release.wait(20)}})
+    encoder = FakeEncoder(**{where: {"endless": lambda: release.wait(120)}})
     engine = make(encoder, decode_threads=1)
     with pytest.raises(NotReady, match="try again"):
         engine.embed_each([b"endless"])
@@ -74,7 +68,7 @@ def test_a_thread_that_stalls_is_given_up_and_what_it_brings_back_is_ignored(mak
 
 def test_a_thread_that_comes_back_while_it_is_given_up_loses_nothing(make):
     release, begun = threading.Event(), threading.Event()
-    encoder = FakeEncoder(forwarding={"slow": lambda: (begun.set(), release.wait(10))})
+    encoder = FakeEncoder(forwarding={"slow": lambda: (begun.set(), release.wait(120))})
     engine = make(encoder, stall_s=30, deadline_s=3)
     [worker] = engine._device.crew._workers
 
@@ -84,7 +78,7 @@ def test_a_thread_that_comes_back_while_it_is_given_up_loses_nothing(make):
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(engine.embed_each, [b"slow"])
-        assert begun.wait(10)
+        assert begun.wait(120)
         assert engine._device.crew.mend(0, comes_back) == 1
         with pytest.raises(NotReady, match="try again"):
             asked.result(10)
@@ -106,7 +100,7 @@ def test_while_it_is_ill_it_says_so_and_takes_nothing(make):
     encoder = FakeEncoder()
 
     def die_and_hold_up_the_test_picture():
-        encoder.before = lambda: well.wait(10)
+        encoder.before = lambda: well.wait(120)
         raise SystemExit
 
     encoder.forwarding["deadly"] = die_and_hold_up_the_test_picture
@@ -148,13 +142,13 @@ def test_what_waits_behind_a_dead_thread_is_embedded_by_the_next(make):
 
     def held_then_dead():
         begun.set()
-        release.wait(10)
+        release.wait(120)
         raise SystemExit
 
     engine = make(FakeEncoder(forwarding={"deadly": held_then_dead}), stall_s=30)
     with ThreadPoolExecutor(2) as pool:
         doomed = pool.submit(engine.embed_each, [b"deadly"])
-        assert begun.wait(10)
+        assert begun.wait(120)
         behind = pool.submit(engine.embed_each, [b"1", b"2", b"3"])
         until(lambda: engine.in_work == 4)
         release.set()
@@ -166,7 +160,7 @@ def test_what_waits_behind_a_dead_thread_is_embedded_by_the_next(make):
 
 def test_a_stalled_engine_closes_all_the_same(make):
     release = threading.Event()
-    engine = make(FakeEncoder(forwarding={"endless": lambda: release.wait(20)}), stall_s=30)
+    engine = make(FakeEncoder(forwarding={"endless": lambda: release.wait(120)}), stall_s=30)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(engine.embed_each, [b"endless", b"1"])
         until(lambda: engine.in_work == 2)
@@ -186,7 +180,7 @@ def test_readyz_tells_of_a_dead_thread_until_it_is_well_again(server, client, pi
         calls.append(len(crops))
         if len(calls) == 1:
             raise SystemExit
-        well.wait(10)
+        well.wait(120)
         return forward(crops)
 
     monkeypatch.setattr(engine.encoder, "forward_crops", die_once_and_then_wait)

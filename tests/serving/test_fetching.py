@@ -359,7 +359,7 @@ def fetching_server(server, site) -> Iterator:
 def test_pictures_are_searched_and_embedded_by_address(fetching_server, site, model, pictures):
     url = f"http://a.example.com:{site.port}/x"
     text = base64.b64encode(pictures[0].read_bytes()).decode()
-    with httpx.Client(base_url=fetching_server.url, timeout=30) as client:
+    with httpx.Client(base_url=fetching_server.url, timeout=120) as client:
         body = {"model": model.name, "input": [url, text, url.replace("http", "HTTP")]}
         answer = client.post("/v1/embeddings", json=body)
         vectors = [entry["embedding"] for entry in answer.json()["data"]]

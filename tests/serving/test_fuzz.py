@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from serving.openapi import document
 
-SHORT, LONG = 6, 300
+SHORT, LONG = 4, 300
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 # names of things that are there, for else most requests would end with 404
 KNOWN = {"name": "photos", "id": "tom", "alias": "live"}

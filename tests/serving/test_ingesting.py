@@ -2,13 +2,13 @@
 
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
 import pytest
 from rest_requests import as_text, upload
+from waiting import until
 
 from serving.ingesting import STORING
 
@@ -23,7 +23,7 @@ class Hold:
 
         def held(crops):
             self.begun.set()
-            assert self.go.wait(20)
+            assert self.go.wait(120)
             return forward(crops)
 
         monkeypatch.setattr(self.engine.encoder, "forward_crops", held)
@@ -35,13 +35,6 @@ def hold(server, monkeypatch):
     yield made
     made.go.set()
     until(lambda: made.engine.in_work == 0)
-
-
-def until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -97,7 +90,7 @@ def test_what_is_to_be_embedded_is_dropped_when_its_client_goes(client, server, 
     """One picture holds the device; those of another client stand in line behind it, and leave with that."""
     with uploads(server, collection, 1, pictures) as sent:
         try:
-            assert hold.begun.wait(10)
+            assert hold.begun.wait(120)
             if what == "upload":
                 request = client.build_request("POST", f"{collection}/items", files=upload(pictures[1:4]))
             else:

@@ -30,13 +30,13 @@ def server(model, make_model, tmp_path_factory, serve):
 
 @pytest.fixture
 def client(server):
-    with httpx.Client(base_url=server.url, timeout=30) as opened:
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
         yield opened
 
 
 def ended(client, answer):
     assert answer.status_code == 202, answer.text
-    for _ in range(600):
+    for _ in range(2400):
         job = client.get(answer.headers["location"]).json()
         if job["state"] in ("done", "failed", "cancelled"):
             return job
@@ -96,7 +96,7 @@ def test_events_tell_how_a_job_goes_on_to_many_and_end_with_it(client, server, s
 
     def listen(to: list) -> None:
         with (
-            httpx.Client(base_url=server.url, timeout=30) as other,
+            httpx.Client(base_url=server.url, timeout=120) as other,
             other.stream("GET", f"{JOBS}/{job['id']}/events") as stream,
         ):
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -292,12 +292,12 @@ def test_a_cancelled_move_leaves_nothing_behind(client, server, album, monkeypat
 
     def slow(self, *args, **options):
         inside.set()
-        go_on.wait(10)
+        go_on.wait(120)
         return embed_each(self, *args, **options)
 
     monkeypatch.setattr(engine, "embed_each", slow)
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
-    assert inside.wait(10)
+    assert inside.wait(120)
     assert "album~next" in server.bench.store.aliases()
     refused = client.delete("/api/v1/collections/album/reembed")
     assert (refused.status_code, "cancel its job" in refused.json()["detail"]) == (422, True)

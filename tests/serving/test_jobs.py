@@ -100,7 +100,7 @@ def world(make):
 
 
 def until(jobs: Jobs, id: str, *states: str):
-    for _ in range(1000):
+    for _ in range(20_000):
         job = jobs.get(id)
         # one that runs has its total once it is at work
         if job.state in states and (job.state != "running" or job.total):
@@ -178,12 +178,12 @@ def test_what_was_cancelled_is_never_begun_however_close_it_was(world, monkeypat
 
     def held(step):
         at_hand.set()
-        assert go.wait(5)
+        assert go.wait(60)
         return patiently(step)
 
     monkeypatch.setattr(performer, "_patiently", held)
     job = world.submit("a")
-    assert at_hand.wait(5)
+    assert at_hand.wait(60)
     assert world.jobs.cancel(job.id).state == "cancelled"
     world.work.let(9)
     go.set()
@@ -421,7 +421,7 @@ def test_a_full_disk_delays_the_end_and_loses_nothing(world, monkeypatch):
 
     monkeypatch.setattr(world.store.records, "put", full)
     world.work.let(3)
-    assert refused.wait(5)
+    assert refused.wait(60)
     assert world.jobs.get(job.id).state == "running"
     monkeypatch.setattr(world.store.records, "put", put)
     assert until(world.jobs, job.id, "done").result == {"made": "a"}

@@ -51,7 +51,7 @@ class Writers:
 
     def _write(self, writer: int, rng: random.Random) -> None:
         try:
-            with Client(self._url, timeout=30) as client:
+            with Client(self._url, timeout=120) as client:
                 collection = client.collection("photos")
                 version = 0
                 while not self._stopping.is_set():
@@ -144,7 +144,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_and_a_folders_upload_outlives_t
         if done >= total / 4:
             reached.set()
 
-    with ServerProcess(tmp_path / "store", model=str(model)) as server, Client(server.url, timeout=30) as client:
+    with ServerProcess(tmp_path / "store", model=str(model)) as server, Client(server.url, timeout=120) as client:
         rounds(server, files, 1, seed=1)
         client.collections.create("folder")
         collection = client.collection("folder")

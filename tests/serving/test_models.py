@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
+from waiting import until
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError, NotReady, Overloaded, UnknownModel
 from nnclr_hub.store import open_store
@@ -32,7 +33,7 @@ class Shelf:
 
     def __call__(self, source: str) -> FakeEncoder:
         self.loads.append(source)
-        self.wait.wait(10)
+        self.wait.wait(120)
         if source not in self.weights:
             raise UnknownModel(f"There is no {source}.")
         self.made[source] = FakeEncoder(name=source, fingerprint=source[0], weights=self.weights[source])
@@ -54,13 +55,6 @@ def make():
 
 def sample(engines: Engines, name: str) -> float | None:
     return engines._memory._metrics.registry.get_sample_value(name)
-
-
-def until(condition, seconds=10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
 
 
 def test_callers_at_once_load_a_model_once(make):
@@ -136,7 +130,7 @@ def test_a_model_at_work_is_never_put_out(make):
     shelf, release = Shelf(a=KB, b=KB), threading.Event()
     engines = make(shelf, model_memory=1500)
     a = engines.get("a")
-    shelf.made["a"].before = lambda: release.wait(10)
+    shelf.made["a"].before = lambda: release.wait(120)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(a.embed_each, [b"1"])
         until(lambda: engines.in_work == 1)

@@ -21,7 +21,7 @@ def ended(client, answer):
     """The job of a 202 when it has ended."""
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/api/v1/jobs/{answer.json()['id']}"
-    for _ in range(600):
+    for _ in range(2400):
         job = client.get(answer.headers["location"]).json()
         if job["state"] in ("done", "failed", "cancelled"):
             return job
@@ -125,7 +125,9 @@ def test_items_vectors_and_pictures_are_labelled_alike(server, client, pets, pic
     assert by_id["probe"] == "pets"
     assert by_id["results"][0]["id"] == id
     assert by_id["results"][0]["label"] == probe.label
-    assert [(one["label"], pytest.approx(one["probability"])) for one in by_id["results"][0]["top"]] == list(probe.top)
+    # three rows at once differ from one alone in float32's last places
+    told = [(one["label"], pytest.approx(one["probability"], abs=1e-5)) for one in by_id["results"][0]["top"]]
+    assert told == list(probe.top)
     assert sum(one["probability"] for one in by_id["results"][0]["top"]) == pytest.approx(1)
     encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     for body in ({"vectors": [vector.tolist()]}, {"vectors": [encoded]}, {"images": [base64.b64encode(data).decode()]}):

@@ -22,7 +22,7 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 @pytest.fixture(autouse=True)
 def well_afterwards(server) -> Iterator[None]:
     yield
-    for _ in range(50):  # connections of the test end in a moment
+    for _ in range(1000):  # connections of the test end in a moment
         if httpx.get(f"{server.url}/readyz").status_code == 200:
             return
         time.sleep(0.05)
@@ -30,7 +30,7 @@ def well_afterwards(server) -> Iterator[None]:
 
 
 def connection_of(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=5)
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120)
 
 
 def asked(connection: socket.socket, path: bytes) -> bytes:

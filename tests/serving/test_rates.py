@@ -110,7 +110,7 @@ def test_pictures_are_limited_over_rest(model, tmp_path, serve, pictures):
 
     one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]
     for server in serve(model, tmp_path / "store", rate_images=1, max_images=4):
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url, timeout=120) as client:
             first = client.post("/api/v1/embed", files=one * 3)
             assert first.status_code == 200
             assert first.headers["x-ratelimit-remaining-images"] == "1"

@@ -43,7 +43,7 @@ def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(clie
     stop = threading.Event()
 
     def ask():
-        with httpx.Client(base_url=str(client.base_url), timeout=30) as other:
+        with httpx.Client(base_url=str(client.base_url), timeout=120) as other:
             while not stop.is_set():
                 response = other.post("/api/v1/embed", files=upload(pictures[:1]))
                 assert response.status_code == 200

@@ -27,7 +27,7 @@ def keyed(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def visitor(keyed) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=keyed.url, timeout=30, headers={"Accept": "text/html"}) as client:
+    with httpx.Client(base_url=keyed.url, timeout=120, headers={"Accept": "text/html"}) as client:
         yield client
 
 

@@ -28,7 +28,7 @@ def filled(folder, n: int = 300):
     return store, collection
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)

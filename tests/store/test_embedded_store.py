@@ -139,7 +139,7 @@ def test_concurrent_requests_share_commits_and_none_is_lost(store):
     ]
     release = threading.Event()
     # while the writer is held, the others queue up behind it
-    holder = threading.Thread(target=lambda: collection._writer.exclusively(lambda _: release.wait(10)))
+    holder = threading.Thread(target=lambda: collection._writer.exclusively(lambda _: release.wait(120)))
     holder.start()
     for thread in threads:
         thread.start()
@@ -153,7 +153,7 @@ def test_concurrent_requests_share_commits_and_none_is_lost(store):
 def test_a_bad_request_in_a_group_harms_no_other(store, monkeypatch):
     collection = store.create("c", CollectionSpec(DIM))
     release = threading.Event()
-    holder = threading.Thread(target=lambda: collection._writer.exclusively(lambda _: release.wait(10)))
+    holder = threading.Thread(target=lambda: collection._writer.exclusively(lambda _: release.wait(120)))
     holder.start()
     outcomes: dict[str, object] = {}
 

@@ -44,7 +44,7 @@ class Slow(store_module.EmbeddedCollection):
     def __init__(self, name, *arguments, **options) -> None:
         if name == "a":
             self.begun.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(120)
         super().__init__(name, *arguments, **options)
 
 
@@ -63,7 +63,7 @@ def test_a_collection_that_opens_slowly_holds_up_no_other(folder, slow):
         threads = [threading.Thread(target=lambda: got.append(store.get("a"))) for _ in range(2)]
         for thread in threads:
             thread.start()
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(120)
         assert store.get("b").count() == 1
         store.alias("photos", "b")
         assert [info.name for info in store.list()] == ["a", "b"]
@@ -77,7 +77,7 @@ def test_a_collection_that_is_dropped_while_it_is_opened_is_gone(folder, slow):
     with open_store(str(folder)) as store:
         opening = threading.Thread(target=store.get, args=["a"])
         opening.start()
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(120)
         dropping = threading.Thread(target=store.drop, args=["a"])
         dropping.start()
         time.sleep(0.1)
@@ -94,7 +94,7 @@ def test_a_store_that_is_closed_while_a_collection_is_opened_leaves_nothing_open
     got: list[object] = []
     opening = threading.Thread(target=lambda: got.append(store.get("a")))
     opening.start()
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(120)
     closing_ = threading.Thread(target=store.close)
     closing_.start()
     slow.go_on.set()

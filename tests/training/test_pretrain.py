@@ -33,6 +33,8 @@ from training.monitor import Monitor, read_log
 from training.pretrain import pretrain
 from training.recipes import RECIPES, find_recipe
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TINY = ["channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"]
 FAST = [*TINY, "batch_size=16", "epochs=4", "checkpoint_every=2", "log_every=2", "precision=fp32", "queue_size=40"]
 
@@ -279,6 +281,7 @@ def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished,
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "run" / "checkpoint.pt").exists():
             assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
         process.terminate()
         err = process.stderr.read()
     assert process.returncode == 130

@@ -95,7 +95,7 @@ def test_illness_is_told_without_labels(change, name):
     assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is no sign"
 
 
-def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys):
+def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
     base = find_recipe("small_cpu").with_settings([*FAST, "epochs=1"])
     results = ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
     assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor"]

@@ -16,6 +16,8 @@ from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.starting_point import adopt, find_start, load_start, warn_if_worse
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 QUIET = Console(quiet=True)
 FAST = [
     *("projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32", "batch_size=16"),

@@ -13,6 +13,8 @@ from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 FAST = [
     *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
     *("batch_size=8", "epochs=1", "log_every=1", "precision=fp32", "queue_size=40"),

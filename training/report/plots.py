@@ -11,6 +11,8 @@ from typing import Any
 
 Log = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
+# left, bottom, width and height of a plot within its picture: to have them worked out takes as long as drawing
+WITHIN = (0.15, 0.16, 0.82, 0.76)
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
         return ""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
-    figure = Figure(figsize=(4.4, 2.9), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(4.4, 2.9))
+    axes = figure.add_axes(WITHIN)
     for colour, (run, log) in enumerate(logs.items()):
         for style, key in enumerate(keys):
             points = [(line["epoch"], line[key]) for line in log if key in line]
