@@ -96,9 +96,9 @@ def attention_grid(
 
     check_opacity(opacity)
     _require_png(to)
-    names, sources = zip(*(_named(one) for one in source or COMPARED), strict=True)
+    sources = dict(_named(one) for one in source) if source else COMPARED
     with bar(err, "looking") as advance:
-        columns = compare(images, sources, names=names, max_side=max_side, progress=advance)
+        columns = compare(images, sources, max_side=max_side, progress=advance)
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(comparison_figure(columns, opacity))
     for column in columns:

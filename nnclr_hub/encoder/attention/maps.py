@@ -66,6 +66,8 @@ class AttentionMap:
     def overlay(self, opacity: float = OPACITY) -> Image.Image:
         """The map in colours over the upright original, RGB.
 
+        The picture loses its own colours by as much, so that what is coloured is what is attended to.
+
         Args:
             opacity: from 0, the picture alone, to 1, the map alone.
 
@@ -73,7 +75,8 @@ class AttentionMap:
             InvalidRequest: another opacity.
         """
         check_opacity(opacity)
-        return Image.blend(self.picture, self.coloured(), opacity)
+        paler = Image.blend(self.picture, self.picture.convert("L").convert("RGB"), opacity)
+        return Image.blend(paler, self.coloured(), opacity)
 
     def png(self, opacity: float = OPACITY) -> bytes:
         """`overlay` as a PNG file."""
