@@ -136,9 +136,10 @@ def _numbers(option: str, text: str, count: int) -> list[float]:
 
 
 def _named(source: str) -> tuple[str, str]:
-    """NAME=SOURCE, or a source that is its own name; an address may hold "=" itself."""
+    """NAME=SOURCE, or a source that is its own name; a folder and an address may hold "=" themselves."""
     name, equals, where = source.partition("=")
-    return (name, where) if equals and not set(name) & set(":/\\") else (source, source)
+    own = not equals or ":" in name or Path(source).exists()
+    return (source, source) if own else (name, where)
 
 
 def _require_png(file: Path) -> None:
