@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def check_opacity(opacity: float) -> None:
     Raises:
         InvalidRequest: it is not.
     """
-    if isinstance(opacity, bool) or not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
+    if isinstance(opacity, bool) or not isinstance(opacity, Real) or not 0 <= opacity <= 1:
         raise InvalidRequest(f"opacity={opacity!r} is not in [0, 1]: 0 is the picture alone, 1 the map alone.")
 
 

@@ -231,6 +231,10 @@ def test_a_broken_target_is_named(resnet, photo, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     with pytest.raises(ImageError, match=r"Image .*bad\.jpg: This is not a picture"):
         resnet.attention(photo, target=[photo, tmp_path / "bad.jpg"])
+    with pytest.raises(ImageError, match=r"Image .*gone\.jpg: The file cannot be opened"):
+        resnet.attention(tmp_path / "gone.jpg")
+    with pytest.raises(ImageError, match="Image number 1: This is not a picture"):
+        resnet.attention(photo, target=[photo, b"nothing"])
 
 
 @pytest.mark.parametrize(
