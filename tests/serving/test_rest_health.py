@@ -85,7 +85,7 @@ def test_only_the_default_models_illness_is_the_servers_and_any_is_told(tmp_path
 
     well = threading.Event()
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
-    engines = Engines("default", Settings(), load=encoders.__getitem__)
+    engines = Engines("default", Settings(), load=encoders.__getitem__, weigh=lambda source: 0)
     try:
         with open_store(tmp_path / "store") as store:
             bench = Workbench(engines, store)
