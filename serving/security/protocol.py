@@ -3,8 +3,8 @@
 uvicorn counts none of these: one connection could fill the memory with a head or with trailers that never end, and
 many silent ones could take every socket. All that is no body has 64 KiB, and a head ten seconds. After an early
 answer (413) what still comes of the body is thrown away for ten seconds, for a client that is cut off while it sends
-would not read why. What nobody reads of an answer has a clock of its own (`unread.py`). Connections are counted too: whoever
-comes above the limit is told 503, and soon cut off.
+would not read why. What nobody reads of an answer has a clock of its own (`unread.py`). Connections are counted too:
+whoever comes above the limit is told 503, and soon cut off.
 """
 
 from __future__ import annotations

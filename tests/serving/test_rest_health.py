@@ -36,6 +36,7 @@ def test_alive_and_ready(client, collection):
     body = ready.json()
     assert (body["status"], body["model_warm"], body["threads_alive"]) == ("ready", True, True)
     assert body["collection_states"] == {"ready": 1}
+    assert (body["collections_loaded"], body["collections_total"]) == (1, 1)  # made after the start
     assert "photos" not in ready.text
 
 
