@@ -8,7 +8,8 @@ model.embed_each([data])
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from nnclr_hub.hub.registry import MODELS, default_model
 
 from .engine import Engine, Errand, Result
 from .memory import ModelMemory
+from .security.rates import charge_images
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -62,15 +64,17 @@ class Model:
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """See `Engine.embed`."""
-        with self._memory.held(self.name) as engine:
-            return self._same(engine).embed(images)
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.embed(images)
 
     def each(
         self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """See `Engine.each`."""
-        with self._memory.held(self.name) as engine:
-            return self._same(engine).each(images, errand, deadline_s=deadline_s)
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.each(images, errand, deadline_s=deadline_s)
 
     async def each_async(
         self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
@@ -85,8 +89,20 @@ class Model:
 
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """See `Engine.tokens`."""
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.tokens(images)
+
+    @contextmanager
+    def _counted(self, images: int) -> Iterator[Engine]:
+        """The engine for who asks from a thread: for a request, its pictures count, as those of a route do when read.
+
+        Raises:
+            RateLimited: the request's caller sent too many in the last minute.
+        """
+        charge_images(images)
         with self._memory.held(self.name) as engine:
-            return self._same(engine).tokens(images)
+            yield self._same(engine)
 
     def _load(self) -> None:
         with self._memory.held(self.name):

@@ -1,6 +1,7 @@
 """Several models: each is loaded once, idle ones make room, and whoever works with one keeps it."""
 
 import asyncio
+import contextvars
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,21 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from nnclr_hub import load_encoder
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError, NotReady, Overloaded, UnknownModel
+from nnclr_hub.errors import (
+    FingerprintMismatch,
+    InvalidRequest,
+    ModelError,
+    NotReady,
+    Overloaded,
+    RateLimited,
+    UnknownModel,
+)
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
 from serving.memory import weight_of
 from serving.models import Engines
+from serving.security.rates import Allowance, Buckets, use
 from serving.settings import Settings
 from serving.telemetry import Metrics
 
@@ -233,6 +243,22 @@ def test_weights_that_changed_while_a_model_was_out_are_noticed(make):
         a.embed_each([b"1"])
     engines._memory._load = load
     assert engines.get("a").fingerprint == "other"
+
+
+def test_who_asks_from_a_thread_counts_as_a_request_does(make):
+    """The page does; a job, which no request waits for, does not."""
+    engines = make(Shelf(a=KB))
+    model, allowed = engines.get("a"), Allowance("x", Buckets(0), Buckets(3))
+
+    def work() -> None:
+        use(allowed)
+        model.embed_each([b"1", b"2"])
+        with pytest.raises(RateLimited, match="3 pictures a minute"):
+            model.tokens([b"1", b"2"])
+        model.embed([b"1"])
+
+    contextvars.copy_context().run(work)
+    assert len(model.embed([b"1"] * 5)) == 5
 
 
 def test_closing_ends_every_engine_and_loads_none_any_more(make):
