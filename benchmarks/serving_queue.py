@@ -83,9 +83,8 @@ def tell(name: str, policy: Policy, times: dict[int, float], rate: float, count:
     p50, p99 = np.quantile(latencies, [0.5, 0.99])
     short = [simulate(policy, times, rate, SHORT, seed=1 + run) for run in range(RUNS)]
     low, high = np.quantile([np.quantile(one, 0.99) / np.quantile(one, 0.5) for one in short], [1 / 6, 5 / 6])
-    print(
-        f"{name:28} p50 {1000 * p50:4.0f} ms, p99 {1000 * p99:4.0f} ms, p99/p50 {p99 / p50:.2f} ({low:.1f} to {high:.1f})"
-    )
+    times_told = f"p50 {1000 * p50:4.0f} ms, p99 {1000 * p99:4.0f} ms"
+    print(f"{name:28} {times_told}, p99/p50 {p99 / p50:.2f} ({low:.1f} to {high:.1f})", flush=True)
 
 
 def simulate(policy: Policy, times: dict[int, float], rate: float, count: int, *, seed: int) -> np.ndarray:
