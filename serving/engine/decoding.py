@@ -44,7 +44,8 @@ class Decoding:
         image: Any = work.image
         work.image = None  # pictures are large: the crop is all that is needed from here on
         try:
-            work.crop = self._encoder.prepare(image)
+            errand = work.request.errand
+            work.crop = self._encoder.prepare(image) if errand is None else errand.prepare(image)
         except ImageError as error:
             work.settle(error)
         except NNCLRHubError as error:
@@ -59,6 +60,6 @@ class Decoding:
             return
         if not self._onward.put([work]):
             work.fail(shut_down())
-        elif work.request.over:  # given up while it was decoded, when the lines had been looked through already
-            for late in self._onward.forget(work.request):
-                late.drop()
+        elif work.request.over:  # it was given up while this one stood in no line, and the device may be long in coming
+            for one in self._onward.forget(work.request):
+                one.drop()
