@@ -148,8 +148,8 @@ def backbone_from_folder(folder: Path, arguments: Mapping[str, Any], weights: st
     given = _of_the_network(str(folder), arguments)
     # this file, and no other that timm would find in the folder or its config.json
     file = {"source": "file", "file": str(folder / weights), "state_dict": None, "custom_load": False}
+    _refuse_fresh_layers(folder, given)
     try:
-        _refuse_fresh_layers(folder, given)
         return timm.create_model(f"local-dir:{folder}", pretrained=True, pretrained_cfg_overlay=file, **given)
     except (TypeError, ValueError, AssertionError) as error:
         raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {_in_a_line(error)}") from error
