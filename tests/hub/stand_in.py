@@ -118,6 +118,8 @@ class _Answer(BaseHTTPRequestHandler):
         if token is not None and given != token:
             refusal = {"X-Error-Message": "Invalid credentials in Authorization header"} if given else {}
             return self._send(401, b"", refusal or {"X-Error-Code": "RepoNotFound"})
+        if "/xet-read-token/" in path:
+            return self._send(404, b"", {})
         commit, files = commit_of(folder), sorted(file.name for file in folder.iterdir())
         revision = path.removeprefix(f"/api/models/{name}").removeprefix(f"/{name}/").strip("/").partition("/")[2]
         if revision and revision.partition("/")[0] not in ("main", TAG, commit):

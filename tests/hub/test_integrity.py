@@ -98,6 +98,18 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(file, monkeypatch, tmp_
         assert digest_of(file) == digest_of(file) == sha256_of(file)
 
 
+def test_a_user_without_a_home_has_a_cache_folder(monkeypatch):
+    """As in a container that runs under a number of its own."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "NNCLR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache_folder() == Path("~/.cache/nnclr_hub")
+
+
 def test_a_full_disk_costs_time_alone(model, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path\n"
