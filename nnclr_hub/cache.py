@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub; of a user without a home, as in some containers,
-    a folder called ~ where the program runs, as for the Hub's own client."""
+    """$NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub.
+
+    Of a user without a home, as in some containers, ~ is a folder where the program runs, as for the Hub's client.
+    """
     chosen = os.environ.get("NNCLR_CACHE")
     if chosen:
         return Path(chosen)
