@@ -28,8 +28,11 @@ def without_paths(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def public_name(source: str) -> str:
-    """What a model is called over the wire: its source, of a folder the folder's name alone."""
+    """What a model is called over the wire: its source, of a folder the folder's name alone, of a web address nothing
+    that may be a signature."""
     kind, _, rest = source.partition(":")
+    if kind in ("http", "https"):
+        return source.partition("?")[0]
     if kind == "file":
         return Path(unquote(urlparse(source).path)).name
     if kind in ("local-dir", "random") and _is_path(rest):

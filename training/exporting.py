@@ -23,7 +23,7 @@ from torch import Tensor
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
-from nnclr_hub.publish.export import encoder_of, export_run
+from nnclr_hub.publish.export import encoder_of, export_run, require_free
 
 from .checkpoint import NAME, load_checkpoint
 from .data.named import find_data
@@ -81,6 +81,7 @@ def export(
         WeightsMismatch: the weights are not whole, or do not measure what the run measured on the same pictures.
     """
     console = say or Console(stderr=True)
+    require_free(folder)
     source = encoder_of(Path(run))
     about = dict(read_config(source).nnclr)
     parts: dict[str, Any] = {}

@@ -106,7 +106,7 @@ def download(
     from nnclr_hub.hub.copies import keep
     from nnclr_hub.hub.sources import resolve
 
-    found = resolve(source)
+    found = resolve(source, whole=True)
     if to is not None:
         out.print(f"{source} is in {keep(found, to)}")
     elif found.folder is not None:

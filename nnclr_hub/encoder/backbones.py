@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder import cifar_resnet  # noqa: F401  registers its architectures with timm
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
-from nnclr_hub.hub.layout import WEIGHTS
+from nnclr_hub.hub.layout import WEIGHTS, read_config
 
 # the paper's names for timm's
 ALIASES = {
@@ -30,6 +30,8 @@ ALIASES = {
     "resnet18_cifar": "nnclr_resnet18_cifar",
     "resnet50_cifar": "nnclr_resnet50_cifar",
 }
+# arguments by which timm would take weights from elsewhere, a pickle among them, past all that was verified
+ELSEWHERE = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"}
 
 
 def timm_name(architecture: str) -> str:
@@ -71,7 +73,7 @@ def create_backbone(
     name = timm_name(architecture)
     if pretrained:
         _require_published(name)
-    args = dict(model_args or {})
+    args = _of_the_network(name, model_args or {})
     if image_size is not None and sized(name):
         args.setdefault("img_size", image_size)
     try:
@@ -87,6 +89,16 @@ def create_backbone(
         ) from error
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error
+
+
+def _of_the_network(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, which may come from anybody's config.json, unless one of them would bring other weights."""
+    if other := sorted(ELSEWHERE & arguments.keys()):
+        raise InvalidRequest(
+            f"{name} is built without {', '.join(other)}, which would bring weights that nobody verified: leave that "
+            "out, and give the weights as a source."
+        )
+    return dict(arguments)
 
 
 @contextmanager
@@ -126,19 +138,39 @@ def backbone_from_folder(folder: Path, arguments: Mapping[str, Any], weights: st
     """The weights of a verified model folder in a network with these arguments of timm's.
 
     timm itself adapts what they change: num_classes adds a fresh classifier, in_chans folds the first
-    convolution, another img_size resamples positions.
+    convolution, another img_size resamples positions. Where it adapts the classifier it would pass over any other
+    weight that is missing or left over as well; that is refused here.
 
     Raises:
         InvalidRequest: the architecture does not take them.
         WeightsMismatch: the weights do not fit.
     """
-    file = {"source": "file", "file": str(folder / weights)}  # and no other that timm would find in the folder
+    given = _of_the_network(str(folder), arguments)
+    # this file, and no other that timm would find in the folder or its config.json
+    file = {"source": "file", "file": str(folder / weights), "state_dict": None, "custom_load": False}
+    _refuse_fresh_layers(folder, given)
     try:
-        return timm.create_model(f"local-dir:{folder}", pretrained=True, pretrained_cfg_overlay=file, **arguments)
+        return timm.create_model(f"local-dir:{folder}", pretrained=True, pretrained_cfg_overlay=file, **given)
     except (TypeError, ValueError, AssertionError) as error:
         raise InvalidRequest(f"{folder} cannot be built with {dict(arguments)}: {_in_a_line(error)}") from error
     except RuntimeError as error:
         raise WeightsMismatch(f"The weights of {folder} do not fit {dict(arguments)}: {_in_a_line(error)}") from error
+
+
+def _refuse_fresh_layers(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments that give the network other layers than its folder's, but for the classifier."""
+    config = read_config(folder)
+    built = []
+    network = {name: value for name, value in arguments.items() if name not in ("features_only", "out_indices")}
+    for given in (config.model_args, {**network, "num_classes": 0}):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            built.append(create_backbone(config.architecture, model_args=given).state_dict().keys())
+    if other := sorted(built[0] ^ built[1]):
+        raise WeightsMismatch(
+            f"{dict(arguments)} gives {config.architecture} other layers than {folder} has weights of "
+            f"({', '.join(other[:3])}{' ...' if len(other) > 3 else ''}), and they would be random or lost: leave out "
+            "what changes more than the classifier."
+        )
 
 
 def default_side(architecture: str) -> int:
@@ -212,11 +244,18 @@ def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) ->
     """
     own = backbone.state_dict()
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    shapes = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
-    if missing or extra or shapes:
+    both = own.keys() & state.keys()
+    shapes = [key for key in both if own[key].shape != state[key].shape]
+    kinds = [key for key in both if not _is_plain(state[key], own[key].is_floating_point())]
+    if missing or extra or shapes or kinds:
         parts = [
             f"{what} {', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
-            for what, keys in (("missing", missing), ("not expected", extra), ("of another shape", sorted(shapes)))
+            for what, keys in (
+                ("missing", missing),
+                ("not expected", extra),
+                ("of another shape", sorted(shapes)),
+                ("no real numbers", sorted(kinds)),
+            )
             if keys
         ]
         raise WeightsMismatch(
@@ -224,3 +263,8 @@ def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) ->
             "export or convert the model again."
         )
     backbone.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
+
+
+def _is_plain(value: Tensor, floating: bool) -> bool:
+    """Whether a tensor holds its numbers themselves: no codes of a quantised network, no pairs, nothing left out."""
+    return value.layout is torch.strided and not value.is_meta and (value.is_floating_point() or not floating)

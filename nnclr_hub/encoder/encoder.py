@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,7 @@ def load_encoder(
     with torch.random.fork_rng(devices=[]):  # the fresh weights, soon gone, must not move the caller's generator
         if found.seed is not None:
             torch.manual_seed(found.seed)
+            config = replace(config, nnclr={})  # what is told there is true of the trained weights alone
         backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
         load_state(backbone, read_weights(found.folder, found.weights), str(source))

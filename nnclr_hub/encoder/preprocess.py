@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from nnclr_hub.encoder.decoding import Picture, Source, decode_scaled
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 
+LARGEST_INPUT = 8192  # pixels; more is a slip of the pen, and would take the memory
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
@@ -37,23 +38,44 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING:
             raise InvalidRequest(f"Interpolation {self.interpolation!r} is none of {', '.join(_RESAMPLING)}.")
-        if self.input_size < 1 or not 0 < self.crop_pct <= 1:
+        if not 1 <= self.input_size <= LARGEST_INPUT or not 0 < self.crop_pct <= 1:
             raise InvalidRequest(
                 f"An input of {self.input_size} pixels cut from a share of {self.crop_pct} is not possible: "
-                "input_size must be positive and crop_pct in (0, 1]."
+                f"input_size must be from 1 to {LARGEST_INPUT} and crop_pct in (0, 1]."
+            )
+        colours = (*self.mean, *self.std)
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, colours)) or min(self.std) <= 0:
+            raise InvalidRequest(
+                f"Pixels cannot be brought to mean {self.mean} and std {self.std}: three numbers each, std above 0."
             )
 
     @classmethod
     def from_pretrained_cfg(cls, config: Mapping[str, Any]) -> Self:
-        """Reads timm's names; what is left out has timm's defaults, which are those of this class."""
+        """Reads timm's names; what is left out has timm's defaults, which are those of this class.
+
+        Raises:
+            WeightsMismatch: a field is not of its kind, or the input is not square.
+            InvalidRequest: a value is not possible.
+        """
         interpolation = str(config.get("interpolation"))
-        return cls(
-            input_size=int(config.get("input_size", (cls.input_size,))[-1]),
-            crop_pct=float(config.get("crop_pct") or cls.crop_pct),
-            mean=tuple(map(float, config.get("mean") or cls.mean)),
-            std=tuple(map(float, config.get("std") or cls.std)),
-            interpolation=interpolation if interpolation in _RESAMPLING else cls.interpolation,
-        )
+        try:
+            size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
+            read = {
+                "crop_pct": float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
+                "mean": tuple(map(float, config.get("mean") or cls.mean)),
+                "std": tuple(map(float, config.get("std") or cls.std)),
+            }
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WeightsMismatch(
+                f"The preprocessing in pretrained_cfg cannot be read ({error}): mend config.json, or fetch or export "
+                "the model again."
+            ) from error
+        if len(size) != 3 or size[1] != size[2]:
+            raise WeightsMismatch(
+                f"pretrained_cfg has the input_size {list(size)}, and only squares (3, S, S) are read."
+            )
+        known = interpolation if interpolation in _RESAMPLING else cls.interpolation
+        return cls(input_size=size[-1], interpolation=known, **read)
 
 
 class EvalTransform:

@@ -6,6 +6,7 @@ pinned by nobody, and kept as it came. Both lie in our cache folder afterwards. 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import ipaddress
@@ -13,21 +14,32 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, TamperedModel, UnknownModel
-from nnclr_hub.hub.layout import CONFIG, WEIGHTS
+from nnclr_hub.errors import (
+    InvalidRequest,
+    ModelError,
+    ModelFilesMissing,
+    ModelTooNew,
+    NNCLRHubError,
+    TamperedModel,
+    UnknownModel,
+)
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config
 
 _NAME = re.compile(r"-([0-9a-f]{8,64})\.safetensors")
 _CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
 LARGEST_CONFIG = 1 << 20  # bytes
+HALF = ".half-"  # where a download lies until it is whole
+STALE = 86400.0  # seconds without a change
 
 
 def pinned_digits(name: str) -> str | None:
@@ -48,7 +60,8 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
         UnknownModel: the server does not have it, or not for us.
         ModelFilesMissing: it is not in the cache and there is no network.
         TamperedModel: the bytes do not have the hash that the address names.
-        ModelError: the download broke off, or there is no room.
+        ModelTooNew: a later version wrote config.json.
+        ModelError: the download broke off, what came is no config.json, or there is no room.
     """
     digits = _require_pinned(address)
     folder = cache_folder() / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -57,15 +70,10 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
     _refuse_when_offline(address, folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(dir=folder.parent))
+        _sweep(folder.parent)
+        half = Path(tempfile.mkdtemp(prefix=HALF, dir=folder.parent))
         try:
-            _save(_beside(address), half / CONFIG, LARGEST_CONFIG, progress=False)
-            digest = _save(address, half / WEIGHTS, None, progress=progress)
-            if not digest.startswith(digits):
-                raise TamperedModel(
-                    f"{address} is not the file that its name says (sha256 {digest[:12]}..., expected {digits}...): "
-                    "nothing was kept; ask whoever gave you the address."
-                )
+            _save_both(address, digits, half, progress)
             folder.mkdir(exist_ok=True)
             for name in (CONFIG, WEIGHTS):  # the weights last: they say that the folder is whole
                 os.replace(half / name, folder / name)
@@ -76,13 +84,63 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
     return folder, digits
 
 
+def without_query(address: str) -> str:
+    """An address as it may be shown: a query may be a signature, and what stands before an @ a password."""
+    return re.sub("//[^/@]*@", "//", address.partition("?")[0])
+
+
+def _save_both(address: str, digits: str, half: Path, progress: bool) -> None:
+    """config.json first, which is small and tells whether the weights are worth fetching.
+
+    Raises:
+        NNCLRHubError: see `fetch`.
+        OSError: they cannot be written.
+    """
+    _save(_beside(address), half / CONFIG, LARGEST_CONFIG, progress=False)
+    _require_config(address, digits, half)
+    digest = _save(address, half / WEIGHTS, None, progress=progress)
+    if not digest.startswith(digits):
+        raise TamperedModel(
+            f"{without_query(address)} is not the file that its name says (sha256 {digest[:12]}..., expected "
+            f"{digits}...): nothing was kept; ask whoever gave you the address."
+        )
+
+
+def _require_config(address: str, digits: str, half: Path) -> None:
+    """Refuses what is no config.json, such as a page that says that there is none: it would be kept for good."""
+    try:
+        recorded = read_config(half).sha256.get(WEIGHTS, "")
+    except ModelTooNew:
+        raise ModelTooNew(
+            f"{without_query(_beside(address))} was written by a later version of nnclr_hub: update nnclr_hub."
+        ) from None
+    except ModelError as error:
+        raise ModelError(
+            f"{without_query(_beside(address))} is no {CONFIG} of a model folder: put that beside the weights; nothing "
+            "was kept."
+        ) from error
+    if recorded and not recorded.lower().startswith(digits):
+        raise TamperedModel(
+            f"{without_query(_beside(address))} records other weights (sha256 {recorded[:12]}...) than the address "
+            "names: nothing was kept; ask whoever gave you the address."
+        )
+
+
+def _sweep(place: Path) -> None:
+    """Deletes what downloads that were killed have left; a younger one may be another process's."""
+    for left in place.glob(f"{HALF}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE:
+                shutil.rmtree(left)
+
+
 def _require_pinned(address: str) -> str:
     _require_safe(address)
     digits = pinned_digits(urlsplit(address).path)
     if digits is None:
         raise InvalidRequest(
-            f"{address} pins no weights: it must end in -<at least 8 hex digits of the sha256>.safetensors, with a "
-            f"{CONFIG} beside it; or download both into a folder and give that."
+            f"{without_query(address)} pins no weights: it must end in -<at least 8 hex digits of the "
+            f"sha256>.safetensors, with a {CONFIG} beside it; or download both into a folder and give that."
         )
     return digits
 
@@ -97,11 +155,15 @@ def _require_safe(address: str) -> None:
         parts = urlsplit(address)
         host = parts.hostname or ""
     except ValueError as error:
-        raise InvalidRequest(f"{address} is no web address: {error}.") from error
+        raise InvalidRequest(f"{without_query(address)} is no web address: {error}.") from error
     if not host:
-        raise InvalidRequest(f"{address} is no web address: it names no host.")
+        raise InvalidRequest(f"{without_query(address)} is no web address: it names no host.")
+    if parts.username is not None:
+        raise InvalidRequest(f"{without_query(address)} was given with a login, which only hf-hub: sources can have.")
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise InvalidRequest(f"{address} is not encrypted: use https; plain http is taken from this machine alone.")
+        raise InvalidRequest(
+            f"{without_query(address)} is not encrypted: use https; plain http is taken from this machine alone."
+        )
 
 
 def _is_loopback(host: str) -> bool:
@@ -122,8 +184,8 @@ def _refuse_when_offline(address: str, folder: Path) -> None:
 
     if constants.HF_HUB_OFFLINE:
         raise ModelFilesMissing(
-            f"{address} is not in the cache {folder} and HF_HUB_OFFLINE is set: unset it, set NNCLR_CACHE to a folder "
-            "that has it, or give a local model folder."
+            f"{without_query(address)} is not in the cache {folder} and HF_HUB_OFFLINE is set: unset it, set "
+            "NNCLR_CACHE to a folder that has it, or give a local model folder."
         )
 
 
@@ -144,26 +206,28 @@ def _save(address: str, path: Path, limit: int | None, *, progress: bool) -> str
         UnknownModel, ModelFilesMissing, ModelError: see `fetch`.
         OSError: the file cannot be written.
     """
+    shown = without_query(address)
+    direct = [] if urlsplit(address).scheme == "https" else [ProxyHandler({})]  # to this machine no proxy leads
     try:
-        answer: Any = build_opener(_SafeRedirects).open(address, timeout=TIMEOUT)
+        answer: Any = build_opener(_SafeRedirects, *direct).open(address, timeout=TIMEOUT)
+    except NNCLRHubError:  # of a redirect; some of these are ValueErrors
+        raise
     except HTTPError as error:
         error.close()
         hint = "it needs a login, which only hf-hub: sources can have" if error.code in (401, 403) else "check it"
         kind = UnknownModel if error.code < 500 else ModelError
-        raise kind(
-            f"{address} cannot be had (the server answered {error.code}): {hint}, or try again later."
-        ) from error
-    except (OSError, HTTPException) as error:
+        raise kind(f"{shown} cannot be had (the server answered {error.code}): {hint}, or try again later.") from error
+    except (OSError, HTTPException, ValueError) as error:
         raise ModelFilesMissing(
-            f"{address} is not in the cache {cache_folder() / 'models'} and its server cannot be reached ({error}): "
-            "connect, check HTTPS_PROXY, or give a local model folder."
+            f"{shown} is not in the cache {cache_folder() / 'models'} and its server cannot be reached "
+            f"({without_query(str(error))}): connect, check HTTPS_PROXY, or give a local model folder."
         ) from error
     with answer:
-        length = int(answer.headers.get("Content-Length") or 0)
+        length = int(answer.length or 0)  # None of a number that is none
         with path.open("wb") as file:
-            digest, written = _copy(address, answer, file, limit, length, progress)
+            digest, written = _copy(shown, answer, file, limit, length, progress)
     if length and written != length:
-        raise ModelError(f"{address} broke off after {written} of {length} bytes: try again; nothing was kept.")
+        raise ModelError(f"{shown} broke off after {written} of {length} bytes: try again; nothing was kept.")
     return digest
 
 
@@ -196,9 +260,10 @@ def _no_place(address: str, error: OSError) -> ModelError:
     place = cache_folder() / "models"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ModelError(
-            f"There is no room for {address} in the cache {place}: free some, or set NNCLR_CACHE to a folder on "
-            "another disk; nothing was kept."
+            f"There is no room for {without_query(address)} in the cache {place}: free some, or set NNCLR_CACHE to a "
+            "folder on another disk; nothing was kept."
         )
     return ModelError(
-        f"{address} cannot be kept in the cache {place} ({error.strerror}): set NNCLR_CACHE to a folder of yours."
+        f"{without_query(address)} cannot be kept in the cache {place} ({error.strerror}): set NNCLR_CACHE to a "
+        "folder of yours."
     )

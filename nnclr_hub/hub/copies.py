@@ -12,6 +12,8 @@ from nnclr_hub.hub.integrity import digest_of
 from nnclr_hub.hub.layout import BESIDE, CARD, CONFIG, WEIGHTS
 from nnclr_hub.hub.sources import Resolved
 
+HALF = ".download-"  # where files lie until they are whole
+
 
 def keep(found: Resolved, folder: Path) -> Path:
     """Copies a model folder's files, whole or not at all; what is there already is not written again.
@@ -32,10 +34,12 @@ def keep(found: Resolved, folder: Path) -> Path:
     wanted = {target: found.folder / name for name, target in named.items() if (found.folder / name).is_file()}
     try:
         missing = _not_there(folder, wanted)
+        for left_over in folder.glob(f"{HALF}*"):
+            shutil.rmtree(left_over, ignore_errors=True)
         if not missing:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(prefix=".download-", dir=folder))
+        half = Path(tempfile.mkdtemp(prefix=HALF, dir=folder))
         try:
             for name, source in missing.items():
                 shutil.copyfile(source, half / name)  # the bytes alone: a cache's files may be links, or read-only
@@ -57,7 +61,7 @@ def _not_there(folder: Path, wanted: dict[str, Path]) -> dict[str, Path]:
         InvalidRequest: it holds others.
     """
     there = {path.name: path for path in folder.iterdir()} if folder.exists() else {}
-    there = {name: path for name, path in there.items() if not name.startswith(".download-")}
+    there = {name: path for name, path in there.items() if not name.startswith(HALF)}
     other = [name for name, path in there.items() if name not in wanted or digest_of(path) != digest_of(wanted[name])]
     if other:
         raise InvalidRequest(f"{folder} holds something else ({', '.join(sorted(other)[:3])}): name a new folder.")

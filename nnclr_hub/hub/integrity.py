@@ -6,6 +6,7 @@ change and inode, so that later loads need not read it twice; where the cache ca
 Who says what the hash must be decides what a match means:
 
     registry, address    a file that this project published, or that the address itself names: nobody changed it
+    Hub                  the file that the Hub announced when it was fetched: whole and undamaged
     config.json          the folder's own word: the files belong together and are whole, but whoever changes the
                          weights can change config.json as well
     nobody               nothing is recorded, as in a folder that timm wrote
@@ -20,13 +21,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import TamperedModel
-from nnclr_hub.hub.layout import CONFIG, require, sha256_of
+from nnclr_hub.hub.layout import BESIDE, CONFIG, WEIGHTS, require, sha256_of
 
 # a file changed twice within one tick of the file system's clock looks the same; one this old is not being written
 SETTLED = 2.0  # seconds
@@ -37,7 +38,7 @@ _BLOB = re.compile(r"[0-9a-f]{64}")
 class Pins:
     """What hashes a model folder's files must have.
 
-    by: who says so: "registry", "address", "config.json" or "nobody".
+    by: who says so: "registry", "address", "Hub", "config.json" or "nobody".
     sha256: hex digest, or its first digits, by the file's name.
     """
 
@@ -67,11 +68,11 @@ def check(folder: Path, pins: Pins) -> None:
         TamperedModel: a file's hash is another.
     """
     for name, expected in pins.sha256.items():
-        _compare(require(folder, name), digest_of(folder / name), expected, pins.by)
+        _check_file(require(folder, name), expected, pins.by)
 
 
-def hash_again(folder: Path, names: tuple[str, ...], pins: Pins) -> tuple[FileCheck, ...]:
-    """Reads every file of those names that is there, whatever is remembered of it, and compares it with its pin.
+def hash_again(folder: Path, names: tuple[str, ...], pins: Sequence[Pins]) -> tuple[FileCheck, ...]:
+    """Reads every file of those names that is there, whatever is remembered of it, and compares it with all pins.
 
     Raises:
         TamperedModel: a file's hash is another.
@@ -79,22 +80,19 @@ def hash_again(folder: Path, names: tuple[str, ...], pins: Pins) -> tuple[FileCh
     checks = []
     for name in names:
         if (folder / name).is_file():
-            digest, expected = sha256_of(folder / name), pins.sha256.get(name)
-            if expected is not None:
-                _compare(folder / name, digest, expected, pins.by)
-            checks.append(FileCheck(name, digest, pins.by if expected is not None else "nobody"))
+            digest, by = sha256_of(folder / name), [one for one in pins if name in one.sha256]
+            for one in by:
+                _compare(folder / name, digest, one.sha256[name], one.by)
+            checks.append(FileCheck(name, digest, by[0].by if by else "nobody"))
     return tuple(checks)
 
 
-def check_blob(path: Path) -> None:
-    """The Hub's client keeps a large file under its sha256 and never looks whether it has it; we do.
-
-    Raises:
-        TamperedModel: the file is not what the server announced.
-    """
-    blob = path.resolve()
-    if _BLOB.fullmatch(blob.name):
-        _compare(blob, digest_of(blob), blob.name, "Hub")
+def announced(folder: Path) -> Pins | None:
+    """What the Hub said of a folder's large files, if it did: its client keeps each under its sha256, and never looks
+    whether it has it."""
+    blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *BESIDE)}
+    blobs = {name: blob for name, blob in blobs.items() if _BLOB.fullmatch(blob)}
+    return Pins("Hub", blobs) if blobs else None
 
 
 def digest_of(path: Path) -> str:
@@ -109,6 +107,12 @@ def digest_of(path: Path) -> str:
     if _state(path) == state and time.time() - path.stat().st_mtime > SETTLED:
         _remember(memo, {"file": state, "sha256": digest})
     return digest
+
+
+def _check_file(path: Path, expected: str, by: str) -> None:
+    """A match may be remembered; that a file is another is not believed until it is read."""
+    if not digest_of(path).startswith(expected.lower()):
+        _compare(path, sha256_of(path), expected, by)
 
 
 def _compare(path: Path, actual: str, expected: str, by: str) -> None:

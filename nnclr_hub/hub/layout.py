@@ -28,6 +28,7 @@ SUPPORT_SET = "nnclr_support_set.safetensors"
 CARD = "README.md"
 FORMAT_VERSION = 1
 BESIDE = (HEADS, SUPPORT_SET)  # what a folder may hold besides its weights, and vouch for
+TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted")  # of the block nnclr
 REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
@@ -81,7 +82,9 @@ def read_config(folder: Path) -> ModelConfig:
     path = require(folder, CONFIG)
     try:
         fields = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise WeightsMismatch(f"{path} is not valid JSON ({error}): fetch or export the model again.") from error
     if not isinstance(fields, dict):
         raise WeightsMismatch(f"{path} is not a JSON object: fetch or export the model again.")
@@ -108,8 +111,8 @@ def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
             f"{path} was written by a later version of nnclr_hub (format {version}; this one reads up to "
             f"{FORMAT_VERSION}): update nnclr_hub."
         )
-    hashes = ours.get("sha256") or {}
-    known = isinstance(hashes, dict) and all(isinstance(one, str) and len(one) == 64 for one in hashes.values())
+    known = all(isinstance(ours.get(name, {}), dict) for name in TABLES)
+    known = known and all(isinstance(one, str) and len(one) == 64 for one in ours.get("sha256", {}).values())
     if not isinstance(version, int) or not known:
         raise WeightsMismatch(f"{path} has a block nnclr that is none of ours: fetch or export the model again.")
 
@@ -155,6 +158,18 @@ def require(folder: Path, name: str) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Hex digest of a file.
+
+    Raises:
+        ModelFilesMissing: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelFilesMissing:
+    why = error.strerror or type(error).__name__
+    return ModelFilesMissing(f"{path} cannot be read ({why}): check that it is yours to read, and the disk.")

@@ -13,25 +13,26 @@ from importlib import import_module
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
-from nnclr_hub.hub.integrity import check_blob
-from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, WEIGHTS
+from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, WEIGHTS
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_XET = re.compile("xet-(read|write)-token")
+NO_XET = "HF_HUB_DISABLE_XET"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def download(reference: str, *, progress: bool = True) -> Path:
-    """The repository's model folder in the Hub's cache; fetched unless it is there.
+def download(reference: str, *, progress: bool = True, whole: bool = False) -> Path:
+    """The repository's model folder in the Hub's cache; fetched unless it is there, and verified by nobody yet.
 
     Args:
         reference: "org/repo" or "org/repo@revision".
         progress: show the client's progress bars.
+        whole: with the support set, which loading an encoder does not need.
 
     Raises:
         InvalidRequest: no repository can be called that.
         UnknownModel: the Hub has no such repository or revision, or not for this token.
         ModelFilesMissing: there is no network and the cache does not have it.
-        TamperedModel: a file in the cache is not what the Hub announced.
         ModelError: it could not be fetched.
     """
     repository, _, revision = reference.partition("@")
@@ -45,17 +46,15 @@ def download(reference: str, *, progress: bool = True) -> Path:
             snapshot_download(
                 repository,
                 revision=revision or None,
-                allow_patterns=[CONFIG, WEIGHTS, HEADS, CARD],
+                allow_patterns=[CONFIG, WEIGHTS, HEADS, CARD, *([SUPPORT_SET] if whole else [])],
                 library_name="nnclr_hub",
                 tqdm_class=None if progress else _silent(),
             )
         )
     except HFValidationError as error:
         raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
-    except (HfHubHTTPError, OSError, *network_errors()) as error:
+    except (HfHubHTTPError, OSError, RuntimeError, ValueError, *network_errors()) as error:
         raise _in_a_sentence(repository, revision, error) from error
-    for name in (WEIGHTS, HEADS):
-        check_blob(folder / name)
     return folder
 
 
@@ -65,6 +64,13 @@ def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelErr
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     reference = f"{repository}@{revision}" if revision else repository
+    if is_of_xet(error):
+        return ModelError(
+            f"{constants.ENDPOINT} names Xet, the client's way of fetching large files, and does not serve {reference} "
+            f"by it: set {NO_XET}=1 before starting, and it comes by plain HTTP."
+        )
+    if isinstance(error, UnicodeEncodeError):  # a header is made of it
+        return UnknownModel(f"HF_TOKEN holds characters that no token has, so {reference} was not asked for: mend it.")
     if isinstance(error, GatedRepoError):
         return UnknownModel(
             f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
@@ -99,7 +105,17 @@ def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelErr
             "a folder that has it, or give a local model folder."
         )
     what = f"the answer was {status}" if status else type(error).__name__
-    return ModelError(f"{reference} could not be fetched from {constants.ENDPOINT} ({what}): try again later.")
+    hint = "try again later" if status else f"check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again later"
+    return ModelError(f"{reference} could not be fetched from {constants.ENDPOINT} ({what}): {hint}.")
+
+
+def is_of_xet(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, happened while Xet asked for its token, which a Hub without Xet has not."""
+    while error is not None:
+        if _XET.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _status(error: BaseException | None) -> int | None:

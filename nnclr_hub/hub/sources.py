@@ -22,8 +22,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
-from nnclr_hub.hub.addresses import fetch, pinned_digits
-from nnclr_hub.hub.integrity import FileCheck, Pins, check, hash_again
+from nnclr_hub.hub.addresses import fetch, pinned_digits, without_query
+from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, hash_again
 from nnclr_hub.hub.layout import BESIDE, CONFIG, WEIGHTS, ModelConfig, read_config, require
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
@@ -40,7 +40,8 @@ class Resolved:
     architecture: timm's name.
     seed: of random weights; None for trained ones.
     weights: name of the weights' file in the folder.
-    pins: what the files were compared with.
+    pins: what the files were compared with, by whoever else than the folder itself says so, if anybody does.
+    own: what the folder's config.json says of them.
     """
 
     folder: Path | None
@@ -48,6 +49,7 @@ class Resolved:
     seed: int | None = None
     weights: str = WEIGHTS
     pins: Pins = NOBODY
+    own: Pins = NOBODY
 
     @property
     def config(self) -> ModelConfig:
@@ -57,12 +59,13 @@ class Resolved:
         return read_config(self.folder)
 
 
-def resolve(source: str, *, progress: bool = True) -> Resolved:
+def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:
     """Finds, fetches if need be, and verifies.
 
     Args:
         source: see above.
         progress: show a bar where something is downloaded.
+        whole: of a repository also the support set, which loading an encoder does not need.
 
     Raises:
         UnknownModel: no such name, folder, repository or revision.
@@ -78,16 +81,16 @@ def resolve(source: str, *, progress: bool = True) -> Resolved:
     if colon and kind in ("timm", "random"):
         return _untrained_or_timm(kind, rest)
     if colon and kind == "hf-hub":
-        return _folder(download(rest, progress=progress))
+        return _fetched(rest, progress, whole)
     if colon and kind == "local-dir":
         return _folder(_local(rest))
     if colon and kind in ("http", "https"):
-        _refuse_pickles(source.partition("?")[0], source)
+        _refuse_pickles(source.partition("?")[0], without_query(source))
         folder, digits = fetch(source, progress=progress)
         return _folder(folder, Pins("address", {WEIGHTS: digits}))
     name, _, revision = source.partition("@")
     if name in MODELS:
-        return _registered(name, revision, progress)
+        return _registered(name, revision, progress, whole)
     path = _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
     if os.path.isfile(path):  # unlike Path's own, false of names that no file can have
         return _file(path)
@@ -109,7 +112,7 @@ def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
     found = resolve(source, progress=progress)
     if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{source} is no model folder, so nothing is recorded to verify it against.")
-    return hash_again(found.folder, (CONFIG, found.weights, *BESIDE), found.pins)
+    return hash_again(found.folder, (CONFIG, found.weights, *BESIDE), (found.pins, found.own))
 
 
 def _local(path: str) -> Path:
@@ -123,23 +126,31 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     if kind == "timm":
         return Resolved(None, rest)
     architecture, _, seed = rest.partition("@")
-    if seed and not seed.isdecimal():
-        raise InvalidRequest(f"random:{rest}: the seed after @ is a whole number, for example random:resnet50@0.")
+    if seed and not re.fullmatch("[0-9]{1,18}", seed):  # torch takes 64 bits
+        raise InvalidRequest(
+            f"random:{rest}: the seed after @ is a whole number of up to 18 digits, for example random:resnet50@0."
+        )
     if architecture in MODELS or os.path.isfile(_local(architecture) / CONFIG):
-        return replace(resolve(architecture), seed=int(seed or 0))
+        return replace(resolve(architecture), seed=int(seed or 0), pins=NOBODY, own=NOBODY)
     return Resolved(None, architecture, int(seed or 0))
 
 
-def _registered(name: str, revision: str, progress: bool) -> Resolved:
+def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolved:
     """From the folder that this installation has, else from the Hub; another revision than ours only from there."""
     info = model_info(name)
     pins = Pins("registry", info.sha256)
     if revision in ("", info.revision):
         folder = info.folder
         if folder is None:
-            folder = download(f"{info.require_published()}@{info.revision}", progress=progress)
+            folder = download(f"{info.require_published()}@{info.revision}", progress=progress, whole=whole)
         return _folder(folder, pins)
-    return _folder(download(f"{info.require_published()}@{revision}", progress=progress))
+    return _fetched(f"{info.require_published()}@{revision}", progress, whole)
+
+
+def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
+    """From the Hub, with what it announced; a repository need not be one of ours."""
+    folder = download(reference, progress=progress, whole=whole)
+    return _folder(folder, announced(folder))
 
 
 def _refuse_pickles(path: str, source: str) -> None:
@@ -160,7 +171,7 @@ def _file(path: Path) -> Resolved:
 
 
 def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> Resolved:
-    """Compares a model folder with the pins, if somebody else has set some, and with what its config records."""
+    """Compares a model folder with what somebody else has pinned, if so, and with what its config records."""
     if not os.path.isdir(folder):
         raise UnknownModel(f"{folder} is no folder: give a model folder, or a name that `nnclr models` lists.")
     require(folder, CONFIG)
@@ -171,6 +182,6 @@ def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> R
     recorded = {weights if name == WEIGHTS else name: digest for name, digest in config.sha256.items()}
     recorded = {name: digest for name, digest in recorded.items() if name == weights or (folder / name).exists()}
     own = Pins("config.json", recorded) if recorded else NOBODY
-    if pins is None or pins.by == "address":
+    if pins is None or pins.by != "registry":  # which pins config.json itself
         check(folder, own)
-    return Resolved(folder, config.architecture, weights=weights, pins=pins or own)
+    return Resolved(folder, config.architecture, weights=weights, pins=pins or own, own=own)

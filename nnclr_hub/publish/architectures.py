@@ -114,9 +114,9 @@ def _difference(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, Tenso
 def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str, Any]:
     """The size that a transformer's positions are of, unless it is the usual one."""
     positions, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
-    if positions is None or patches is None or positions.ndim != 3 or not sized(name):
+    if positions is None or patches is None or positions.ndim != 3 or patches.ndim != 4 or not sized(name):
         return {}
-    grid = math.isqrt(positions.shape[1] - 1)
+    grid = math.isqrt(max(positions.shape[1], 1) - 1)
     if grid * grid != positions.shape[1] - 1:
         raise WeightsMismatch(
             f"{origin} has {positions.shape[1]} positions, and those of a square picture and a [CLS] token would be a "
@@ -128,7 +128,7 @@ def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str
 
 def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: str | None) -> None:
     stem = state.get("conv1.weight")
-    if architecture is None and stem is not None and stem.shape[-1] == 3:
+    if architecture is None and stem is not None and stem.ndim == 4 and stem.shape[-1] == 3:
         raise WeightsMismatch(
             f"{origin} has a first convolution of 3 x 3, as CIFAR experiments do, and its padding is not in the file "
             "(solo-learn's is 2, ours 1): if it is 1, say so by --architecture nnclr_resnet18_cifar or "
@@ -139,7 +139,7 @@ def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: 
 def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: Mapping[str, Any]) -> None:
     """Refuses a ViT-S that may have 12 heads: weights have the same shapes for any number, and another output."""
     positions = state.get("pos_embed")
-    if positions is None or positions.shape[-1] != SMALL or "num_heads" in model_args:
+    if positions is None or positions.ndim != 3 or positions.shape[-1] != SMALL or "num_heads" in model_args:
         return
     if not positions[:, 0].any():  # fixed sines and cosines, as in MoCo v3, with none for [CLS]
         raise WeightsMismatch(

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.snippets import loading
 
@@ -90,9 +92,12 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
             name or several) and "data_terms".
         repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
+
+    Raises:
+        WeightsMismatch, InvalidRequest: its preprocessing cannot be read.
     """
-    about, preprocessing = config.nnclr, config.pretrained_cfg
-    size = preprocessing["input_size"][-1]
+    about, preprocessing = config.nnclr, Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    size = preprocessing.input_size
     source = f"hf-hub:{repository}" + (f"@{revision}" if revision else "") if repository else f"./{name}"
     body = _BODY.format(
         name=name,
@@ -100,11 +105,11 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         dim=config.num_features,
         origin=_origin(about),
         loading=loading(name, config, repository, revision),
-        interpolation=preprocessing["interpolation"],
-        resize=math.floor(size / preprocessing["crop_pct"]),
+        interpolation=preprocessing.interpolation,
+        resize=math.floor(size / preprocessing.crop_pct),
         size=size,
-        mean=list(preprocessing["mean"]),
-        std=list(preprocessing["std"]),
+        mean=list(preprocessing.mean),
+        std=list(preprocessing.std),
         pooled="the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map",
         metrics=_table(about, source),
         training=_training(about),
@@ -126,13 +131,26 @@ def write_card(
     Raises:
         ModelFilesMissing, WeightsMismatch: there is no config.json, or none of ours.
         InvalidRequest: the README there was edited, and `overwrite` is not given.
+        ModelError: it cannot be written.
     """
     config, path = read_config(folder), Path(folder) / CARD
-    if path.exists() and not is_ours(path.read_text("utf-8", "replace")) and not overwrite:
+    if is_edited(path) and not overwrite:
         raise InvalidRequest(f"{path} was edited by hand: give --overwrite to lose the edits, or keep it as it is.")
     name = repository.partition("/")[2] if repository else Path(folder).resolve().name
-    path.write_text(model_card(name, config, repository=repository, revision=revision), "utf-8")
+    text = model_card(name, config, repository=repository, revision=revision)
+    half = path.with_name(f".{CARD}.{os.getpid()}")
+    try:
+        half.write_text(text, "utf-8")
+        half.replace(path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise ModelError(f"{path} cannot be written ({error.strerror}): make room, or copy the folder.") from error
     return path
+
+
+def is_edited(path: Path) -> bool:
+    """Whether there is a README, and it is not as `sealed` left it."""
+    return path.exists() and not is_ours(path.read_text("utf-8", "replace"))
 
 
 def sealed(text: str) -> str:
@@ -194,7 +212,7 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
 
 def _origin(about: Mapping[str, Any]) -> str:
     if "converted" in about:
-        return f"converted from a checkpoint of {about['converted']['from']}"
+        return f"converted from a checkpoint of {about['converted'].get('from')}"
     return "trained without labels" if "method" in about else "how it was trained is not recorded"
 
 
@@ -202,10 +220,10 @@ def _training(about: Mapping[str, Any]) -> str:
     """What is recorded of the training, in the recipe's own words."""
     if "converted" in about:
         told = about["converted"]
+        file, digest, origin, branch = (told.get(key) for key in ("file", "sha256", "from", "branch"))
         return (
-            f"The weights are those of `{told['file']}` (sha256 `{told['sha256']}`), read as {told['from']}, branch "
-            f"{told['branch']}, with their names changed and nothing else. The preprocessing is the usual one and not "
-            "in that file."
+            f"The weights are those of `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}, with their "
+            "names changed and nothing else. The preprocessing is the usual one and not in that file."
         )
     known = [str(about[key]) for key in ("method", "recipe") if key in about]
     known += [f"{about['encoder']} weights"] if "encoder" in about else []
@@ -218,7 +236,7 @@ def _training(about: Mapping[str, Any]) -> str:
 
 def _pictures(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
-    data = data if isinstance(data, str) else ", ".join(map(str, data))
+    data = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
     return f"{data}; {about['data_terms']}" if "data_terms" in about else data
 
 

@@ -20,8 +20,9 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import sha256_of
 from nnclr_hub.publish.architectures import find_architecture, timm_names, with_counters
 from nnclr_hub.publish.checkpoints import read_checkpoint
+from nnclr_hub.publish.contents import contents_of
 from nnclr_hub.publish.export import export_model
-from nnclr_hub.publish.layouts import contents_of, find_backbone
+from nnclr_hub.publish.layouts import find_backbone
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, pooling, sized, timm_name
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
 from nnclr_hub.hub.layout import (
     CARD,
     CONFIG,
@@ -30,7 +30,7 @@ from nnclr_hub.hub.layout import (
     sha256_of,
 )
 from nnclr_hub.hub.sources import resolve
-from nnclr_hub.publish.card import NO_LICENSE, model_card
+from nnclr_hub.publish.card import NO_LICENSE, is_edited, model_card
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,7 +51,8 @@ def export_model(
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
 ) -> Path:
-    """Writes a model folder; an older one in its place is replaced only when the new one is whole.
+    """Writes a model folder; an older one in its place is replaced only when the new one is whole, but for a
+    README.md that somebody edited, which stays.
 
     Args:
         backbone: as `create_backbone(architecture, model_args=...)` makes it.
@@ -64,9 +65,11 @@ def export_model(
         dtype: "fp32" or "fp16".
 
     Raises:
-        InvalidRequest: another dtype, or provenance that JSON cannot hold.
+        InvalidRequest: another dtype, provenance that JSON cannot hold, or the target holds something else.
+        ModelError: the target cannot be written.
         WeightsMismatch: weights that are not finite, or not those of `architecture` with `model_args`.
     """
+    require_free(Path(folder))
     state = _tensors({"": backbone}, dtype)
     head_state = _tensors(heads or {}, "fp32")
     name = timm_name(architecture)
@@ -94,7 +97,7 @@ def export_run(
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
 ) -> Path:
-    """Copies a run's encoder, or any model folder, to a folder of its own; fp16 halves it.
+    """Copies a run's encoder, or any model folder, to a folder of its own; fp16 halves it. See `export_model`.
 
     Args:
         run: a run folder, or a model folder.
@@ -108,12 +111,12 @@ def export_run(
     Raises:
         ModelFilesMissing: the run has no encoder yet.
         InvalidRequest: the target holds something else.
+        ModelError: the target cannot be written.
         TamperedModel, WeightsMismatch: the source is not whole.
     """
     run, folder = Path(run), Path(folder)
     source = encoder_of(run)
-    if _is_foreign(folder):
-        raise InvalidRequest(f"{folder} holds something else: name a new folder.")
+    require_free(folder)
     config = resolve(f"local-dir:{source}").config
     found = weights if weights is not None else read_weights(source)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
@@ -182,18 +185,20 @@ def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping
         load_state(create_backbone(name, model_args=arguments), state, "this encoder")
 
 
-def _is_foreign(folder: Path) -> bool:
-    """Whether a folder holds files, and they are no model folder that we wrote."""
-    if not folder.exists():
-        return False
-    if not folder.is_dir():
-        return True
-    if all(path.name.startswith(STAGING) for path in folder.iterdir()):
-        return False
+def require_free(folder: Path) -> None:
+    """Refuses a target that holds files, unless they are a model folder that we wrote.
+
+    Raises:
+        InvalidRequest: it does.
+    """
+    if not folder.exists() or (folder.is_dir() and all(path.name.startswith(STAGING) for path in folder.iterdir())):
+        return
     try:
-        return not read_config(folder).nnclr
+        ours = bool(read_config(folder).nnclr)
     except (ModelFilesMissing, WeightsMismatch):
-        return True
+        ours = False
+    if not ours:
+        raise InvalidRequest(f"{folder} holds something else: name a new folder.")
 
 
 def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,34 +233,51 @@ def _write(
 
     Until the moves begin an older model stays as it was; should the machine stop between two of them, the
     hashes in config.json tell, and the folder is refused rather than half old and half new.
+
+    Raises:
+        ModelError: the disk is full, or the folder cannot be written.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob(f"{STAGING}*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside: the folder may be a mount of its own
+        try:
+            _write_inside(half, folder, config, state, beside)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} cannot be written ({error.strerror or error}): make room, or name another folder."
+        ) from error
+    return folder
+
+
+def _write_inside(
+    half: Path, folder: Path, config: ModelConfig, state: dict[str, Tensor], beside: Mapping[str, dict[str, Tensor]]
+) -> None:
     from safetensors.torch import save
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.glob(f"{STAGING}*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside: the folder may be a mount of its own
-    try:
-        files = {WEIGHTS: state, **{name: tensors for name, tensors in beside.items() if tensors}}
-        for name, tensors in files.items():
-            # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
-            # and not save_file, whose files their owner alone can read
-            (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
-        hashes = {name: sha256_of(half / name) for name in files}
-        config = replace(config, nnclr={**config.nnclr, "sha256": hashes})
-        _write_text(half / CONFIG, config)
+    files = {WEIGHTS: state, **{name: tensors for name, tensors in beside.items() if tensors}}
+    for name, tensors in files.items():
+        # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
+        # and not save_file, whose files their owner alone can read
+        (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
+    hashes = {name: sha256_of(half / name) for name in files}
+    config = replace(config, nnclr={**config.nnclr, "sha256": hashes})
+    _write_text(half / CONFIG, config)
+    if not is_edited(folder / CARD):
         (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
-        for path in half.iterdir():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        for name in (HEADS, SUPPORT_SET):
-            if name not in files:
-                (folder / name).unlink(missing_ok=True)
-        for name in (*(name for name in files if name != WEIGHTS), WEIGHTS, CARD, CONFIG):
-            os.replace(half / name, folder / name)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
-    return folder
+    written = [path.name for path in half.iterdir()]
+    for name in written:
+        with (half / name).open("rb+") as file:
+            os.fsync(file.fileno())
+    for name in (HEADS, SUPPORT_SET):
+        if name not in files:
+            (folder / name).unlink(missing_ok=True)
+    last = (WEIGHTS, CARD, CONFIG)
+    for name in sorted(written, key=lambda name: last.index(name) if name in last else -1):
+        os.replace(half / name, folder / name)
 
 
 def _write_text(path: Path, config: ModelConfig) -> None:

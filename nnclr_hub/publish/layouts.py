@@ -10,37 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.publish.contents import Contents, State
 
-State = dict[str, Tensor]
-CONTAINERS = ("state_dict", "teacher", "student", "model")
 CLASSIFIERS = ("fc", "head", "heads")
 STAGES = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}  # children of a ResNet
-
-
-@dataclass(frozen=True)
-class Contents:
-    """A checkpoint by its parts.
-
-    keys: of the outermost dictionary.
-    sections: tensors by container; "" for those that stand at the top. Wrappers' prefixes are off.
-    """
-
-    keys: frozenset[str]
-    sections: Mapping[str, State]
-
-    def groups(self, section: str) -> set[str]:
-        """First parts of the names there."""
-        return {key.partition(".")[0] for key in self.sections.get(section, ())}
-
-    @property
-    def main(self) -> str:
-        """The container that holds the weights where there is but one."""
-        return next(iter(self.sections), "")
 
 
 @dataclass(frozen=True)
@@ -70,24 +47,6 @@ class Backbone:
     branch: str
     state: State
     dropped: Mapping[str, int]
-
-
-def contents_of(checkpoint: Any, origin: str) -> Contents:
-    """Sorts a checkpoint's tensors by container.
-
-    Raises:
-        InvalidRequest: there are none.
-    """
-    if not isinstance(checkpoint, Mapping):
-        raise InvalidRequest(
-            f"{origin} holds a {type(checkpoint).__name__} and no dictionary of tensors: name another."
-        )
-    sections = {name: _tensors(checkpoint[name]) for name in CONTAINERS if isinstance(checkpoint.get(name), Mapping)}
-    sections |= {"": _tensors(checkpoint)}
-    sections = {name: _unwrapped(state) for name, state in sections.items() if state}
-    if not sections and "classy_state_dict" not in checkpoint:
-        raise InvalidRequest(f"{origin} holds no tensors under {', '.join(CONTAINERS)} or at the top: name another.")
-    return Contents(frozenset(map(str, checkpoint)), sections)
 
 
 def find_backbone(contents: Contents, origin: str, branch: str | None = None) -> Backbone:
@@ -168,8 +127,8 @@ def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
                 counted[key.partition(".")[0]] += 1
             elif inner.partition(".")[0] in CLASSIFIERS:
                 counted[prefix + inner.partition(".")[0]] += 1
-    others = contents.keys - set(contents.sections) if "" not in contents.sections else set()
-    return dict(sorted(counted.items())) | dict.fromkeys(sorted(others), 0)
+    others = {key: count for key, count in contents.keys.items() if key not in contents.sections}
+    return dict(sorted(counted.items())) | dict(sorted(others.items()))
 
 
 def _named(state: State) -> State:
@@ -185,18 +144,6 @@ def _split(state: State) -> list[tuple[tuple[str, str, str], Tensor]]:
 
 def _numbered(state: State) -> bool:
     return "0.weight" in state and all(key.partition(".")[0].isdecimal() for key in state)
-
-
-def _tensors(value: Mapping[Any, Any]) -> State:
-    return {str(key): tensor for key, tensor in value.items() if isinstance(tensor, Tensor)}
-
-
-def _unwrapped(state: State) -> State:
-    """Names without what torch.compile and data parallel training put before them."""
-    state = {".".join(part for part in key.split(".") if part != "_orig_mod"): value for key, value in state.items()}
-    while state and all(key.startswith("module.") for key in state):
-        state = {key.removeprefix("module."): value for key, value in state.items()}
-    return state
 
 
 def _has(*groups: str) -> Callable[[Contents], bool]:

@@ -50,7 +50,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     """
     folder = Path(folder)
     config = read_config(folder)
-    recorded = config.nnclr.get("sha256") or {}
+    recorded = config.sha256
     if WEIGHTS not in recorded:
         raise WeightsMismatch(f"{folder} records no hash of its weights: make a folder to publish by `nnclr export`.")
     for name in recorded:
@@ -71,7 +71,10 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
 
 def outgoing_card(folder: Path, repository: str, revision: str | None) -> OutgoingFile:
     """The card, written for the repository, unless somebody edited it: then it goes as it stands, sealed."""
-    text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
+    try:
+        text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
+    except (UnicodeDecodeError, OSError) as error:
+        raise WeightsMismatch(f"{folder / CARD} is no UTF-8 text that can be read: save it as such.") from error
     if text is None or is_ours(text):
         name = repository.partition("/")[2]
         text = model_card(name, read_config(folder), repository=repository, revision=revision)

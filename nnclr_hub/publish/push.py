@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.export import export_model, export_run
-from nnclr_hub.publish.upload import Published, publish_model
+from nnclr_hub.publish.upload import Published, publish_model, require_sensible
 
 
 def push_to_hub(
@@ -47,6 +48,7 @@ def push_to_hub(
     Raises:
         NNCLRHubError: see `export_model` and `publish_model`.
     """
+    require_sensible(repository, tag, pr)
     about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repository.rpartition("/")[2]
@@ -69,7 +71,7 @@ def _described(encoder: Encoder) -> dict[str, Any]:
 
 
 def _unchanged_origin(encoder: Encoder) -> Path | None:
-    """The model folder that the encoder came from, if its weights are still those."""
+    """The model folder that the encoder came from, if its weights and preprocessing are still those."""
     if encoder.config is None:
         return None
     try:
@@ -78,7 +80,9 @@ def _unchanged_origin(encoder: Encoder) -> Path | None:
         return None
     if found.folder is None or found.seed is not None:
         return None
-    saved, now = read_weights(found.folder), encoder.backbone.state_dict()
+    if encoder.transform.preprocessing != Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg):
+        return None
+    saved, now = read_weights(found.folder, found.weights), encoder.backbone.state_dict()
     same = saved.keys() == now.keys() and all(
         torch.equal(value.float(), now[key].float().cpu()) for key, value in saved.items()
     )

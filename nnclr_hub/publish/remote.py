@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, PublishingError
 from nnclr_hub.hub.layout import CARD
-from nnclr_hub.hub.repositories import network_errors
+from nnclr_hub.hub.repositories import NO_XET, is_of_xet, network_errors
 from nnclr_hub.publish.outgoing import OutgoingFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-
-NO_XET = "HF_HUB_DISABLE_XET"
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Remote:
     head: its commit; None where the repository does not exist yet.
     private: whether others cannot see it.
     tags: their commits by name.
+    branches: their names.
     files: by path.
     card: text of its README.
     """
@@ -48,6 +48,7 @@ class Remote:
     tags: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
     card: str | None = None
+    branches: frozenset[str] = frozenset()
 
 
 def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
@@ -71,7 +72,8 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
             raise
         except RepositoryNotFoundError:
             return Remote()
-        assert info.sha is not None
+        if info.sha is None:
+            raise PublishingError(f"{repository} has no commit yet: make one on its page, such as a README, first.")
         refs = api.list_repo_refs(repository)
         # of the commit, not of the branch, which may move meanwhile
         entries = api.list_repo_tree(repository, revision=info.sha)
@@ -82,7 +84,7 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
         }
         tags = {tag.name: tag.target_commit for tag in refs.tags}
         card = _read(api, repository, info.sha) if CARD in files else None
-    return Remote(info.sha, bool(info.private), tags, files, card)
+    return Remote(info.sha, bool(info.private), tags, files, card, frozenset(one.name for one in refs.branches))
 
 
 def _read(api: HfApi, repository: str, commit: str) -> str:
@@ -128,6 +130,8 @@ def hub_errors(repository: str) -> Iterator[None]:
         ) from error
     except HfHubHTTPError as error:
         raise _answered(error, repository) from error
+    except UnicodeEncodeError as error:  # a header is made of it
+        raise PublishingError("HF_TOKEN holds characters that no token has: set it to a valid one.") from error
     except (*network_errors(), ConnectionError, TimeoutError) as error:
         raise _unreachable(error, constants.ENDPOINT) from error
     except (RuntimeError, ValueError, OSError) as error:
@@ -138,7 +142,7 @@ def _answered(error: Exception, repository: str) -> PublishingError:
     """What an HTTP status means when one publishes."""
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
-    if _is_of_xet(error):
+    if is_of_xet(error):
         return _without_xet()
     if status == 401:
         return PublishingError("The Hub does not know your token: set HF_TOKEN to a valid one, or `hf auth login`.")
@@ -156,7 +160,7 @@ def _answered(error: Exception, repository: str) -> PublishingError:
 
 
 def _unreachable(error: Exception, endpoint: str) -> PublishingError:
-    if _is_of_xet(error):
+    if is_of_xet(error):
         return _without_xet()
     return PublishingError(
         f"{endpoint} cannot be reached ({_line(error) or type(error).__name__}): connect, or set HF_ENDPOINT to a "
@@ -166,7 +170,7 @@ def _unreachable(error: Exception, endpoint: str) -> PublishingError:
 
 def _broken_off(error: Exception, repository: str) -> PublishingError:
     """Errors that wrap what went wrong while a large file was on its way."""
-    if _is_of_xet(error):
+    if is_of_xet(error):
         return _without_xet()
     cause: BaseException = error
     while cause.__cause__ is not None:
@@ -174,15 +178,6 @@ def _broken_off(error: Exception, repository: str) -> PublishingError:
     return PublishingError(
         f"The upload to {repository} broke off ({_line(cause)}): call again, what has arrived is not sent twice."
     )
-
-
-def _is_of_xet(error: BaseException | None) -> bool:
-    """Whether it, or what it came from, happened while Xet asked for its token, which a Hub without Xet has not."""
-    while error is not None:
-        if "xet-write-token" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _without_xet() -> PublishingError:
@@ -193,4 +188,5 @@ def _without_xet() -> PublishingError:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    """The error's text in one line; an address without its query, which may be a signature to upload by."""
+    return re.sub(r"\?[^\s'\"]+", "", " ".join(str(error).split()))[:200]

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)[A-Za-z0-9][A-Za-z0-9._+-]*")
+# as git has it; and no name that would be taken for the branch or a commit
+_TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)(?!.*\.\.|.*\.lock$|.*\.$)[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def publish_model(
         ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is not whole.
         PublishingError: the tag stands elsewhere, the README there is not ours, or the Hub refuses.
     """
-    _check_call(repository, tag, pr)
+    require_sensible(repository, tag, pr)
     files = outgoing(Path(folder), repository, tag)
     api = _client(token)
     remote = look(api, repository)
@@ -111,7 +112,12 @@ def publish_model(
     return plan if dry_run else _carry_out(api, plan, base, changed, private, pr)
 
 
-def _check_call(repository: str, tag: str | None, pr: bool) -> None:
+def require_sensible(repository: str, tag: str | None, pr: bool) -> None:
+    """Refuses what no Hub could do.
+
+    Raises:
+        InvalidRequest: says which.
+    """
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidRequest(f"{repository!r} is no repository: write ORGANISATION/NAME.")
     if tag is not None and not _TAG.fullmatch(tag):
@@ -183,6 +189,10 @@ def _refuse(
     if private and remote.head is not None and not remote.private:
         raise PublishingError(
             f"{repository} is public, and --private was asked for: make it private on its page first, or name another."
+        )
+    if tag in remote.branches:
+        raise PublishingError(
+            f"{repository} has a branch {tag}, and a tag of that name would be taken for it: choose another tag."
         )
     at = remote.tags.get(tag or "")
     if at is not None and (changes or at != remote.head):

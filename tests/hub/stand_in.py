@@ -32,6 +32,7 @@ class Hub:
     refusals: "name" or "name@revision" -> status, the header by which the Hub tells refusals apart, and its message.
     tokens: name -> the token that it wants.
     broken: file's name -> "half" or "flipped".
+    xet: whether large files are said to be had by Xet, which they are not.
     root: folder of plain files.
     asked: the paths of all requests so far.
     """
@@ -40,6 +41,7 @@ class Hub:
     refusals: Mapping[str, tuple[int, str, str]] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    xet: bool = False
     root: Path | None = None
     asked: list[str] = field(default_factory=list)
     port: int = 0
@@ -116,6 +118,8 @@ class _Answer(BaseHTTPRequestHandler):
         if token is not None and given != token:
             refusal = {"X-Error-Message": "Invalid credentials in Authorization header"} if given else {}
             return self._send(401, b"", refusal or {"X-Error-Code": "RepoNotFound"})
+        if "/xet-read-token/" in path:
+            return self._send(404, b"", {})
         commit, files = commit_of(folder), sorted(file.name for file in folder.iterdir())
         revision = path.removeprefix(f"/api/models/{name}").removeprefix(f"/{name}/").strip("/").partition("/")[2]
         if revision and revision.partition("/")[0] not in ("main", TAG, commit):
@@ -133,6 +137,9 @@ class _Answer(BaseHTTPRequestHandler):
     def _file(self, path: Path, headers: Mapping[str, str] = {}) -> None:
         data, broken = path.read_bytes(), self.hub.broken.get(path.name)
         headers = {"ETag": f'"{_etag(path)}"', **headers}
+        if self.hub.xet and path.suffix == ".safetensors":
+            route = f"{self.hub.url}/api/models/org/name/xet-read-token/main"
+            headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": route}
         if broken == "flipped":
             data = data[:-1] + bytes([data[-1] ^ 1])
         self._send(200, data, headers, half=broken == "half")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -172,3 +173,43 @@ def test_digits_stand_at_the_end_of_the_name_alone():
     assert pinned_digits("a-01234567.safetensors") == "01234567"
     for name in ("a-0123456.safetensors", "a-01234567.safetensors.pth", "a.safetensors", "a-0123456g.safetensors"):
         assert pinned_digits(name) is None
+
+
+def test_what_is_no_config_is_not_kept(server, name, model, make_model):
+    """A page that says with status 200 that there is none; then a config.json of other weights; then the right one."""
+    (server.root / CONFIG).write_text("<html>Not here</html>")
+    assert f"{CONFIG} is no {CONFIG} of a model folder" in refusal(server, name)
+    shutil.copy(make_model(seed=5) / CONFIG, server.root)
+    assert "records other weights" in refusal(server, name)
+    shutil.copy(model / CONFIG, server.root)
+    assert resolve(f"{server.url}/{name}", progress=False).folder
+
+
+def test_a_signature_is_not_shown(server, name):
+    """Of an address, and of what it is called in every refusal."""
+    server.refusals = {CONFIG: (403, "", "")}
+    assert "secret" not in refusal(server, f"{name}?X-Signature=secret")
+    for source in (
+        f"http://example.com/{name}?secret",
+        "https://example.com/a?secret",
+        f"https://me:secret@host/{name}",
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            resolve(source)
+        assert "secret" not in str(caught.value)
+
+
+def test_no_proxy_is_asked_for_this_machine(server, name, monkeypatch):
+    """Plain http would leave it that way."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    assert resolve(f"{server.url}/{name}", progress=False).folder
+
+
+def test_what_a_killed_download_left_is_swept_away_later(server, name):
+    models = cache_folder() / "models"
+    for left, age in (("old", 2 * 86400), ("young", 60)):
+        (models / f".half-{left}").mkdir(parents=True)
+        os.utime(models / f".half-{left}", (time.time() - age,) * 2)
+    resolve(f"{server.url}/{name}", progress=False)
+    assert [path.name for path in models.glob(".half-*")] == [".half-young"]

@@ -30,6 +30,7 @@ def test_a_copy_that_was_stopped_is_completed(model, tmp_path):
     (folder / ".download-left").mkdir()
     assert keep(resolve(str(model)), folder) == folder
     assert resolve(str(folder)).folder == folder
+    assert not (folder / ".download-left").exists()
 
 
 def test_weights_under_a_name_of_their_own_get_the_usual_one(model, tmp_path):

@@ -171,3 +171,21 @@ def test_a_bar_is_shown_or_not(hub, tmp_path, progress):
     assert done.returncode == 0, done.stderr
     assert ("Fetching" in done.stderr, "model.safetensors: 100%" in done.stderr) == (progress, progress)
     assert progress or done.stderr == ""
+
+
+def test_a_mirror_that_names_xet_and_has_none_names_the_variable(hub, tmp_path, want):
+    """It passes on the Hub's header of a file, and knows nothing of where it leads."""
+    hub.xet = True
+    try:
+        told = fetch(hub, tmp_path, "org/name", HF_HUB_DISABLE_XET="0")["org/name"]
+        assert told.startswith("ModelError: ")
+        assert "set HF_HUB_DISABLE_XET=1 before starting" in told
+        assert fetch(hub, tmp_path, "org/name") == {"org/name": want}
+    finally:
+        hub.xet = False
+
+
+def test_a_token_that_is_none_is_named_and_not_shown(hub, tmp_path):
+    told = fetch(hub, tmp_path, "org/name", HF_TOKEN="hf_sécret")["org/name"]
+    assert told.startswith("UnknownModel: HF_TOKEN holds characters that no token has")
+    assert "cret" not in told

@@ -13,7 +13,7 @@ import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.errors import TamperedModel
+from nnclr_hub.errors import ModelFilesMissing, TamperedModel
 from nnclr_hub.hub import integrity
 from nnclr_hub.hub.integrity import Pins, check, digest_of, hash_again
 from nnclr_hub.hub.layout import CONFIG, HEADS, WEIGHTS, sha256_of
@@ -98,6 +98,18 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(file, monkeypatch, tmp_
         assert digest_of(file) == digest_of(file) == sha256_of(file)
 
 
+def test_a_user_without_a_home_has_a_cache_folder(monkeypatch):
+    """As in a container that runs under a number of its own."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "NNCLR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache_folder() == Path("~/.cache/nnclr_hub")
+
+
 def test_a_full_disk_costs_time_alone(model, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path\n"
@@ -169,4 +181,25 @@ def test_hashing_again_trusts_no_memory(file, monkeypatch):
     memo.write_text(memo.read_text().replace(sha256_of(file), lie))
     check(file.parent, Pins("registry", {"file": lie}))
     with pytest.raises(TamperedModel, match="is not the published file"):
-        hash_again(file.parent, ("file",), Pins("registry", {"file": lie}))
+        hash_again(file.parent, ("file",), [Pins("registry", {"file": lie})])
+
+
+def test_a_memory_that_says_otherwise_is_not_believed(file, reads):
+    """A good file is not refused for a damaged cache."""
+    digest_of(file)
+    (memo,) = (cache_folder() / "sha256").iterdir()
+    memo.write_text(memo.read_text().replace(sha256_of(file), "0" * 64))
+    check(file.parent, Pins("registry", {"file": sha256_of(file)}))
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_disk_that_cannot_be_read_is_one_sentence(model, tmp_path, name):
+    """A process's own memory stands for it: it is a file, and to read its start is an I/O error."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / name).unlink()
+    (folder / name).symlink_to("/proc/self/mem")
+    for load in (load_encoder, verify):
+        with pytest.raises(
+            ModelFilesMissing, match=rf"{name} cannot be read \(Input/output error\)|mem cannot be read"
+        ):
+            load(str(folder))

@@ -104,6 +104,7 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
         ("local-dir:/nowhere", UnknownModel, "is no folder"),
         ("random:", InvalidRequest, "needs an architecture"),
         ("random:resnet18@x", InvalidRequest, "whole number"),
+        ("random:resnet18@" + "9" * 30, InvalidRequest, "up to 18 digits"),
         ("random:resnet_18", UnknownModel, "resnet18"),
         ("hf-hub:nonsense", InvalidRequest, "ORGANISATION/NAME"),
         ("https://example.com/model", InvalidRequest, "pins no weights"),
@@ -182,3 +183,63 @@ def test_a_file_that_holds_no_encoder_is_refused(copy, name, sentence):
 def test_the_file_in_a_folder_is_the_folder(model):
     found = resolve(str(model / "model.safetensors"))
     assert (found.folder, found.pins.by) == (model, "config.json")
+
+
+@pytest.mark.parametrize("argument", ["checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"])
+def test_a_config_may_not_bring_other_weights(copy, tmp_path, argument):
+    """timm would read a file of that name, which is a pickle, past everything that was verified."""
+    trace = tmp_path / "it ran"
+    torch.save(Trap(trace), tmp_path / "other.pth")
+    edit(copy, lambda fields: fields["model_args"].update({argument: str(tmp_path / "other.pth")}))
+    with pytest.raises(InvalidRequest, match=f"built without {argument}, which would bring weights that nobody verif"):
+        load_encoder(copy)
+    with pytest.raises(InvalidRequest, match=argument):
+        entry_points()["nnclr_resnet18_small_cpu_starter"](weights=copy, num_classes=10)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mean", "abc"),
+        ("mean", [0.5]),
+        ("std", [0, 0, 0]),
+        ("std", [float("nan")] * 3),
+        ("input_size", []),
+        ("input_size", None),
+        ("input_size", "x"),
+        ("input_size", [3, 48, 64]),
+        ("input_size", [3, 10**9, 10**9]),
+        ("crop_pct", "x"),
+        ("crop_pct", 0),
+    ],
+    ids=str,
+)
+def test_a_preprocessing_that_is_none_is_one_sentence(copy, field, value):
+    edit(copy, lambda fields: fields["pretrained_cfg"].update({field: value}))
+    with pytest.raises((InvalidRequest, WeightsMismatch)):
+        load_encoder(copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64], ids=str)
+def test_weights_that_are_no_real_numbers_are_refused(copy, dtype):
+    """Cast, a quantised network's codes would be weights that nobody trained."""
+    edit(copy, lambda fields: fields["nnclr"].pop("sha256"))
+    state = load_file(copy / "model.safetensors")
+    save_file(state | {"conv1.weight": (state["conv1.weight"] * 100).to(dtype)}, copy / "model.safetensors")
+    with pytest.raises(WeightsMismatch, match=r"no real numbers conv1\.weight"):
+        load_encoder(copy)
+
+
+def test_random_weights_are_not_told_of_as_the_trained_ones():
+    encoder = load_encoder(f"random:{default_model()}", device="cpu")
+    assert encoder.config is not None
+    assert encoder.config.nnclr == {}
+    assert resolve(f"random:{default_model()}").pins.by == "nobody"
+
+
+def edit(folder: Path, change) -> None:
+    """Changes the fields of a folder's config.json."""
+    fields = json.loads((folder / "config.json").read_text())
+    change(fields)
+    (folder / "config.json").write_text(json.dumps(fields))

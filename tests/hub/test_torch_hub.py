@@ -153,3 +153,27 @@ def test_an_old_python_reads_a_sentence():
     code = f"import sys; sys.version_info = (3, 8, 1); exec(compile({source!r}, 'hubconf.py', 'exec'))"
     done = run(code, cwd=ROOT)
     assert done.stderr.splitlines()[-1] == "RuntimeError: nnclr_hub needs Python 3.11 or later; this is 3.8."
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_classes": 10, "layers": [2, 2, 2, 3]},
+        {"num_classes": 10, "layers": [2, 2, 2, 1]},
+        {"pretrained_strict": False, "layers": [2, 2, 2, 3]},
+    ],
+    ids=str,
+)
+def test_layers_that_would_stay_random_or_get_lost_are_refused(load, model, arguments):
+    """With num_classes timm passes over them with a log line at most."""
+    with pytest.raises(WeightsMismatch, match=r"other layers than .* has weights of"):
+        load(weights=model, **arguments)
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_an_argument_may_not_bring_other_weights(load, model, make_model, tmp_path, pretrained):
+    torch.save(load_file(make_model(seed=1) / WEIGHTS), tmp_path / "other.pth")
+    weights = model if pretrained else None
+    for arguments in ({"checkpoint_path": str(tmp_path / "other.pth")}, {"pretrained_cfg": {}}):
+        with pytest.raises(InvalidRequest, match="would bring weights that nobody verified"):
+            load(pretrained=pretrained, weights=weights, **arguments)

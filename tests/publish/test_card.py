@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nnclr_hub import list_models, model_info
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import is_ours, model_card, sealed, write_card
 from nnclr_hub.publish.export import export_run
@@ -79,3 +79,30 @@ def test_the_card_lists_the_hash_of_each_file(model):
     assert hashes
     for file, digest in hashes.items():
         assert f"| `{file}` | `{digest}` |" in card_of(model)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("pretrained_cfg", "crop_pct", 0),
+        ("pretrained_cfg", "input_size", []),
+        ("pretrained_cfg", "mean", "abc"),
+        ("nnclr", "metrics", [1]),
+        ("nnclr", "commands", "x"),
+        ("nnclr", "converted", "x"),
+    ],
+)
+def test_a_config_that_cannot_be_told_of_is_one_sentence(model, tmp_path, part, field, value):
+    fields = json.loads((model / "config.json").read_text())
+    fields[part][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(NNCLRHubError):
+        write_card(tmp_path)
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_what_timm_leaves_out_has_timms_defaults(model, tmp_path):
+    fields = json.loads((model / "config.json").read_text())
+    del fields["pretrained_cfg"]["crop_pct"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert "resized (bicubic, antialiased) to 54 pixels" in write_card(tmp_path).read_text()

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.errors import InvalidRequest, TamperedModel, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, ModelError, TamperedModel, WeightsMismatch
 from nnclr_hub.publish.export import export_model, export_run
 
 
@@ -40,7 +42,7 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails)
 
     monkeypatch.setattr(fails, full)
     torch.manual_seed(1)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(ModelError, match=r"cannot be written \(no space left"):
         export_tiny(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == old
 
@@ -163,3 +165,39 @@ def test_the_hub_reads_the_cards_front_matter(tmp_path):
     assert bare.data.eval_results is None
     assert "licence not stated" in bare.text
     assert "Nothing yet." in bare.text
+
+
+def test_nothing_of_somebody_elses_is_written_over(tmp_path):
+    (tmp_path / "README.md").write_text("My project.")
+    with pytest.raises(InvalidRequest, match="holds something else: name a new folder"):
+        export_tiny(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match="holds something else"):
+        export_tiny(tmp_path / "file")
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "file"}
+    assert (tmp_path / "README.md").read_text() == "My project."
+
+
+def test_a_card_that_somebody_edited_stays(tmp_path):
+    folder = export_tiny(tmp_path / "model")
+    (folder / "README.md").write_text("My own words.")
+    export_tiny(folder)
+    assert (folder / "README.md").read_text() == "My own words."
+    export_run(export_tiny(tmp_path / "another"), folder)
+    assert (folder / "README.md").read_text() == "My own words."
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path):
+    """The system's limit on the size of a file stands for it."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from pathlib import Path; from nnclr_hub.errors import ModelError\n"
+        "from nnclr_hub.publish.export import export_run\n"
+        "try: export_run(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "except ModelError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, model, tmp_path / "copy"], capture_output=True, text=True)
+    assert (
+        done.stdout == f"{tmp_path / 'copy'} cannot be written (File too large): make room, or name another folder.\n"
+    )
+    assert list((tmp_path / "copy").iterdir()) == []

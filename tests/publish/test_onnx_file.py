@@ -8,7 +8,7 @@ import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends.probe_batch import probe_pictures
-from nnclr_hub.errors import InvalidRequest, MissingDependency, UnknownModel, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, MissingDependency, ModelError, UnknownModel, WeightsMismatch
 from nnclr_hub.publish import onnx_file
 from nnclr_hub.publish.onnx_file import export_onnx
 
@@ -62,3 +62,10 @@ def test_a_file_with_other_vectors_is_not_written(model, make_model, tmp_path, m
     with pytest.raises(WeightsMismatch, match="other vectors than torch"):
         export_onnx(model, tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_text() == "older"
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(folder, tmp_path):
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(ModelError, match=r"model\.onnx cannot be written \(Is a directory\)"):
+        export_onnx(folder, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

@@ -1,12 +1,16 @@
 """Publishing by the Hub's own client to a stand-in for the Hub: what is sent, when, and what is refused before."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from nnclr_hub import Encoder, load_encoder, push_to_hub
+from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import PublishingError
+from nnclr_hub.hub.copies import keep
+from nnclr_hub.hub.sources import resolve, verify
 from nnclr_hub.publish.card import is_ours
 from nnclr_hub.publish.export import export_run
 from nnclr_hub.publish.upload import publish_model
@@ -196,3 +200,23 @@ def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub
     x = torch.randn(2, 3, 48, 48)
     again = Encoder.from_pretrained(NAME, device="cpu")
     torch.testing.assert_close(torch.from_numpy(again.embed(x)), torch.from_numpy(encoder.embed(x)), atol=1e-5, rtol=0)
+
+
+def test_an_encoder_with_another_preprocessing_goes_with_that_one(hub, folder):
+    encoder = load_encoder(folder, device="cpu")
+    encoder.transform = EvalTransform(replace(encoder.transform.preprocessing, crop_pct=0.5))
+    push_to_hub(encoder, NAME)
+    assert Encoder.from_pretrained(NAME, device="cpu").transform.preprocessing.crop_pct == 0.5
+    assert b"knn20/made_up" not in hub.repositories[NAME].files()["README.md"]
+
+
+def test_a_whole_download_has_the_support_set_as_well(hub, model, tmp_path):
+    bank = torch.nn.functional.normalize(torch.randn(5, 3))
+    heads = {"projection.weight": torch.randn(3, 3)}
+    full = export_run(model, tmp_path / "full", heads=heads, support_set=bank)
+    done = publish_model(full, NAME)
+    assert not (resolve(str(done.source)).folder / "nnclr_support_set.safetensors").exists()
+    copy = keep(resolve(str(done.source), whole=True), tmp_path / "copy")
+    for name in ("nnclr_heads.safetensors", "nnclr_support_set.safetensors", "model.safetensors", "config.json"):
+        assert (copy / name).read_bytes() == (full / name).read_bytes()
+    assert [one.pinned_by for one in verify(str(done.source))] == ["nobody", "Hub", "Hub", "Hub"]

@@ -1,5 +1,6 @@
 """What publishing refuses, with nothing asked of the Hub that could change anything."""
 
+import json
 import shutil
 
 import pytest
@@ -8,9 +9,11 @@ from huggingface_hub import constants
 from publish.hub_server import READ_ONLY, TOKEN, HubServer
 from safetensors.torch import load_file, save
 
+from nnclr_hub import load_encoder, push_to_hub
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, PublishingError, TamperedModel, WeightsMismatch
 from nnclr_hub.hub.layout import sha256_of
 from nnclr_hub.publish.card import is_ours
+from nnclr_hub.publish.remote import _line
 from nnclr_hub.publish.upload import publish_model
 
 # the client itself calls httpx in a way that httpx wants changed
@@ -33,6 +36,14 @@ def test_a_tag_is_never_moved(hub, folder, another):
     assert hub.repositories[NAME].refs["refs/tags/v1.0"] == first.commit != second.commit
     refused(hub, "choose a new tag", folder, NAME, tag="v1.0")
     refused(hub, "choose a new tag", another, NAME, tag="v1.0")
+
+
+def test_a_tag_may_not_have_the_name_of_a_branch(hub, folder):
+    """Who asks for a revision of that name would get the branch."""
+    publish_model(folder, NAME)
+    there = hub.repositories[NAME]
+    there.refs["refs/heads/v2"] = there.refs["refs/heads/main"]
+    refused(hub, "has a branch v2", folder, NAME, tag="v2")
 
 
 def test_a_card_that_somebody_edited_there_stays(hub, folder, another):
@@ -87,6 +98,9 @@ def test_a_folder_that_is_not_whole_is_refused(hub, folder, model, tmp_path):
         ("org/small/more", {}, "ORGANISATION/NAME"),
         ("org/small", {"tag": "not a tag"}, "cannot be a tag"),
         ("org/small", {"tag": "main"}, "cannot be a tag"),
+        ("org/small", {"tag": "v1..2"}, "cannot be a tag"),
+        ("org/small", {"tag": "v1."}, "cannot be a tag"),
+        ("org/small", {"tag": "v1.lock"}, "cannot be a tag"),
         ("org/small", {"tag": "v1", "pr": True}, "leave out --tag, or --pr"),
     ],
 )
@@ -124,3 +138,37 @@ def test_a_hub_that_is_not_there_is_named(folder, monkeypatch):
 
 def test_there_is_no_pull_request_to_what_is_not_there(hub, folder):
     refused(hub, "leave out --pr", folder, NAME, pr=True)
+
+
+def test_a_card_that_is_no_text_is_refused(hub, folder):
+    (folder / "README.md").write_bytes(b"\xff\xfe")
+    refused(hub, "is no UTF-8 text", folder, NAME, kind=WeightsMismatch)
+
+
+def test_only_files_of_a_model_are_sent_whatever_the_config_records(hub, folder):
+    """A folder that somebody else made could name any file of this machine whose hash is known."""
+    secret = folder.parent / "secret"
+    secret.write_text("mine")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["nnclr"]["sha256"]["../secret"] = sha256_of(secret)
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert set(publish_model(folder, NAME).sent) == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_a_sensible_call_is_asked_for_before_anything_is_exported(hub, model, monkeypatch):
+    monkeypatch.setattr("nnclr_hub.publish.push.export_run", None)
+    with pytest.raises(InvalidRequest, match="ORGANISATION/NAME"):
+        push_to_hub(load_encoder(model, device="cpu"), "..")
+
+
+def test_a_token_that_is_none_is_named_and_not_shown(hub, folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_sécret")
+    with pytest.raises(PublishingError, match="HF_TOKEN holds characters that no token has") as caught:
+        publish_model(folder, NAME)
+    assert "cret" not in str(caught.value)
+
+
+def test_an_address_in_a_message_has_no_signature():
+    assert _line(OSError("500 for url 'http://host/large/1?X-Signature=abc' (try)")) == (
+        "500 for url 'http://host/large/1' (try)"
+    )

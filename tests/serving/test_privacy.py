@@ -36,6 +36,7 @@ def test_paths_are_shortened_to_their_last_name(sentence, told):
         ("nnclr_resnet18_small_cpu_starter", "nnclr_resnet18_small_cpu_starter"),
         ("/srv/models/mine", "mine"),
         ("./mine", "mine"),
+        ("https://host/mine-01234567.safetensors?signature=1", "https://host/mine-01234567.safetensors"),
         ("local-dir:/srv/models/mine", "mine"),
         ("file:///srv/models/mine/", "mine"),
         ("hf-hub:org/repo@1234", "hf-hub:org/repo@1234"),

@@ -1,0 +1,89 @@
+"""A checkpoint of another project by its parts: which tensors lie where, without wrappers' prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, strided
+
+from nnclr_hub.errors import InvalidRequest
+
+State = dict[str, Tensor]
+CONTAINERS = ("state_dict", "teacher", "student", "model")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint by its parts.
+
+    keys: of the outermost dictionary, but for tensors, with the number of tensors below each.
+    sections: tensors by container; "" for those that stand at the top. Wrappers' prefixes are off.
+    """
+
+    keys: Mapping[str, int]
+    sections: Mapping[str, State]
+
+    def groups(self, section: str) -> set[str]:
+        """First parts of the names there."""
+        return {key.partition(".")[0] for key in self.sections.get(section, ())}
+
+    @property
+    def main(self) -> str:
+        """The container that holds the weights where there is but one."""
+        return next(iter(self.sections), "")
+
+
+def contents_of(checkpoint: Any, origin: str) -> Contents:
+    """Sorts a checkpoint's tensors by container.
+
+    Raises:
+        InvalidRequest: there are none, or networks in several.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise InvalidRequest(
+            f"{origin} holds a {type(checkpoint).__name__} and no dictionary of tensors: name another."
+        )
+    sections = {name: _tensors(checkpoint[name]) for name in CONTAINERS if isinstance(checkpoint.get(name), Mapping)}
+    sections |= {"": _tensors(checkpoint)}
+    sections = {name: _unwrapped(state, origin) for name, state in sections.items() if state}
+    if not sections and "classy_state_dict" not in checkpoint:
+        raise InvalidRequest(f"{origin} holds no tensors under {', '.join(CONTAINERS)} or at the top: name another.")
+    networks = [name or "the top" for name, state in sections.items() if _is_network(state)]
+    if len(networks) > 1 and set(networks) != {"teacher", "student"}:
+        raise InvalidRequest(
+            f"{origin} holds networks under {' and '.join(networks)}, and it could be any: save the one you mean alone."
+        )
+    others = {str(key): value for key, value in checkpoint.items() if not isinstance(value, Tensor)}
+    counts = {key: len(_tensors(value)) if isinstance(value, Mapping) else 0 for key, value in others.items()}
+    return Contents(counts, sections)
+
+
+def _tensors(value: Mapping[Any, Any]) -> State:
+    """Those that hold their numbers themselves: no quantised, sparse or empty ones, which other code must read."""
+    return {
+        str(key): tensor
+        for key, tensor in value.items()
+        if isinstance(tensor, Tensor) and tensor.layout is strided and not (tensor.is_meta or tensor.is_quantized)
+    }
+
+
+def _is_network(state: State) -> bool:
+    """Whether there are convolutions, as in a backbone and in no head."""
+    return any(value.ndim == 4 for value in state.values())
+
+
+def _unwrapped(state: State, origin: str) -> State:
+    """Names without what torch.compile and data parallel training put before them.
+
+    Raises:
+        InvalidRequest: then two tensors have one name.
+    """
+    names = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in state}
+    if len(set(names.values())) < len(names):
+        raise InvalidRequest(f"{origin} holds a network twice, compiled and not: save the one you mean alone.")
+    state = {names[key]: value for key, value in state.items()}
+    while state and all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
