@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from nnclr_hub.encoder.decoding import Picture, Source, decode_scaled
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 
+LARGEST_SIDE = 4096  # pixels
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
@@ -37,23 +38,47 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING:
             raise InvalidRequest(f"Interpolation {self.interpolation!r} is none of {', '.join(_RESAMPLING)}.")
-        if self.input_size < 1 or not 0 < self.crop_pct <= 1:
+        if not 1 <= self.input_size <= LARGEST_SIDE or not 0 < self.crop_pct <= 1:
             raise InvalidRequest(
                 f"An input of {self.input_size} pixels cut from a share of {self.crop_pct} is not possible: "
-                "input_size must be positive and crop_pct in (0, 1]."
+                f"input_size must be from 1 to {LARGEST_SIDE} and crop_pct in (0, 1]."
+            )
+        channels = [*self.mean, *self.std]
+        if not len(self.mean) == len(self.std) == 3 or not all(map(math.isfinite, channels)) or min(self.std) <= 0:
+            raise InvalidRequest(
+                f"mean {list(self.mean)} and std {list(self.std)} cannot normalise RGB: three finite numbers each, and "
+                "std above 0."
             )
 
     @classmethod
     def from_pretrained_cfg(cls, config: Mapping[str, Any]) -> Self:
-        """Reads timm's names; what is left out has timm's defaults, which are those of this class."""
-        interpolation = str(config.get("interpolation"))
-        return cls(
-            input_size=int(config.get("input_size", (cls.input_size,))[-1]),
-            crop_pct=float(config.get("crop_pct") or cls.crop_pct),
-            mean=tuple(map(float, config.get("mean") or cls.mean)),
-            std=tuple(map(float, config.get("std") or cls.std)),
-            interpolation=interpolation if interpolation in _RESAMPLING else cls.interpolation,
-        )
+        """Reads timm's names; what is left out has timm's defaults, which are those of this class.
+
+        Raises:
+            WeightsMismatch: no preprocessing that we could do.
+        """
+        named = config.get("interpolation")
+        try:
+            return cls(
+                input_size=_side(config.get("input_size", (cls.input_size,))),
+                crop_pct=float(config.get("crop_pct") or cls.crop_pct),
+                mean=tuple(map(float, config.get("mean") or cls.mean)),
+                std=tuple(map(float, config.get("std") or cls.std)),
+                interpolation=cls.interpolation if named in (None, "", "random") else str(named),
+            )
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            reason = str(error).partition(":")[0].rstrip(".")
+            raise WeightsMismatch(
+                f"This preprocessing cannot be done ({reason}): correct pretrained_cfg in the model's config.json, or "
+                "export the model again."
+            ) from error
+
+
+def _side(size: Sequence[int]) -> int:
+    """Of timm's (channels, height, width)."""
+    if len({*size[-2:]}) > 1:
+        raise InvalidRequest(f"An input of {size[-1]} x {size[-2]} pixels is not square.")
+    return int(size[-1])
 
 
 class EvalTransform:

@@ -25,6 +25,7 @@ from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, Tamp
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS
 
 _NAME = re.compile(r"-([0-9a-f]{8,64})\.safetensors")
+_PAGE = re.compile(r"https://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)/?")
 _CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
 LARGEST_CONFIG = 1 << 20  # bytes
@@ -79,6 +80,9 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
 def _require_pinned(address: str) -> str:
     _require_safe(address)
     digits = pinned_digits(urlsplit(address).path)
+    page = _PAGE.fullmatch(address)
+    if page is not None:
+        raise InvalidRequest(f"{address} is a page and no file: write hf-hub:{page[1]}.")
     if digits is None:
         raise InvalidRequest(
             f"{address} pins no weights: it must end in -<at least 8 hex digits of the sha256>.safetensors, with a "

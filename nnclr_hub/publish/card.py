@@ -12,17 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.snippets import loading
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose licence nobody has stated
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """
 # {name}
 
@@ -91,8 +94,8 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
     """
-    about, preprocessing = config.nnclr, config.pretrained_cfg
-    size = preprocessing["input_size"][-1]
+    about, preprocessing = config.nnclr, Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    size = preprocessing.input_size
     source = f"hf-hub:{repository}" + (f"@{revision}" if revision else "") if repository else f"./{name}"
     body = _BODY.format(
         name=name,
@@ -100,11 +103,11 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         dim=config.num_features,
         origin=_origin(about),
         loading=loading(name, config, repository, revision),
-        interpolation=preprocessing["interpolation"],
-        resize=math.floor(size / preprocessing["crop_pct"]),
+        interpolation=preprocessing.interpolation,
+        resize=math.floor(size / preprocessing.crop_pct),
         size=size,
-        mean=list(preprocessing["mean"]),
-        std=list(preprocessing["std"]),
+        mean=list(preprocessing.mean),
+        std=list(preprocessing.std),
         pooled="the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map",
         metrics=_table(about, source),
         training=_training(about),
@@ -118,6 +121,16 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     return sealed("\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body)
 
 
+def require_repository(name: str) -> None:
+    """Refuses what cannot be a repository on the Hub.
+
+    Raises:
+        InvalidRequest: says how one is written.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        raise InvalidRequest(f"{name!r} is no repository: write ORGANISATION/NAME.")
+
+
 def write_card(
     folder: Path, *, repository: str | None = None, revision: str | None = None, overwrite: bool = False
 ) -> Path:
@@ -126,12 +139,20 @@ def write_card(
     Raises:
         ModelFilesMissing, WeightsMismatch: there is no config.json, or none of ours.
         InvalidRequest: the README there was edited, and `overwrite` is not given.
+        ModelError: it cannot be written; the old one is as it was.
     """
     config, path = read_config(folder), Path(folder) / CARD
     if path.exists() and not is_ours(path.read_text("utf-8", "replace")) and not overwrite:
         raise InvalidRequest(f"{path} was edited by hand: give --overwrite to lose the edits, or keep it as it is.")
     name = repository.partition("/")[2] if repository else Path(folder).resolve().name
-    path.write_text(model_card(name, config, repository=repository, revision=revision), "utf-8")
+    half = path.with_name(f".{path.name}.{os.getpid()}")  # a full disk must not cost the old one
+    try:
+        half.write_text(model_card(name, config, repository=repository, revision=revision), "utf-8")
+        half.replace(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written ({error.strerror}): make room, or copy the folder.") from error
+    finally:
+        half.unlink(missing_ok=True)
     return path
 
 

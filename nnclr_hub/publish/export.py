@@ -30,7 +30,7 @@ from nnclr_hub.hub.layout import (
     sha256_of,
 )
 from nnclr_hub.hub.sources import resolve
-from nnclr_hub.publish.card import NO_LICENSE, model_card
+from nnclr_hub.publish.card import NO_LICENSE, is_ours, model_card
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,9 +64,10 @@ def export_model(
         dtype: "fp32" or "fp16".
 
     Raises:
-        InvalidRequest: another dtype, or provenance that JSON cannot hold.
+        InvalidRequest: another dtype, provenance that JSON cannot hold, or a folder that holds something else.
         WeightsMismatch: weights that are not finite, or not those of `architecture` with `model_args`.
     """
+    _require_ours(Path(folder))
     state = _tensors({"": backbone}, dtype)
     head_state = _tensors(heads or {}, "fp32")
     name = timm_name(architecture)
@@ -107,13 +108,13 @@ def export_run(
 
     Raises:
         ModelFilesMissing: the run has no encoder yet.
-        InvalidRequest: the target holds something else.
+        InvalidRequest: the target holds something else, or a card that somebody edited.
         TamperedModel, WeightsMismatch: the source is not whole.
     """
     run, folder = Path(run), Path(folder)
     source = encoder_of(run)
-    if _is_foreign(folder):
-        raise InvalidRequest(f"{folder} holds something else: name a new folder.")
+    _require_ours(folder)
+    _require_unedited(folder / CARD)
     config = resolve(f"local-dir:{source}").config
     found = weights if weights is not None else read_weights(source)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
@@ -182,6 +183,21 @@ def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping
         load_state(create_backbone(name, model_args=arguments), state, "this encoder")
 
 
+def _require_ours(folder: Path) -> None:
+    """Refuses to write over what is no model folder of ours.
+
+    Raises:
+        InvalidRequest: names the folder.
+    """
+    if _is_foreign(folder):
+        raise InvalidRequest(f"{folder} holds something else: name a new folder.")
+
+
+def _require_unedited(card: Path) -> None:
+    if card.is_file() and not is_ours(card.read_text("utf-8", "replace")):
+        raise InvalidRequest(f"{card} was edited by hand, and would be lost: move it away, or name a new folder.")
+
+
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder holds files, and they are no model folder that we wrote."""
     if not folder.exists():
@@ -228,6 +244,9 @@ def _write(
 
     Until the moves begin an older model stays as it was; should the machine stop between two of them, the
     hashes in config.json tell, and the folder is refused rather than half old and half new.
+
+    Raises:
+        OSError: there is no room, or no right to write; it names the folder.
     """
     from safetensors.torch import save
 
@@ -253,6 +272,10 @@ def _write(
                 (folder / name).unlink(missing_ok=True)
         for name in (*(name for name in files if name != WEIGHTS), WEIGHTS, CARD, CONFIG):
             os.replace(half / name, folder / name)
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = str(folder)  # of a full disk the system does not say where
+        raise
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder

@@ -22,7 +22,7 @@ from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_pictures
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, onnx_bytes, onnx_session
 from nnclr_hub.encoder.encoder import load_encoder
-from nnclr_hub.errors import InvalidRequest, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 
 LOWEST_COSINE = 0.9999
 
@@ -85,6 +85,8 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     try:
         half.write_bytes(model)
         half.replace(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written ({error.strerror}): name another file, or make room.") from error
     finally:
         half.unlink(missing_ok=True)
     return ONNXFile(path, cosine)

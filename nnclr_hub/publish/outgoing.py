@@ -50,7 +50,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     """
     folder = Path(folder)
     config = read_config(folder)
-    recorded = config.nnclr.get("sha256") or {}
+    recorded = config.sha256
     if WEIGHTS not in recorded:
         raise WeightsMismatch(f"{folder} records no hash of its weights: make a folder to publish by `nnclr export`.")
     for name in recorded:
@@ -59,7 +59,12 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     for name, digest in recorded.items():
         if sha256_of(folder / name) != digest:  # read anew, whatever is remembered of the file
             raise TamperedModel(f"{folder / name} is not the file that its {CONFIG} records: export the model again.")
-    load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
+    encoder = load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
+    if encoder.embed_dim != config.num_features:
+        raise WeightsMismatch(
+            f"{folder / CONFIG} speaks of vectors of {config.num_features} numbers, and the network gives "
+            f"{encoder.embed_dim}: export the model again."
+        )
     for name in recorded:
         if name.endswith(".safetensors"):
             _require_finite(folder, name)
