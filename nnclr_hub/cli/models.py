@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
+from nnclr_hub.hub.layout import WEIGHTS
 
+_BY = {
+    "registry": "as recorded by the registry",
+    "address": "as its address says",
+    "config.json": "as recorded by config.json",
+    "nobody": "recorded nowhere",
+}
 Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:org/repo@revision, a model folder, ...")]
 
 
@@ -32,16 +40,16 @@ def models(as_json: Json = False) -> None:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name", "network", "dim", "input", "weights", "measured"):
-        table.add_column(column, no_wrap=column == "name", overflow="fold")
+    for column in ("name and what was measured", "network", "dim", "input", "weights"):
+        table.add_column(column, overflow="fold")
     for model in MODELS.values():
+        measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
         table.add_row(
-            model.name,
+            "\n".join([model.name, *measured]),
             f"{model.architecture}\n{model.parameters / 1e6:.1f} M",
             str(model.embed_dim),
             f"{model.input.size} px",
             model.repository or "here",
-            "\n".join(f"{name} {value:.3f}" for name, value in model.metrics.items()),
         )
     out.print(table)
     out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
@@ -88,31 +96,41 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
 
 
 def _in_words(value: Any) -> str:
-    """A mapping as lines; None as what it means of a repository, revision or folder."""
+    """A mapping as lines, one in it as indented ones; None as what it means of a repository, revision or folder."""
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {one}" for name, one in value.items())
+        inner = {
+            name: "\n" + indent(_in_words(one), "  ") if isinstance(one, Mapping) and one else f" {one}"
+            for name, one in value.items()
+        }
+        return "\n".join(f"{name}:{text}" for name, text in inner.items())
     return "none" if value is None else str(value)
 
 
 def download(
     source: Source,
     to: Annotated[Path | None, typer.Option("--to", help="Copy the model folder there as well.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Fetch an encoder while there is a network, verify it, and say where it lies.
 
     Example: nnclr download hf-hub:org/repo@v1.0 --to models/repo
     """
-    from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.copies import keep
     from nnclr_hub.hub.sources import resolve
 
     found = resolve(source, whole=True)
-    if to is not None:
-        out.print(f"{source} is in {keep(found, to)}")
-    elif found.folder is not None:
-        out.print(f"{source} is in {found.folder}")
-    else:
+    folder = keep(found, to) if to is not None else found.folder
+    if folder is None:
+        from nnclr_hub.encoder.encoder import load_encoder
+
         load_encoder(source, device="cpu")  # timm fetches in the making
+    if as_json:
+        print_json({"source": source, "folder": None if folder is None else str(folder)})
+    elif folder is not None:
+        out.print(f"{source} is in {folder}")
+    elif found.seed is not None:
+        out.print(f"{source} is made from its seed: there is nothing to fetch")
+    else:
         out.print(f"{source} is timm's, which keeps its weights in HF_HUB_CACHE")
 
 
@@ -121,17 +139,22 @@ def verify(source: Source, as_json: Json = False) -> None:
 
     Example: nnclr verify ./my-model
     """
-    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.sources import resolve
     from nnclr_hub.hub.sources import verify as hash_files
 
     files = hash_files(source)
+    from nnclr_hub.encoder.encoder import load_encoder  # torch, which a refused name need not wait for
+
+    gone = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
     load_encoder(source, device="cpu")  # refuses weights that are missing, left over, or no numbers
     if as_json:
-        print_json({"source": source, "files": [asdict(one) for one in files]})
+        print_json({"source": source, "files": [asdict(one) for one in files], "missing": gone})
         return
     for one in files:
-        out.print(f"{one.sha256}  {one.name}  (as recorded by {one.pinned_by})")
+        out.print(f"{one.sha256}  {one.name}  ({_BY[one.pinned_by]})")
     out.print("Every weight of the architecture is there, none is left over, and all are finite.")
+    if gone:
+        err.print(f"Recorded, but not there: {', '.join(gone)}; the encoder loads without.", soft_wrap=True)
     if not any(one.pinned_by in ("registry", "address") for one in files):
         err.print(
             "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",

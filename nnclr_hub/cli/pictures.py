@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -110,7 +109,7 @@ def index(
         from nnclr_hub.cli.uploads import upload
 
         options = {"source": source, "workers": workers, "shrink": shrink, "prune": prune}
-        report, total = upload(server, os.environ.get(api_key_env), collection, photos, model=model, **options)
+        report, total = upload(server, api_key_env, collection, photos, model=model, **options)
     else:
         report, total = _index(photos, collection, store, model, prune, backend)
     if as_json:

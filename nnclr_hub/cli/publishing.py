@@ -74,6 +74,7 @@ def export(
 def onnx(
     source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
     file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
+    as_json: Json = False,
 ) -> None:
     """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
 
@@ -82,6 +83,9 @@ def onnx(
     from nnclr_hub.publish.onnx_file import export_onnx
 
     written = export_onnx(source, file)
+    if as_json:
+        print_json({"written": str(written.path), "cosine": written.cosine})
+        return
     checked = "not compared with torch, for ONNX Runtime is not installed"
     if written.cosine is not None:
         checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
@@ -96,20 +100,28 @@ def card(
     revision: Annotated[str | None, typer.Option("--tag", help="Tag or commit that they name.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md instead of printing it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Even if it was edited by hand.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show or write the model card: how to load it, what was measured, the terms, how to cite it.
 
     Example: nnclr card models/photos --write
     """
     from nnclr_hub.hub.layout import read_config
-    from nnclr_hub.publish.card import model_card, write_card
+    from nnclr_hub.publish.card import model_card, require_repository, write_card
 
+    if repository is not None:
+        require_repository(repository)
+    elif revision is not None:
+        raise InvalidRequest(f"--tag {revision} is of a repository: name that too, by --repo ORGANISATION/NAME.")
+    if overwrite and not write:
+        raise InvalidRequest("--overwrite goes with --write: without it the card is printed and nothing written.")
     if write:
         written = write_card(folder, repository=repository, revision=revision, overwrite=overwrite)
-        out.print(f"written: {written}")
+        print_json({"written": str(written)}) if as_json else out.print(f"written: {written}")
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
-    typer.echo(model_card(name, read_config(folder), repository=repository, revision=revision), nl=False)
+    text = model_card(name, read_config(folder), repository=repository, revision=revision)
+    print_json({"card": text}) if as_json else typer.echo(text, nl=False)
 
 
 def publish(
@@ -138,17 +150,19 @@ def publish(
     if as_json:
         print_json({**asdict(done), "source": done.source, "dry_run": dry_run})
         return
-    will = "would " if dry_run else ""
+    say = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
+    if dry_run:
+        say = {verb: f"would {verb}" for verb in say}
     if done.created:
-        out.print(f"{will}create {repository}{' (private)' if private else ''}")
+        out.print(f"{say['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
     for name, size in done.sent.items():
-        out.print(f"{will}send {name} ({size:,} bytes)")
+        out.print(f"{say['send']} {name} ({size:,} bytes)")
     for name in done.removed:
-        out.print(f"{will}remove {name}")
+        out.print(f"{say['remove']} {name}")
     if not done.sent and not done.removed:
         out.print("nothing has changed: no commit")
     if done.tag:
-        out.print(f"{will}set the tag {done.tag}")
+        out.print(f"{say['set']} the tag {done.tag}" if done.tagged else f"the tag {done.tag} stands there already")
     if done.pull_request:
         out.print(f"pull request {done.pull_request}")
     if not dry_run:

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 it could not be done; 2 the call was wrong.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -35,6 +36,11 @@ Backend = Annotated[
     ),
 ]
 DEFAULT_STORE = "nnclr-store"
+# verbs that keep what they have done, and how the next call takes it up
+GO_ON = {
+    **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to go on"),
+    "pretrain": "go on with --resume",
+}
 
 
 class OneSentence(TyperGroup):
@@ -46,10 +52,13 @@ class OneSentence(TyperGroup):
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
-            err.print("Interrupted.")
+            way_on = GO_ON.get(ctx.invoked_subcommand)
+            err.print(f"Interrupted: {way_on}." if way_on else "Interrupted.", soft_wrap=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output went away, as `| head` does
             raise typer.Exit(1) from None
+        except OSError as error:  # a full disk or a folder of somebody else's, wherever it is met
+            fail(_of_the_system(error))
 
 
 def fail(error: NNCLRHubError) -> None:
@@ -60,6 +69,15 @@ def fail(error: NNCLRHubError) -> None:
     """
     err.print(f"{_speaker()}Error: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
+
+
+def _of_the_system(error: OSError) -> NNCLRHubError:
+    """What the operating system refuses, as one sentence."""
+    reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    place = f"{error.filename} cannot be read or written" if error.filename else "A file cannot be read or written"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    way_on = "make room, or name a place on another disk" if full else "check its path and whether it is yours"
+    return NNCLRHubError(f"{place} ({reason}): {way_on}.")
 
 
 def _speaker() -> str:

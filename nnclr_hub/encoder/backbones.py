@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nnclr_hub.encoder import cifar_resnet  # noqa: F401  registers its architectures with timm
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.layout import WEIGHTS, read_config
+from nnclr_hub.hub.repositories import network_errors, require_endpoint
 
 # the paper's names for timm's
 ALIASES = {
@@ -73,6 +74,7 @@ def create_backbone(
     name = timm_name(architecture)
     if pretrained:
         _require_published(name)
+        _require_reachable(name)
     args = _of_the_network(name, model_args or {})
     if image_size is not None and sized(name):
         args.setdefault("img_size", image_size)
@@ -80,15 +82,43 @@ def create_backbone(
         with _hub_kept_quiet():
             return timm.create_model(name, pretrained=pretrained, **{"num_classes": 0, **args})
     except OSError as error:  # huggingface_hub's errors are OSErrors, some of them ValueErrors as well
-        from huggingface_hub import constants
-
-        what = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else f"connect to {constants.ENDPOINT}"
-        raise ModelFilesMissing(
-            f"timm's weights for {name} are not in the cache {constants.HF_HUB_CACHE} and cannot be fetched "
-            f"({type(error).__name__}): {what}, set HF_HUB_CACHE to a folder that has them, or give a model folder."
-        ) from error
+        raise _not_fetched(name) from error
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise InvalidRequest(f"{name} cannot be built with {args}: {_in_a_line(error)}") from error
+        raise InvalidRequest(
+            f"{name} cannot be built with {args} ({_in_a_line(error).rstrip('.')}): correct these arguments."
+        ) from error
+
+
+def _not_fetched(name: str) -> ModelFilesMissing:
+    from huggingface_hub import constants
+
+    what = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else f"connect to {constants.ENDPOINT}"
+    return ModelFilesMissing(
+        f"timm's weights for {name} are not in the cache {constants.HF_HUB_CACHE} and cannot be fetched: {what}, set "
+        "HF_HUB_CACHE to a folder that has them, or give a model folder."
+    )
+
+
+def _require_reachable(name: str) -> None:
+    """Asks the Hub once for weights that are not in its cache: timm would try for most of a minute, and say nothing.
+
+    Raises:
+        ModelFilesMissing: nobody answers.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    repository = getattr(_pretrained_cfg(name), "hf_hub_id", None)
+    files = ("model.safetensors", "pytorch_model.bin")
+    if not repository or any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
+        return
+    require_endpoint()
+    try:
+        HfApi().model_info(repository, timeout=10)
+    except HfHubHTTPError:  # it has answered; what, timm meets again
+        return
+    except (*network_errors(), ConnectionError, TimeoutError, OfflineModeIsEnabled) as error:
+        raise _not_fetched(name) from error
 
 
 def _of_the_network(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Preprocessing:
             WeightsMismatch: a field is not of its kind, or the input is not square.
             InvalidRequest: a value is not possible.
         """
-        interpolation = str(config.get("interpolation"))
+        named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
             read = {
@@ -74,8 +74,8 @@ class Preprocessing:
             raise WeightsMismatch(
                 f"pretrained_cfg has the input_size {list(size)}, and only squares (3, S, S) are read."
             )
-        known = interpolation if interpolation in _RESAMPLING else cls.interpolation
-        return cls(input_size=size[-1], interpolation=known, **read)
+        interpolation = cls.interpolation if named in (None, "", "random") else str(named)
+        return cls(input_size=size[-1], interpolation=interpolation, **read)
 
 
 class EvalTransform:

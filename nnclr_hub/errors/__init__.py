@@ -44,6 +44,7 @@
     │   ├── JobNotFound
     │   ├── RequestTooLarge         too many bytes or pictures in one request
     │   ├── RequestTooSlow          its body did not come in time
+    │   ├── Unauthorized            the server wants a key, and this was none
     │   ├── ServerUnreachable       no server of ours answers at the address
     │   └── PortInUse               another program listens there
     └── MissingDependency           an optional package is not installed
@@ -77,6 +78,7 @@ from nnclr_hub.errors.service import (
     RequestTooSlow,
     ServerUnreachable,
     ServiceError,
+    Unauthorized,
 )
 from nnclr_hub.errors.store import (
     CollectionExists,
@@ -139,6 +141,7 @@ __all__ = [
     "TamperedModel",
     "TrainingDiverged",
     "TrainingError",
+    "Unauthorized",
     "UnknownModel",
     "UnknownRecipe",
     "UnknownSetting",

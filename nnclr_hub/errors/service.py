@@ -57,6 +57,12 @@ class RequestTooSlow(ServiceError):
     code = "request_too_slow"
 
 
+class Unauthorized(ServiceError):
+    """The server wants a key, and was given none or a wrong one."""
+
+    code = "unauthorized"
+
+
 class ServerUnreachable(ServiceError):
     """No server answers at the address, or something else does."""
 

@@ -35,6 +35,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config
 
 _NAME = re.compile(r"-([0-9a-f]{8,64})\.safetensors")
+_PAGE = re.compile(r"https://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)/?")
 _CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
 LARGEST_CONFIG = 1 << 20  # bytes
@@ -137,6 +138,9 @@ def _sweep(place: Path) -> None:
 def _require_pinned(address: str) -> str:
     _require_safe(address)
     digits = pinned_digits(urlsplit(address).path)
+    page = _PAGE.fullmatch(address)
+    if page is not None:
+        raise InvalidRequest(f"{address} is a page and no file: write hf-hub:{page[1]}.")
     if digits is None:
         raise InvalidRequest(
             f"{without_query(address)} pins no weights: it must end in -<at least 8 hex digits of the "

@@ -111,10 +111,20 @@ def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
             f"{path} was written by a later version of nnclr_hub (format {version}; this one reads up to "
             f"{FORMAT_VERSION}): update nnclr_hub."
         )
-    known = all(isinstance(ours.get(name, {}), dict) for name in TABLES)
-    known = known and all(isinstance(one, str) and len(one) == 64 for one in ours.get("sha256", {}).values())
-    if not isinstance(version, int) or not known:
+    if not isinstance(version, int) or not _is_block(ours):
         raise WeightsMismatch(f"{path} has a block nnclr that is none of ours: fetch or export the model again.")
+
+
+def _is_block(ours: Mapping[str, Any]) -> bool:
+    """Whether the fields that verification and the card read are of their types."""
+    if not all(isinstance(ours.get(name) or {}, dict) for name in TABLES):
+        return False
+    hashes, metrics, converted = (ours.get(name) or {} for name in ("sha256", "metrics", "converted"))
+    return (
+        all(isinstance(one, str) and len(one) == 64 for one in hashes.values())
+        and all(isinstance(one, int | float) and not isinstance(one, bool) for one in metrics.values())
+        and (not converted or {"from", "branch", "file", "sha256"} <= converted.keys())
+    )
 
 
 def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
@@ -148,12 +158,12 @@ def require(folder: Path, name: str) -> Path:
     """
     path = Path(folder) / name
     if not path.is_file():
-        there = (
-            "the folder does not exist"
-            if not Path(folder).is_dir()
-            else "a model folder holds " + " and ".join((CONFIG, WEIGHTS))
+        if not Path(folder).is_dir():
+            what = "is a file and no model folder" if Path(folder).is_file() else "does not exist"
+            raise ModelFilesMissing(f"{folder} {what}: give a model folder, as `nnclr export` or `download` makes it.")
+        raise ModelFilesMissing(
+            f"{path} is missing: a model folder holds {CONFIG} and {WEIGHTS}; fetch or export the model again."
         )
-        raise ModelFilesMissing(f"{path} is missing: {there}; fetch or export the model again.")
     return path
 
 

@@ -162,4 +162,7 @@ def model_info(name: str) -> ModelInfo:
             f"{ARCHITECTURES[name]} is the network untrained."
         )
     close = get_close_matches(name, [*MODELS, *ARCHITECTURES], n=1)
-    raise UnknownModel(f"No model is called {name!r}: {f'did you mean {close[0]!r}?' if close else f'{there_are}.'}")
+    raise UnknownModel(
+        f"No model is called {name!r}, and no folder here is: "
+        f"{f'did you mean {close[0]!r}?' if close else f'{there_are}, or give a model folder.'}"
+    )

@@ -35,12 +35,15 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
         ModelFilesMissing: there is no network and the cache does not have it.
         ModelError: it could not be fetched.
     """
-    repository, _, revision = reference.partition("@")
+    repository, at, revision = reference.partition("@")
+    if at and not revision:  # as `@$TAG` gives where TAG is not set: main is not what was meant
+        raise InvalidRequest(f"hf-hub:{reference} names no revision after the @: write a tag or commit, or no @.")
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidRequest(f"hf-hub:{reference} is no repository: write hf-hub:ORGANISATION/NAME[@REVISION].")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    require_endpoint()
     try:
         folder = Path(
             snapshot_download(
@@ -140,6 +143,20 @@ def _unreachable(error: BaseException) -> str | None:
     if names & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError"}:
         return f"{constants.ENDPOINT} cannot be reached: connect, check HF_ENDPOINT and HTTPS_PROXY"
     return None
+
+
+def require_endpoint() -> None:
+    """Refuses an HF_ENDPOINT that is no web address.
+
+    Raises:
+        InvalidRequest: names the variable.
+    """
+    from huggingface_hub import constants
+
+    if not re.match(r"https?://[^/]", constants.ENDPOINT):
+        raise InvalidRequest(
+            f"HF_ENDPOINT is {constants.ENDPOINT!r}, no web address: set it to https://HOST, or unset it."
+        )
 
 
 def _silent() -> type:

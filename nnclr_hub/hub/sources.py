@@ -30,6 +30,7 @@ from nnclr_hub.hub.repositories import download
 
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     if os.path.isdir(path):
         return _folder(path)
     if colon or "/" in source or "\\" in source or source.startswith("."):
-        raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists.")
+        hint = f", or hf-hub:{source} if it is on the Hub" if _ON_THE_HUB.fullmatch(source) else ""
+        raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists{hint}.")
     model_info(name)  # says that it has no weights yet, or which name is the nearest
     raise AssertionError(name)
 

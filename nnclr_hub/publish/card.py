@@ -25,6 +25,7 @@ from nnclr_hub.publish.snippets import loading
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose licence nobody has stated
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """
 # {name}
 
@@ -121,6 +122,16 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         citation=_PAPER if "method" in about else "The work that these weights come from.",
     )
     return sealed("\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body)
+
+
+def require_repository(name: str) -> None:
+    """Refuses what cannot be a repository on the Hub.
+
+    Raises:
+        InvalidRequest: says how one is written.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        raise InvalidRequest(f"{name!r} is no repository: write ORGANISATION/NAME.")
 
 
 def write_card(

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
+from nnclr_hub.hub.layout import CONFIG
 
+_NAMED = 3  # classes in the sentence that refuses them
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -31,6 +33,8 @@ def read_checkpoint(path: Path) -> Any:
         InvalidRequest: it holds an object of a class that is not let in; the sentence names it, and nothing was run.
         WeightsMismatch: it is damaged, or no checkpoint.
     """
+    if (path / CONFIG).is_file():
+        raise InvalidRequest(f"{path} is a model folder already, which every door loads: there is nothing to convert.")
     if not path.is_file():
         raise ModelFilesMissing(f"{path} is no file: give the checkpoint itself, a .pth, .ckpt or .safetensors.")
     if path.suffix == ".safetensors":
@@ -42,14 +46,17 @@ def read_checkpoint(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         names = _not_let_in(path, error)
         if not names:
-            raise _damaged(path, error) from error
+            raise _no_checkpoint(path) from error
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise InvalidRequest(
-            f"{path} holds {', '.join(names)}, and to read that would run code of the file, so nothing of it was: if "
-            "you trust where it is from, load it there and save its tensors alone, by "
-            "torch.save(checkpoint['state_dict'], FILE)."
+            f"{path} holds {', '.join(names[:_NAMED])}{more}, and to read that would run code of the file, so nothing "
+            "of it was: if you trust where it is from, load it there and save its tensors alone, by "
+            "torch.save(checkpoint['state_dict'], FILE), or of a whole network its state_dict()."
         ) from error
+    except PermissionError:
+        raise
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise _damaged(path, error) from error
+        raise _no_checkpoint(path) from error
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -70,6 +77,15 @@ def _not_let_in(path: Path, error: Exception) -> list[str]:
     except (RuntimeError, ValueError, OSError, pickle.UnpicklingError):  # a file of torch before 1.6
         found = []
     return sorted(found) or _GLOBAL.findall(str(error))[:1]
+
+
+def _no_checkpoint(path: Path) -> WeightsMismatch:
+    """Without torch's own reason, which speaks of its options and of no file."""
+    if path.stat().st_size == 0:
+        return WeightsMismatch(f"{path} is empty: fetch it again.")
+    return WeightsMismatch(
+        f"{path} is no checkpoint that torch.save wrote, or is cut off or damaged: fetch it again, or name another."
+    )
 
 
 def _damaged(path: Path, error: Exception) -> WeightsMismatch:

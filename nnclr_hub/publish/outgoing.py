@@ -59,7 +59,12 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     for name, digest in recorded.items():
         if sha256_of(folder / name) != digest:  # read anew, whatever is remembered of the file
             raise TamperedModel(f"{folder / name} is not the file that its {CONFIG} records: export the model again.")
-    load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
+    encoder = load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
+    if encoder.embed_dim != config.num_features:
+        raise WeightsMismatch(
+            f"{folder / CONFIG} speaks of vectors of {config.num_features} numbers, and the network gives "
+            f"{encoder.embed_dim}: export the model again."
+        )
     for name in recorded:
         if name.endswith(".safetensors"):
             _require_finite(folder, name)

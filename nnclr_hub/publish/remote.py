@@ -87,6 +87,22 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
     return Remote(info.sha, bool(info.private), tags, files, card, frozenset(one.name for one in refs.branches))
 
 
+def require_known(api: HfApi, repository: str) -> None:
+    """Asks whose the token is, as a commit would; a mirror that cannot say is not held against it.
+
+    Raises:
+        PublishingError: the Hub does not know it.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with hub_errors(repository):
+        try:
+            api.whoami()
+        except HfHubHTTPError as error:
+            if error.response.status_code == 401:
+                raise
+
+
 def _read(api: HfApi, repository: str, commit: str) -> str:
     """The README; not into the cache, for a card that is looked at is no download of a model."""
     with tempfile.TemporaryDirectory() as folder:

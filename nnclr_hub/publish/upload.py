@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
-from nnclr_hub.publish.card import is_ours
+from nnclr_hub.hub.repositories import require_endpoint
+from nnclr_hub.publish.card import is_ours, require_repository
 from nnclr_hub.publish.outgoing import OutgoingFile, outgoing, outgoing_card
-from nnclr_hub.publish.remote import Remote, hub_errors, look
+from nnclr_hub.publish.remote import Remote, hub_errors, look, require_known
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MAIN = "main"
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # as git has it; and no name that would be taken for the branch or a commit
 _TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)(?!.*\.\.|.*\.lock$|.*\.$)[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -40,6 +40,7 @@ class Published:
     tag: that points there.
     pull_request: number, for one that was opened or continued.
     created: whether the repository is new.
+    tagged: whether the tag is new; False for one that stood there already.
     sent: files of the commit with their bytes; none when nothing had changed.
     removed: files of an older model that this one has not.
     """
@@ -49,6 +50,7 @@ class Published:
     tag: str | None = None
     pull_request: int | None = None
     created: bool = False
+    tagged: bool = False
     sent: Mapping[str, int] = field(default_factory=dict)
     removed: Sequence[str] = ()
 
@@ -90,6 +92,8 @@ def publish_model(
     files = outgoing(Path(folder), repository, tag)
     api = _client(token)
     remote = look(api, repository)
+    if dry_run:
+        require_known(api, repository)  # what is not dry is told by the first write
     number, base = None, remote
     if pr:
         _require(remote, repository)
@@ -106,6 +110,7 @@ def publish_model(
         tag,
         number,
         remote.head is None,
+        tag is not None and tag not in remote.tags,
         {name: file.size() for name, file in changed.items()},
         gone,
     )
@@ -118,10 +123,12 @@ def require_sensible(repository: str, tag: str | None, pr: bool) -> None:
     Raises:
         InvalidRequest: says which.
     """
-    if not _REPOSITORY.fullmatch(repository):
-        raise InvalidRequest(f"{repository!r} is no repository: write ORGANISATION/NAME.")
+    require_repository(repository)
     if tag is not None and not _TAG.fullmatch(tag):
-        raise InvalidRequest(f"{tag!r} cannot be a tag: use letters, digits, '.', '_', '+' and '-', as in v1.0.")
+        raise InvalidRequest(
+            f"{tag!r} cannot be a tag, which is made of letters, digits, '.', '_', '+' and '-', and is neither main "
+            "nor a commit's hash: write one such as v1.0."
+        )
     if tag is not None and pr:
         raise InvalidRequest("A pull request has no tag until it is merged: leave out --tag, or --pr.")
 
@@ -129,6 +136,7 @@ def require_sensible(repository: str, tag: str | None, pr: bool) -> None:
 def _client(token: str | None) -> HfApi:
     from huggingface_hub import HfApi, get_token
 
+    require_endpoint()
     if not (token or get_token()):
         raise PublishingError("There is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`.")
     return HfApi(token=token, library_name="nnclr_hub")
@@ -223,7 +231,7 @@ def _carry_out(
             plan = replace(plan, commit=base.head if not changed else None)
         if changed or plan.removed:
             plan = _commit(api, plan, base, changed, pr)
-        if plan.tag is not None and plan.tag not in base.tags:
+        if plan.tagged:
             _tag(api, plan)
     return plan
 

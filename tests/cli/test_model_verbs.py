@@ -57,6 +57,8 @@ def test_download_says_where_it_is_and_copies(tmp_path):
     name = default_model()
     assert nnclr("download", name).strip() == f"{name} is in {MODELS[name].folder}"
     assert nnclr("download", name, "--to", tmp_path / "a" / "b").strip() == f"{name} is in {tmp_path / 'a' / 'b'}"
+    assert json.loads(nnclr("download", name, "--json")) == {"source": name, "folder": str(MODELS[name].folder)}
+    assert "nothing to fetch" in nnclr("download", "random:test_resnet")
     assert load_encoder(tmp_path / "a" / "b", device="cpu").embed_dim == MODELS[name].embed_dim
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
@@ -84,7 +86,7 @@ def test_verify_names_every_file_and_who_vouches_for_it(model):
     result = CliRunner().invoke(app, ["verify", str(model)])
     assert result.exit_code == 0
     assert f"{sha256_of(model / WEIGHTS)}  {WEIGHTS}  (as recorded by config.json)\n" in result.stdout
-    assert f"{sha256_of(model / CONFIG)}  {CONFIG}  (as recorded by nobody)\n" in result.stdout
+    assert f"{sha256_of(model / CONFIG)}  {CONFIG}  (recorded nowhere)\n" in result.stdout
     assert "they show damage, not whether somebody changed it" in result.stderr
 
 
@@ -103,6 +105,16 @@ def test_verify_refuses_what_a_remembered_hash_would_let_pass(copy, tmp_path, mo
     assert "is not the file that its config.json records" in nnclr("verify", copy, code=1)
     (copy / WEIGHTS).write_bytes(data[: len(data) // 2])
     assert "is not the file that its config.json records" in nnclr("verify", copy, code=1)
+
+
+def test_verify_says_what_is_recorded_and_gone(tmp_path):
+    folder = tmp_path / "starter"
+    shutil.copytree(str(MODELS[default_model()].folder), folder)
+    (folder / "nnclr_heads.safetensors").unlink()
+    result = CliRunner().invoke(app, ["verify", str(folder)])
+    assert result.exit_code == 0
+    assert "Recorded, but not there: nnclr_heads.safetensors" in result.stderr
+    assert json.loads(nnclr("verify", folder, "--json"))["missing"] == ["nnclr_heads.safetensors"]
 
 
 def test_verify_looks_into_the_weights_where_no_hash_is_recorded(copy):

@@ -48,6 +48,24 @@ def test_card_prints_or_writes_and_keeps_what_was_edited(model, tmp_path):
     assert (folder / "README.md").read_text() == written
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--repo", "name"], "write ORGANISATION/NAME"),
+        (["--tag", "v1"], "name that too, by --repo"),
+        (["--overwrite"], "goes with --write"),
+    ],
+)
+def test_card_passes_over_no_flag_in_silence(model, flags, sentence):
+    code, text, error = nnclr("card", model, *flags)
+    assert (code, text) == (2, "")
+    assert sentence in " ".join(error.split())
+
+
+def test_card_as_json(model):
+    assert json.loads(nnclr("card", model, "--json")[1])["card"] == nnclr("card", model)[1]
+
+
 def test_publish_refuses_a_wrong_call_with_2_and_a_missing_token_with_1(model, monkeypatch):
     from huggingface_hub import constants
 

@@ -3,10 +3,11 @@
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from torch import nn
 
 from nnclr_hub.encoder.backbones import ALIASES, create_backbone, feature_map, input_side, load_state, pooling, sized
-from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
 
 
 @pytest.mark.parametrize(("name", "pool"), [("resnet18", "avg"), ("test_resnet", "avg"), ("test_vit", "token")])
@@ -51,6 +52,17 @@ def test_tags_that_timm_has_no_weights_for_are_refused():
     """timm itself would hand out random weights for some of them."""
     with pytest.raises(UnknownModel, match=r"no weights called 'resnet18\.bogus': there are resnet18\.a1_in1k"):
         create_backbone("resnet18.bogus", pretrained=True)
+
+
+def test_weights_of_timms_that_nobody_can_send_are_told_of_at_once(monkeypatch, tmp_path):
+    """The client alone would try again for most of a minute."""
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(ModelFilesMissing, match=r"cannot be fetched: connect to http://127\.0\.0\.1:9, set HF"):
+        create_backbone("resnet18.a1_in1k", pretrained=True)
+    assert waited == []
 
 
 def test_a_wrong_argument_is_one_sentence():

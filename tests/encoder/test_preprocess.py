@@ -19,7 +19,7 @@ from PIL import Image
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.decoding import decode_image, decode_scaled
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
-from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
+from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage, WeightsMismatch
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -191,6 +191,28 @@ def test_the_size_limit_holds_for_pillow_images_and_stands_at_forty_megapixels()
 def test_what_timms_settings_leave_out_has_timms_defaults():
     want = timm.data.resolve_data_config({}, pretrained_cfg={"num_classes": 0})
     assert Preprocessing.from_pretrained_cfg({}) == Preprocessing.from_pretrained_cfg(want)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"mean": [0.5]},
+        {"mean": "x"},
+        {"mean": [0.5, 0.5, float("nan")]},
+        {"std": [0, 0, 0]},
+        {"input_size": "x"},
+        {"input_size": []},
+        {"input_size": [3, 0, 0]},
+        {"input_size": [3, 48, 64]},
+        {"input_size": [3, 10**6, 10**6]},
+        {"crop_pct": 1.5},
+        {"interpolation": "magic"},
+    ],
+    ids=str,
+)
+def test_settings_that_no_picture_could_go_through_are_refused(harm):
+    with pytest.raises(WeightsMismatch, match=r"This preprocessing cannot be done \(.+\): correct pretrained_cfg"):
+        Preprocessing.from_pretrained_cfg(harm)
 
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)])

@@ -48,8 +48,11 @@ def test_a_config_that_is_none_is_refused(tmp_path, text, sentence):
 def test_a_missing_file_or_folder_is_named(tmp_path):
     with pytest.raises(ModelFilesMissing, match=r"model\.safetensors is missing: a model folder holds"):
         require(tmp_path, WEIGHTS)
-    with pytest.raises(ModelFilesMissing, match="the folder does not exist"):
+    with pytest.raises(ModelFilesMissing, match="nowhere does not exist: give a model folder"):
         require(tmp_path / "nowhere", CONFIG)
+    (tmp_path / "a.png").touch()
+    with pytest.raises(ModelFilesMissing, match=r"a\.png is a file and no model folder"):
+        require(tmp_path / "a.png", CONFIG)
 
 
 def test_a_config_of_the_future_asks_for_a_newer_library(model, tmp_path):
@@ -62,7 +65,20 @@ def test_a_config_of_the_future_asks_for_a_newer_library(model, tmp_path):
         load_encoder(tmp_path)
 
 
-@pytest.mark.parametrize("ours", [{"format_version": "1"}, {"sha256": "abc"}, {"sha256": {WEIGHTS: 5}}], ids=str)
+@pytest.mark.parametrize(
+    "ours",
+    [
+        {"format_version": "1"},
+        {"sha256": "abc"},
+        {"sha256": {WEIGHTS: 5}},
+        {"metrics": "good"},
+        {"metrics": {"knn20/x": "0.5"}},
+        {"rechecked": [0.5]},
+        {"converted": "dino"},
+        {"converted": {"from": "DINO"}},
+    ],
+    ids=str,
+)
 def test_a_block_that_is_none_of_ours_is_refused(tmp_path, ours):
     (tmp_path / CONFIG).write_text(json.dumps({**GOOD, "nnclr": ours}))
     with pytest.raises(WeightsMismatch, match="has a block nnclr that is none of ours"):

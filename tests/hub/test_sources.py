@@ -99,7 +99,10 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
     ("source", "kind", "sentence"),
     [
         ("nnclr_resnet18_small_cpu_startr", UnknownModel, "did you mean"),
-        ("zzz", UnknownModel, "there are"),
+        ("zzz", UnknownModel, "no folder here is: there are"),
+        ("org/name@v1.0", UnknownModel, "or hf-hub:org/name@v1.0 if it is on the Hub"),
+        ("hf-hub:org/name@", InvalidRequest, "names no revision after the @"),
+        ("https://huggingface.co/org/name", InvalidRequest, "write hf-hub:org/name"),
         ("./nowhere", UnknownModel, "does not exist"),
         ("local-dir:/nowhere", UnknownModel, "is no folder"),
         ("random:", InvalidRequest, "needs an architecture"),
@@ -119,6 +122,14 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
 def test_a_source_that_is_none_is_explained(source, kind, sentence):
     with pytest.raises(kind, match=sentence):
         load_encoder(source)
+
+
+def test_an_endpoint_that_is_no_web_address_is_named(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.example.com")
+    with pytest.raises(InvalidRequest, match=r"HF_ENDPOINT is 'hub\.example\.com', no web address: set it to https"):
+        load_encoder("hf-hub:org/name")
 
 
 def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):

@@ -233,6 +233,13 @@ def test_any_other_class_is_named(tmp_path):
         convert_checkpoint(tmp_path / "class.ckpt", tmp_path / "model")
 
 
+def test_of_a_whole_network_three_classes_are_named(tmp_path):
+    torch.save(foreign.resnet(), tmp_path / "whole.pth")
+    with pytest.raises(InvalidRequest, match=r"and \d+ more, .* of a whole network its state_dict") as caught:
+        convert_checkpoint(tmp_path / "whole.pth", tmp_path / "model")
+    assert len(str(caught.value)) < 600
+
+
 def test_settings_of_argparse_are_let_in_for_this_alone(tmp_path):
     path, _ = foreign.dino_teacher(tmp_path)
     convert_checkpoint(path, tmp_path / "model")
@@ -242,12 +249,17 @@ def test_settings_of_argparse_are_let_in_for_this_alone(tmp_path):
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ModelFilesMissing, match="is no file"):
         convert_checkpoint(tmp_path / "gone.pth", tmp_path / "model")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="is a model folder already"):
+        convert_checkpoint(tmp_path / "ours", tmp_path / "model")
     path, _ = foreign.torchvision_resnet(tmp_path)
     whole = path.read_bytes()
     for name, data in (("half.pth", whole[: len(whole) // 2]), ("text.pth", b"hello"), ("none.pth", b"")):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(WeightsMismatch, match="cannot be read"):
+        with pytest.raises(WeightsMismatch, match=r"cut off or damaged|is empty") as caught:
             convert_checkpoint(tmp_path / name, tmp_path / "model")
+        assert "weights_only" not in str(caught.value)
     (tmp_path / "x.safetensors").write_bytes(b"hello")
     with pytest.raises(WeightsMismatch, match="cannot be read"):
         convert_checkpoint(tmp_path / "x.safetensors", tmp_path / "model")

@@ -1,10 +1,12 @@
 """What an export leaves on disk: whole or not at all, readable, and only what really loads."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, TamperedModel, WeightsMismatch
+from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_model, export_run
 
 
@@ -38,7 +41,7 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails)
     old = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def full(*_: object, **__: object) -> None:
-        raise OSError("no space left on the device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(fails, full)
     torch.manual_seed(1)
@@ -136,9 +139,34 @@ def test_a_folder_of_somebody_elses_model_is_not_overwritten(model, tmp_path):
     for target in ("bert", "file"):
         with pytest.raises(InvalidRequest, match="something else"):
             export_run(model, tmp_path / target)
+        with pytest.raises(InvalidRequest, match="something else"):
+            export_tiny(tmp_path / target)
+    assert (tmp_path / "bert" / "config.json").read_text() == '{"model_type": "bert"}'
     ours = shutil.copytree(model, tmp_path / "ours")
     (ours / ".git").mkdir()
     assert (export_run(model, ours, dtype="fp16") / ".git").is_dir()
+
+
+def test_a_full_disk_leaves_the_old_card(model, tmp_path, monkeypatch):
+    folder = export_run(model, tmp_path / "ours")
+    before = (folder / "README.md").read_text()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ModelError, match=r"README\.md cannot be written \(No space left on device\)"):
+        write_card(folder, repository="org/name")
+    assert (folder / "README.md").read_text() == before
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_a_card_that_somebody_edited_is_not_lost_to_an_export(model, tmp_path):
+    folder = export_run(model, tmp_path / "ours")
+    (folder / "README.md").write_text("what I found out")
+    with pytest.raises(InvalidRequest, match=r"README\.md was edited by hand, and would be lost: move it away"):
+        export_run(model, folder, dtype="fp16")
+    assert (folder / "README.md").read_text() == "what I found out"
 
 
 def test_the_hub_reads_the_cards_front_matter(tmp_path):

@@ -1,5 +1,7 @@
 """Publishing by the Hub's own client to a stand-in for the Hub: what is sent, when, and what is refused before."""
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +80,13 @@ def test_called_again_it_sends_nothing_and_makes_no_commit(hub, folder):
     assert again.sent == {}
     assert publish_model(folder, NAME).commit == first.commit  # the card stays that of the tag
     assert hub.writes() == []
+
+
+def test_a_tag_that_stands_there_is_not_called_new(hub, folder):
+    assert publish_model(folder, NAME, tag="v1.0", dry_run=True).tagged
+    assert publish_model(folder, NAME, tag="v1.0").tagged
+    again = publish_model(folder, NAME, tag="v1.0")
+    assert (again.tag, again.tagged) == ("v1.0", False)
 
 
 def test_a_tag_that_was_not_set_is_set_without_another_commit(hub, folder):
@@ -220,3 +229,14 @@ def test_a_whole_download_has_the_support_set_as_well(hub, model, tmp_path):
     for name in ("nnclr_heads.safetensors", "nnclr_support_set.safetensors", "model.safetensors", "config.json"):
         assert (copy / name).read_bytes() == (full / name).read_bytes()
     assert [one.pinned_by for one in verify(str(done.source))] == ["nobody", "Hub", "Hub", "Hub"]
+
+
+def test_the_snippet_of_the_page_runs(hub, folder, monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "hub.md").read_text("utf-8")
+    (snippet,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    shutil.copytree(folder, tmp_path / "models" / "photos")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    exec(snippet, found)
+    assert found["encoder"].fingerprint == load_encoder(folder, device="cpu").fingerprint  # type: ignore[attr-defined]
+    assert "refs/tags/v1.0" in hub.repositories["ORG/photos"].refs

@@ -77,7 +77,7 @@ def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
 
 
 def test_a_folder_that_is_not_whole_is_refused(hub, folder, model, tmp_path):
-    refused(hub, "is missing", tmp_path / "nowhere", NAME, kind=ModelFilesMissing)
+    refused(hub, "does not exist", tmp_path / "nowhere", NAME, kind=ModelFilesMissing)
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     weights = load_file(broken / "model.safetensors")
@@ -117,6 +117,7 @@ def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatc
     monkeypatch.setenv("HF_TOKEN", "hf_nonsense")
     with pytest.raises(PublishingError, match="set HF_TOKEN"):
         publish_model(folder, NAME)
+    refused(hub, "does not know your token", folder, NAME, dry_run=True)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     refused(hub, "HF_TOKEN, or log in", folder, NAME)
@@ -134,6 +135,20 @@ def test_a_hub_that_is_not_there_is_named(folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(PublishingError, match="HF_ENDPOINT"):
         publish_model(folder, NAME)
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.example.com")
+    with pytest.raises(InvalidRequest, match="HF_ENDPOINT is"):
+        publish_model(folder, NAME)
+
+
+def test_a_config_that_speaks_of_another_network_or_of_files_elsewhere_sends_neither(hub, folder, tmp_path):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    (tmp_path / "secret").write_text("mine")
+    config["nnclr"]["sha256"]["../secret"] = sha256_of(tmp_path / "secret")
+    path.write_text(json.dumps(config))
+    assert "../secret" not in publish_model(folder, NAME, dry_run=True).sent
+    path.write_text(json.dumps({**config, "num_features": 7}))
+    refused(hub, "vectors of 7 numbers", folder, NAME, kind=WeightsMismatch)
 
 
 def test_there_is_no_pull_request_to_what_is_not_there(hub, folder):

@@ -163,6 +163,10 @@ class Connection:
                 f"Milvus at {self.name} did not answer `{method}` in time: see whether it is overloaded, and repeat "
                 "the request; upserts and deletes may be repeated safely."
             )
+        if fault == "gone" and method == "connect":  # nothing has been sent yet that could be lost
+            return StoreUnreachable(
+                f"Milvus at {self.name} cannot be reached: start it, or correct the address, milvus://HOST:PORT."
+            )
         if fault == "gone":
             return StoreUnreachable(
                 f"Milvus at {self.name} cannot be reached: start it, or correct the address; nothing that was "

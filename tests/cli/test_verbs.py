@@ -1,0 +1,50 @@
+"""What all verbs share: an interrupt, or what the operating system refuses, ends in one sentence."""
+
+import errno
+import os
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+from nnclr_hub.cli.verbs import GO_ON, new_app
+
+
+def ended(verb: str, error: BaseException) -> tuple[int, str]:
+    """Exit code and standard error of a verb that raises."""
+    line = new_app()
+
+    @line.command(verb)
+    def stop() -> None:
+        raise error
+
+    @line.command("another")
+    def another() -> None: ...
+
+    result = CliRunner().invoke(line, [verb])
+    return result.exit_code, result.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    ("verb", "sentence"),
+    [
+        ("index", "Interrupted: run the same command again to go on."),
+        ("pretrain", "Interrupted: go on with --resume."),
+        ("verify", "Interrupted."),
+    ],
+)
+def test_an_interrupt_says_how_to_go_on_where_one_can(verb, sentence):
+    assert ended(verb, KeyboardInterrupt()) == (130, sentence)
+
+
+def test_the_verbs_that_go_on_are_verbs():
+    assert set(GO_ON) <= set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("code", "way_on"), [(errno.ENOSPC, "make room"), (errno.EACCES, "whether it is yours")])
+def test_what_the_system_refuses_names_the_file(code, way_on):
+    exit_code, sentence = ended("export", OSError(code, os.strerror(code), "models/x"))
+    assert exit_code == 1
+    assert sentence.startswith(f"Error: models/x cannot be read or written ({os.strerror(code)}): ")
+    assert way_on in sentence
