@@ -14,6 +14,7 @@ from nnclr_hub.encoder.backbones import create_backbone, sized, timm_name
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
+from .distributed import Ranks, synchronise_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
 
@@ -104,6 +105,20 @@ def build_learner(recipe: Recipe) -> Learner:
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",
     )
+
+
+def placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
+    """The learner on its device, in the layout and form that the recipe wants."""
+    learner = learner.to(ranks.where)
+    if recipe.channels_last:
+        learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if ranks.world > 1:
+        synchronise_norms(learner, ranks.where)
+    if recipe.compile:
+        networks = [learner.backbone, *([] if learner.momentum is None else [learner.target[0]])]
+        for network in networks:  # few sizes, each met at every step: a program for each, and none for sizes in general
+            network.compile(dynamic=False)
+    return learner
 
 
 def check_network(recipe: Recipe) -> None:

@@ -61,7 +61,7 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Figure
 @torch.no_grad()
 def rankme(z: Tensor) -> float:
     """Effective rank of the projections: exp of the entropy of their singular values, in [1, min(B, D)]."""
-    values = torch.linalg.svdvals(F.normalize(z.float(), dim=1))
+    values = torch.linalg.svdvals(F.normalize(z.float(), dim=1).cpu())  # a GPU takes longer for a matrix of this size
     share = values / values.sum()
     return float(torch.special.entr(share).sum().exp())
 
