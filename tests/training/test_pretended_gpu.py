@@ -22,7 +22,8 @@ from training.step import Stepper
 GPU = torch.device("cuda")
 TINY = [
     *("backbone=test_resnet", "channels=", "projection_hidden=16", "projection_dim=8"),
-    *("image_size=32", "pack_size=32", "eval_size=32", "batch_size=8", "queue_size=32", "precision=fp32", "warm_start=0", "ramp=0", "gate=1"),
+    *("image_size=32", "pack_size=32", "eval_size=32", "batch_size=8", "queue_size=32", "precision=fp32"),
+    *("warm_start=0", "ramp=0", "gate=1"),
 ]
 VIT = [
     *("backbone=test_vit", "image_size=160", "pack_size=160", "eval_size=160", "drop_path=0.1", "freeze_patches=true"),
