@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from nnclr_hub.encoder.backbones import create_backbone, sized, timm_name
+from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
@@ -110,7 +110,7 @@ def build_learner(recipe: Recipe) -> Learner:
 def placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
     """The learner on its device, in the layout and form that the recipe wants."""
     learner = learner.to(ranks.where)
-    if recipe.channels_last:
+    if recipe.channels_last and is_convolutional(learner.backbone):  # as the encoder that is scored has it
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.world > 1:
         synchronise_norms(learner, ranks.where)

@@ -25,9 +25,12 @@ def stop_signals(*, patient: bool = False, until: float | None = None) -> Iterat
         until: the time, as `time.monotonic` tells it, that sets the event as well.
     """
     event = threading.Event()
-    clock = threading.Timer(max(0.0, (until or 0.0) - time.monotonic()), event.set)
+    left = 0.0 if until is None else until - time.monotonic()
+    clock = threading.Timer(max(0.0, left), event.set)
     clock.daemon = True
-    if until is not None:
+    if until is not None and left <= 0:
+        event.set()
+    elif until is not None:
         clock.start()
 
     def handle(number: int, frame: FrameType | None) -> None:

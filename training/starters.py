@@ -79,8 +79,9 @@ def run_stretch(stretch: Stretch, say: Console) -> Outcome:
     data = [unpacked(Path(one), stretch.out / "data") for one in stretch.data]
     recipe = find_recipe(stretch.recipe).with_settings(stretch.settings)
     plan = _plan(stretch, recipe, data, until, say)
-    # once, at the end: scores on all packs take as long as many steps
-    recipe = recipe.with_settings([f"epochs={plan['epochs']}", f"checkpoint_every={plan['epochs']}"])
+    # three times, and on few pictures: scores on whole packs take as long as many steps
+    seldom = [f"epochs={plan['epochs']}", f"checkpoint_every={-(-plan['epochs'] // 3)}", "eval_pictures=2000"]
+    recipe = recipe.with_settings([*seldom, *stretch.settings])
     run = stretch.out / stretch.recipe
     left = max(0.0, until - time.monotonic()) / 60
     outcome = pretrain(stretch.recipe, recipe, data, run, resume=True, device=stretch.device, minutes=left, console=say)

@@ -28,7 +28,7 @@ def test_a_stretch_that_is_cut_goes_on_and_leaves_the_encoder_each_time(data, pi
     """The clock runs out after the third step; the plan, the schedule and the last step are those of one run."""
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as tar:
         tar.add(data, "photos")
-    stretch = Stretch("starter_resnet50", [tmp_path / "photos.tar.gz"], tmp_path / "work", RESNET, epochs=2, finish=0)
+    stretch = Stretch("starter_resnet50", [tmp_path / "photos.tar.gz"], tmp_path / "work", RESNET, epochs=2)
     real, steps = interrupt.threading.Timer, []
 
     from training import step as steps_module
