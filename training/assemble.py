@@ -18,6 +18,8 @@ from .distributed import Ranks, synchronise_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
 
+LEAST_IN_BF16 = 16  # pixels of a view; see `settle_precision`
+
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
     """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of pictures.
@@ -74,6 +76,22 @@ def choose_precision(precision: str, where: torch.device) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
+
+
+def settle_precision(recipe: Recipe, where: torch.device, say: Console) -> Recipe:
+    """The recipe with "auto" decided, and with fp32 where bf16 would learn from wrong gradients.
+
+    oneDNN in torch 2.15 gives wrong ones for the weights of a 3 x 3 convolution of stride 2 over a single pixel, in
+    bf16 on a CPU: the last stage of a ResNet has one of views of 16 pixels.
+    """
+    precision = choose_precision(recipe.precision, where)
+    if precision == "bf16" and where.type == "cpu" and min(recipe.view_sizes) <= LEAST_IN_BF16:
+        say.print(
+            f"precision: fp32, since bf16 on a CPU goes wrong for views of {min(recipe.view_sizes)} pixels",
+            highlight=False,
+        )
+        precision = "fp32"
+    return dataclasses.replace(recipe, precision=precision)
 
 
 def build_learner(recipe: Recipe) -> Learner:

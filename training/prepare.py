@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from nnclr_hub.progress import bar
 
-from .assemble import check_network, choose_precision, fit_to_data
+from .assemble import check_network, fit_to_data, settle_precision
 from .data.batches import Batches
 from .data.datasets import ImageFiles, training_files, typical_side
 from .data.image_pack import build_pack
@@ -83,8 +82,7 @@ def prepare(
         rank=ranks.rank,
         world=ranks.world,
     )
-    recipe = dataclasses.replace(recipe, precision=choose_precision(recipe.precision, where))
-    return Prepared(recipe, folders, files, batches)
+    return Prepared(settle_precision(recipe, where, say), folders, files, batches)
 
 
 def _decided(recipe: Recipe, files: ImageFiles, where: torch.device, say: Console) -> Recipe:

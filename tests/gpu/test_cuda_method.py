@@ -104,7 +104,7 @@ def stepper_on(device: str, *settings: str) -> tuple[Stepper, Batches]:
     recipe = find_recipe("small_cpu").with_settings(
         [
             *("channels=8,8,16,16", "projection_hidden=32", "projection_dim=16", "batch_size=16", "queue_size=64"),
-            *("pack_size=64", "local_crops=2", "local_size=16", "degrade=0.3", "method=momentum_nnclr", *settings),
+            *("pack_size=64", "local_crops=2", "local_size=32", "degrade=0.3", "method=momentum_nnclr", *settings),
         ]
     )
     where = torch.device(device)

@@ -55,10 +55,10 @@ def test_a_run_goes_from_start_to_encoder(blobs, tmp_path, precision, device):
     "settings",
     [
         ["compile=true"],
-        ["compile=true", "local_crops=2", "local_size=16", "early_size=32", "early_share=0.5"],
+        ["compile=true", "local_crops=2", "local_size=32", "early_size=32", "early_share=0.5"],
         ["chunk=5"],
         ["residency=host"],
-        ["local_crops=2", "local_size=16", "degrade=0.5"],
+        ["local_crops=2", "local_size=32", "degrade=0.5"],
         ["optimizer=lars"],
         [
             "optimizer=adamw",
