@@ -54,7 +54,6 @@ def test_a_run_goes_from_start_to_encoder(blobs, tmp_path, precision, device):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["compile=true"],
         ["compile=true", "local_crops=2", "local_size=32", "early_size=32", "early_share=0.5"],
         ["chunk=5"],
         ["residency=host"],

@@ -26,7 +26,7 @@ TINY = [
     *("warm_start=0", "ramp=0", "gate=1"),
 ]
 VIT = [
-    *("backbone=test_vit", "image_size=160", "pack_size=160", "eval_size=160", "drop_path=0.1", "freeze_patches=true"),
+    *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
 ]
 BRIEF = ("nnclr", "starter", "vit")  # the rest is slow: each operation costs a thousand times what it would do
 KINDS = {
@@ -40,7 +40,7 @@ KINDS = {
         *("method=momentum_nnclr", "encoder=momentum", "local_crops=1", "local_size=16", "early_size=24"),
         *("early_share=0.5", "degrade=0.5", "one_folder=0.5", "nesterov=true"),
     ],
-    "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=32"],
+    "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=16"],
     "lars": ["optimizer=lars", "transposed_term=true"],
     "k": ["k=4"],
     "soft": ["pick=soft"],

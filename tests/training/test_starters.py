@@ -24,6 +24,7 @@ RESNET = [
 ]
 
 
+@pytest.mark.slow
 def test_a_stretch_that_is_cut_goes_on_and_leaves_the_encoder_each_time(data, pictures, tmp_path, monkeypatch):
     """The clock runs out after the third step; the plan, the schedule and the last step are those of one run."""
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as tar:
@@ -64,8 +65,8 @@ def test_a_stretch_that_is_cut_goes_on_and_leaves_the_encoder_each_time(data, pi
 def test_the_command_plans_trains_and_packs(data, pictures, tmp_path):
     """ViT, with a pilot; what is carried is the model folder."""
     settings = [
-        *("backbone=test_vit", "projection_hidden=16", "projection_dim=8", "queue_size=32", "image_size=160"),
-        *("pack_size=160", "eval_size=160", "early_size=96", "local_size=32", "batch_size=8", "precision=fp32"),
+        *("backbone=test_vit", "projection_hidden=16", "projection_dim=8", "queue_size=32", "image_size=32"),
+        *("pack_size=32", "eval_size=32", "early_size=16", "local_size=16", "batch_size=8", "precision=fp32"),
     ]
     given = ["starter_vit_small", "--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--training", "0.001"]
     given += [part for one in settings for part in ("--set", one)]
