@@ -77,7 +77,7 @@ def main() -> None:
     if not outcome.finished or len(rates) < chosen.epochs:
         sys.exit("the time is up: the same call goes on")
     log = [line for line in read_log(run) if "images_per_s" in line]
-    own = [line["images_per_s"] for line in log[1:]]
+    own = [line["images_per_s"] for line in log[1:] or log]
 
     preprocessing = Preprocessing(side, 1.0, IMAGENET_MEAN, IMAGENET_STD)
     encoders = {
@@ -163,7 +163,7 @@ class Lightly:
         while len(rates) < epochs and (not rates or time.monotonic() < until):
             rates.append(self._epoch(loader, optimizer))
             say.print(f"lightly: epoch {len(rates)}, {rates[-1]:.0f} images/s", highlight=False)
-            state = {"model": self.model.state_dict(), "bank": (self.bank.memory_bank, self.bank.memory_bank_ptr)}
+            state = {"model": self.model.state_dict(), "bank": (self.bank.bank, self.bank.bank_ptr)}
             torch.save({**state, "optimizer": optimizer.state_dict(), "rates": rates}, out / CHECKPOINT)
         return rates
 
@@ -173,7 +173,7 @@ class Lightly:
         saved = torch.load(out / CHECKPOINT, map_location=self.where, weights_only=True)
         self.model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        self.bank.memory_bank, self.bank.memory_bank_ptr = saved["bank"]
+        self.bank.bank, self.bank.bank_ptr = saved["bank"]
         return list(saved["rates"])
 
     def _epoch(self, loader: DataLoader[tuple[list[Tensor], int]], optimizer: torch.optim.Optimizer) -> float:
