@@ -19,8 +19,9 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-gpu: $(VENV)/.dev  ## tests that need a CUDA device
+gpu: $(VENV)/.dev  ## five minutes of a CUDA device: its tests, then a short benchmark into OUT; see docs/gpu.md
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+	$(BIN)/python benchmarks/pretrain_gpu.py --minutes 2 --steps 8 --turns 2 --workers 0 --out $(or $(OUT),gpu-results)
 
 crash: $(VENV)/.dev  ## the long form of the crash suite, 40 minutes: kill -9, failpoints, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)

@@ -13,28 +13,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
+from training_loop import LOOP, MODEL, TORCHVISION, Loops
 
-from nnclr_hub.method import Gather
-from training import step as steps_module
-from training.assemble import build_learner, choose_precision
-from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_views
-from training.data.batches import Batch, Batches
+from training.assemble import choose_precision
 from training.data.datasets import training_files
-from training.data.image_pack import ImagePack, build_pack
-from training.distributed import Ranks
-from training.optimisation import Schedule, make_optimizer
-from training.recipes import Recipe, find_recipe
-from training.step import Stepper
+from training.data.image_pack import build_pack
+from training.recipes import find_recipe
 
 BASE = [
     "image_size=32",
@@ -59,96 +48,24 @@ def main() -> None:
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = find_recipe("small_cpu").with_settings([*BASE, *chosen.settings])
     recipe = recipe.with_settings([f"precision={choose_precision('auto', where)}"])
-    files = training_files([chosen.data])
-    pack = build_pack(files.paths, recipe.pack_size)
-    files = files.keep(pack.kept)
-    batches = Batches(pack, files.labels, files.origin, batch_size=recipe.batch_size, seed=0, where=where)
-    stepper = make_stepper(recipe, batches, where)
-    once = make_views(*views_of(batches.at(0)), stepper.views(0), torch.Generator().manual_seed(0))
-    loader = torchvision_views(pack, recipe, chosen.workers)
-
-    def run(kind: str) -> float:
-        """Images a second over some steps of one kind."""
-        began = None
-        for number in range(chosen.steps + 1):
-            if number == 1:  # the first of a turn is not counted
-                wait(where)
-                began = time.perf_counter()
-            views = once if kind == "model" else next(loader) if kind == "torchvision" else None
-            steps_module.make_views = make_views if views is None else lambda *_, views=views: views  # type: ignore[assignment]
-            stepper.take(batches.at(number), number)
-        wait(where)
-        assert began is not None
-        return chosen.steps * recipe.batch_size / (time.perf_counter() - began)
-
-    rates: dict[str, list[float]] = {"model": [], "ours": [], "torchvision": []}
+    pack = build_pack(training_files([chosen.data]).paths, recipe.pack_size)
+    loops = Loops(recipe, pack, where, chosen.workers)
+    rates: dict[str, list[float]] = {MODEL: [], LOOP: [], TORCHVISION: []}
     for _ in range(chosen.turns):
         for kind in rates:
-            rates[kind].append(run(kind))
-    model = statistics.median(rates["model"])
+            rates[kind].append(chosen.steps * recipe.batch_size / loops.run(kind, chosen.steps))
+    model = statistics.median(rates[MODEL])
     print(
         f"{recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, {recipe.precision}, {where.type}"
     )
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
     print(f"model only (views made once): {model:.0f} images/s")
-    for kind, name in (("ours", "end to end"), ("torchvision", f"torchvision in {chosen.workers} workers")):
-        ratios = [one / base for one, base in zip(rates[kind], rates["model"], strict=True)]
+    for kind, name in ((LOOP, "end to end"), (TORCHVISION, f"torchvision in {chosen.workers} workers")):
+        ratios = [one / base for one, base in zip(rates[kind], rates[MODEL], strict=True)]
         print(
             f"{name}: {statistics.median(rates[kind]):.0f} images/s, "
             f"{statistics.median(ratios):.2f} of the model alone ({min(ratios):.2f} to {max(ratios):.2f})"
         )
-
-
-def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> Stepper:
-    torch.manual_seed(0)
-    learner = build_learner(recipe).to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(learner, recipe)
-    schedule = Schedule(optimizer, recipe, 1000, 100)
-    return Stepper(learner, optimizer, schedule, recipe, Ranks(0, 1, where, Gather()), batches, 1000)
-
-
-def views_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    return batch.images, batch.aspect
-
-
-class Pictures(Dataset[list[Tensor]]):
-    """The pack's pictures through torchvision's own transforms, one by one, twice."""
-
-    def __init__(self, pack: ImagePack, recipe: Recipe) -> None:
-        self.pixels = pack.pixels
-        size = recipe.image_size
-        blur = v2.GaussianBlur(blur_taps(size), (0.1, 2.0))
-        head = [
-            v2.RandomResizedCrop(size, (0.08, 1.0), interpolation=v2.InterpolationMode.BICUBIC, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
-            v2.RandomGrayscale(0.2),
-        ]
-        tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-        self.first = v2.Compose([*head, blur, *tail])
-        self.second = v2.Compose([*head, v2.RandomApply([blur], 0.1), v2.RandomSolarize(128, 0.2), *tail])
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, index: int) -> list[Tensor]:
-        picture = torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
-        return [self.first(picture), self.second(picture)]
-
-
-def torchvision_views(pack: ImagePack, recipe: Recipe, workers: int) -> Iterator[list[Tensor]]:
-    pictures = Pictures(pack, recipe)
-    loader = DataLoader(
-        pictures, recipe.batch_size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=True
-    )
-    while True:
-        for views in loader:
-            yield [view.contiguous(memory_format=torch.channels_last) for view in views]
-
-
-def wait(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     pip install -e '.[bench]'
     python benchmarks/pretrain_vs_lightly.py --data PHOTOS --epochs 10 --out compared
+    python benchmarks/pretrain_vs_lightly.py --data imagenette128 --side 128 --pack 128 --epochs 200 --workers 16 \
+        --minutes 9 --out compared          # on a GPU; the same call goes on where it stopped
 
 Both train a ResNet-18 at the same size on the same decoded pictures with the same batch, steps, SGD, rate and queue,
 and the head widths of lightly's example. lightly's side is its documented NNCLR loop: its transform in DataLoader
@@ -15,12 +17,10 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 import torch
 from lightly.loss import NTXentLoss
 from lightly.models.modules import NNCLRPredictionHead, NNCLRProjectionHead, NNMemoryBankModule
@@ -31,49 +31,63 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.probe.knn import knn_classify
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files
 from training.data.image_pack import ImagePack, build_pack
-from training.evals.labelled import Features, LabelledSet
+from training.evals.knn import knn
+from training.evals.labelled import LabelledSet
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import Recipe, find_recipe
 
-BATCH, SIDE, PACK, QUEUE = 256, 32, 48, 4096
+BATCH, QUEUE = 256, 4096
+CHECKPOINT = "lightly.pt"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--epochs", type=int, default=10)
+    arguments.add_argument("--side", type=int, default=32, help="of the views, in pixels")
+    arguments.add_argument("--pack", type=int, default=48, help="side at which the pictures are decoded")
+    arguments.add_argument("--minutes", type=float, default=1e6, help="of this call; the same one goes on")
+    arguments.add_argument("--device", default=None)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--precision", default="auto", help="ours; auto: bf16 if it is fast")
     arguments.add_argument("--seed", type=int, default=0)
     chosen = arguments.parse_args()
-    say = Console(stderr=True)
-    pack = build_pack(training_files([chosen.data]).paths, PACK)
-
-    torch.manual_seed(chosen.seed)
-    lightly = Lightly()
-    rates = lightly.train(pack, chosen.epochs, chosen.workers, say)
+    say, until = Console(stderr=True), time.monotonic() + 60 * chosen.minutes
+    where, side = find_device(chosen.device), chosen.side
+    pack = build_pack(training_files([chosen.data]).paths, chosen.pack)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for both
     run = chosen.out / "ours"
-    pretrain("small", ours(chosen.epochs, chosen.seed, chosen.precision), [chosen.data], run, resume=True, console=say)
+    recipe = ours(chosen.epochs, chosen.seed, chosen.precision, side, chosen.pack)
+    left = (until - time.monotonic()) / 60
+    outcome = pretrain(
+        "small", recipe, [chosen.data], run, resume=True, device=chosen.device, minutes=left, console=say
+    )
+    torch.manual_seed(chosen.seed)
+    lightly = Lightly(where, side)
+    rates = lightly.train(pack, chosen.epochs, chosen.workers, chosen.out, until, say)
+    if not outcome.finished or len(rates) < chosen.epochs:
+        sys.exit("the time is up: the same call goes on")
     log = [line for line in read_log(run) if "images_per_s" in line]
-    own = [line["images_per_s"] for line in log[1:]]
+    own = [line["images_per_s"] for line in log[1:] or log]
 
-    preprocessing = Preprocessing(SIDE, 1.0, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing = Preprocessing(side, 1.0, IMAGENET_MEAN, IMAGENET_STD)
     encoders = {
-        "lightly": Encoder(lightly.backbone, preprocessing, name="lightly"),
-        "ours": load_encoder(run / "encoder"),
-        "untrained": Encoder(create_backbone("resnet18"), preprocessing, name="untrained"),
+        "lightly": Encoder(lightly.backbone, preprocessing, name="lightly", device=where),
+        "ours": load_encoder(run / "encoder", device=str(where)),
+        "untrained": Encoder(create_backbone("resnet18"), preprocessing, name="untrained", device=where),
     }
     print(
-        f"ResNet-18 at {SIDE} pixels, batch {BATCH}, {chosen.epochs} epochs, {torch.get_num_threads()} threads; "
-        f"ours in {chosen.precision}"
+        f"ResNet-18 at {side} pixels, {where}, batch {BATCH}, {chosen.epochs} epochs, "
+        f"{torch.get_num_threads()} threads; ours in {chosen.precision}"
     )
     print(
         f"images/s: lightly {statistics.median(rates):.0f}, ours {statistics.median(own):.0f}, "
@@ -84,24 +98,19 @@ def main() -> None:
         for name, encoder in encoders.items():
             features = crops.embed(encoder)
             print(
-                f"{one.name}: {name:9} 20-NN (T = 0.07) {score(features, 20, 0.07):.3f}, "
-                f"200-NN (T = 0.1) {score(features, 200, 0.1):.3f}"
+                f"{one.name}: {name:9} 20-NN (T = 0.07) {next(knn(features))[1]:.3f}, "
+                f"200-NN (T = 0.1) {next(knn(features, k=200, temperature=0.1))[1]:.3f}"
             )
 
 
-def ours(epochs: int, seed: int, precision: str) -> Recipe:
+def ours(epochs: int, seed: int, precision: str, side: int, pack: int) -> Recipe:
     settings = [
-        *(f"image_size={SIDE}", f"pack_size={PACK}", f"eval_size={SIDE}", "eval_crop=1", f"batch_size={BATCH}"),
+        *(f"image_size={side}", f"pack_size={pack}", f"eval_size={side}", "eval_crop=1", f"batch_size={BATCH}"),
         *("projection_hidden=512", "projection_dim=128", "prediction_hidden=512", f"queue_size={QUEUE}"),
         *(f"epochs={epochs}", f"seed={seed}", "warmup_epochs=0", f"checkpoint_every={epochs}"),
         f"precision={precision}",
     ]
     return find_recipe("small").with_settings(settings)
-
-
-def score(features: Features, k: int, temperature: float) -> float:
-    predicted = knn_classify(features.train, features.train_labels, features.test, k=k, temperature=temperature)
-    return float(np.mean(predicted == features.test_labels))
 
 
 # ------------------------------------------------------------------------------ lightly's loop
@@ -110,8 +119,8 @@ def score(features: Features, k: int, temperature: float) -> float:
 class Pictures(Dataset[tuple[list[Tensor], int]]):
     """The decoded pictures as PIL, through lightly's transform."""
 
-    def __init__(self, pack: ImagePack) -> None:
-        self.pixels, self.transform = pack.pixels, SimCLRTransform(input_size=SIDE)
+    def __init__(self, pack: ImagePack, side: int) -> None:
+        self.pixels, self.transform = pack.pixels, SimCLRTransform(input_size=side)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -123,12 +132,13 @@ class Pictures(Dataset[tuple[list[Tensor], int]]):
 class Lightly:
     """The modules and the loop of lightly's NNCLR example."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: torch.device, side: int) -> None:
+        self.where, self.side = where, side
         self.backbone = create_backbone("resnet18")
         self.model = nn.ModuleList(
             [self.backbone, NNCLRProjectionHead(512, 512, 128), NNCLRPredictionHead(128, 512, 128)]
-        )
-        self.bank = NNMemoryBankModule(size=(QUEUE, 128))
+        ).to(where)
+        self.bank = NNMemoryBankModule(size=(QUEUE, 128)).to(where)
         self.loss = NTXentLoss()
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,37 +146,55 @@ class Lightly:
         z = projection(backbone(x))
         return z.detach(), prediction(z)
 
-    def train(self, pack: ImagePack, epochs: int, workers: int, say: Console) -> list[float]:
-        """Images a second of each epoch."""
+    def train(self, pack: ImagePack, epochs: int, workers: int, out: Path, until: float, say: Console) -> list[float]:
+        """Images a second of each epoch, up to the last one or until the time is up; goes on from OUT/lightly.pt."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.06)
         loader = DataLoader(
-            Pictures(pack), BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
+            Pictures(pack, self.side),
+            BATCH,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=self.where.type == "cuda",
         )
+        rates = self._load(out, optimizer)
         self.model.train()
-        rates = []
-        for epoch in range(epochs):
-            began, seen = None, 0
-            for x0, x1 in views(loader):
-                if began is None:  # the workers' start is not counted
-                    began = time.perf_counter()
-                else:
-                    seen += BATCH
-                z0, p0 = self._embed(x0)
-                z1, p1 = self._embed(x1)
-                z0, z1 = self.bank(z0, update=False), self.bank(z1, update=True)
-                loss = 0.5 * (self.loss(z0, p1) + self.loss(z1, p0))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            assert began is not None
-            rates.append(seen / (time.perf_counter() - began))
-            say.print(f"lightly: epoch {epoch + 1}, loss {loss.item():.3f}, {rates[-1]:.0f} images/s", highlight=False)
+        while len(rates) < epochs and (not rates or time.monotonic() < until):
+            rates.append(self._epoch(loader, optimizer))
+            say.print(f"lightly: epoch {len(rates)}, {rates[-1]:.0f} images/s", highlight=False)
+            state = {"model": self.model.state_dict(), "bank": (self.bank.bank, self.bank.bank_ptr)}
+            torch.save({**state, "optimizer": optimizer.state_dict(), "rates": rates}, out / CHECKPOINT)
         return rates
 
+    def _load(self, out: Path, optimizer: torch.optim.Optimizer) -> list[float]:
+        if not (out / CHECKPOINT).exists():
+            return []
+        saved = torch.load(out / CHECKPOINT, map_location=self.where, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        self.bank.bank, self.bank.bank_ptr = saved["bank"]
+        return list(saved["rates"])
 
-def views(loader: DataLoader[tuple[list[Tensor], int]]) -> Iterator[tuple[Tensor, Tensor]]:
-    for (x0, x1), _ in loader:
-        yield x0, x1
+    def _epoch(self, loader: DataLoader[tuple[list[Tensor], int]], optimizer: torch.optim.Optimizer) -> float:
+        """Images a second."""
+        began, seen = None, 0
+        for (x0, x1), _ in loader:
+            if began is None:  # the workers' start is not counted
+                began = time.perf_counter()
+            else:
+                seen += BATCH
+            z0, p0 = self._embed(x0.to(self.where, non_blocking=True))
+            z1, p1 = self._embed(x1.to(self.where, non_blocking=True))
+            z0, z1 = self.bank(z0, update=False), self.bank(z1, update=True)
+            loss = 0.5 * (self.loss(z0, p1) + self.loss(z1, p0))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert began is not None
+        if self.where.type == "cuda":
+            torch.cuda.synchronize(self.where)
+        return seen / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

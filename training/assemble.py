@@ -10,12 +10,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from nnclr_hub.encoder.backbones import create_backbone, sized, timm_name
+from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
+from .distributed import Ranks, synchronise_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
+
+LEAST_IN_BF16 = 16  # pixels of a view; see `settle_precision`
 
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
@@ -75,6 +78,22 @@ def choose_precision(precision: str, where: torch.device) -> str:
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
 
 
+def settle_precision(recipe: Recipe, where: torch.device, say: Console) -> Recipe:
+    """The recipe with "auto" decided, and with fp32 where bf16 would learn from wrong gradients.
+
+    oneDNN in torch 2.15 gives wrong ones for the weights of a 3 x 3 convolution of stride 2 over a single pixel, in
+    bf16 on a CPU: the last stage of a ResNet has one of views of 16 pixels.
+    """
+    precision = choose_precision(recipe.precision, where)
+    if precision == "bf16" and where.type == "cpu" and min(recipe.view_sizes) <= LEAST_IN_BF16:
+        say.print(
+            f"precision: fp32, since bf16 on a CPU goes wrong for views of {min(recipe.view_sizes)} pixels",
+            highlight=False,
+        )
+        precision = "fp32"
+    return dataclasses.replace(recipe, precision=precision)
+
+
 def build_learner(recipe: Recipe) -> Learner:
     """Backbone, heads and support set as the recipe and its method say."""
     method = METHODS[recipe.method]
@@ -104,6 +123,20 @@ def build_learner(recipe: Recipe) -> Learner:
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",
     )
+
+
+def placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
+    """The learner on its device, in the layout and form that the recipe wants."""
+    learner = learner.to(ranks.where)
+    if recipe.channels_last and is_convolutional(learner.backbone):  # as the encoder that is scored has it
+        learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if ranks.world > 1:
+        synchronise_norms(learner, ranks.where)
+    if recipe.compile:
+        networks = [learner.backbone, *([] if learner.momentum is None else [learner.target[0]])]
+        for network in networks:  # few sizes, each met at every step: a program for each, and none for sizes in general
+            network.compile(dynamic=False)
+    return learner
 
 
 def check_network(recipe: Recipe) -> None:

@@ -49,7 +49,9 @@ class Evaluation:
         """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
         backbone, _ = network(learner, self._recipe)
         encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
-        features = [one.embed(encoder) for one in self._sets]
+        # crops of other sizes and numbers than a step's: each would be compiled for itself, and used a few times
+        with torch.compiler.set_stance("force_eager"):
+            features = [one.embed(encoder) for one in self._sets]
         learner.train()
         return dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
 

@@ -55,7 +55,8 @@ def record_neighbours(run: Path, learner: Learner, batches: Batches, recipe: Rec
     plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
     view = make_view(batch.images, batch.aspect, plain, torch.Generator())
     learner.eval()
-    z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
+    with torch.compiler.set_stance("force_eager"):  # not worth a program of its own
+        z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
     learner.train()
     similarity = z @ learner.support_set.queue.T
     similarity[:, learner.support_set.ids < 0] = -2  # rows of the random start, or without a picture

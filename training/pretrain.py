@@ -2,6 +2,7 @@
 
     nnclr pretrain small_cpu --data PHOTOS --out RUN                    # a real run on two CPU cores
     nnclr pretrain small_cpu --data PHOTOS --out RUN --resume           # go on after a stop
+    nnclr pretrain small_cpu --data PHOTOS --out RUN --minutes 9        # stop by itself, to go on later
     nnclr pretrain auto --data PHOTOS --out RUN --init nnclr_resnet18_small_cpu_starter
     nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
@@ -23,26 +24,22 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
-from .assemble import build_learner, check_network, choose_precision, fit_to_data
+from .assemble import build_learner, placed
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
-from .data.batches import Batches
-from .data.datasets import ImageFiles, training_files, typical_side
-from .data.image_pack import build_pack
-from .data.named import find_data
-from .distributed import Ranks, joined, synchronise_norms
+from .distributed import Ranks, joined
 from .evaluation import Evaluation
 from .evolution import record_neighbours
 from .health import symptoms
 from .interrupt import stop_signals
 from .monitor import Monitor, rankme, stop_if_diverged
 from .optimisation import Schedule, make_optimizer
+from .prepare import prepare
 from .recipes import Recipe
 from .report import write_report
 from .run_folder import claim, disk_errors, export_encoder, write_about
-from .starting_point import adopt, find_start, load_start, warn_if_worse
+from .starting_point import find_start, load_start, warn_if_worse
 from .step import Stepper
 
 SOME = 20  # last lines of the log that signs of trouble are looked for in
@@ -52,7 +49,7 @@ SOME = 20  # last lines of the log that signs of trouble are looked for in
 class Outcome:
     """How a call of `pretrain` ended.
 
-    finished: all epochs are done; false after a signal.
+    finished: all epochs are done; false after a signal, or when the time was up.
     step: optimizer steps done so far.
     scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
     """
@@ -71,9 +68,10 @@ def pretrain(
     resume: bool = False,
     init: str | None = None,
     device: str | None = None,
+    minutes: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Runs a recipe on pictures until its epochs are done or a signal comes.
+    """Runs a recipe on pictures until its epochs are done, its time is up or a signal comes.
 
     Under torchrun every process calls this, and they work together.
 
@@ -85,16 +83,17 @@ def pretrain(
         resume: go on with the checkpoint in `out`, or start there if there is none.
         init: source of an encoder to go on from.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
+        minutes: from now until the run saves a checkpoint and ends as after a signal, having taken one step at
+            least; what saving takes comes on top.
         console: where the program talks; default the terminal's standard error.
 
     Raises:
         RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
     """
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     with joined(device) as ranks, disk_errors(Path(out)):
-        say = console or Console(stderr=True)
-        return _pretrain(
-            name, recipe, data, Path(out), resume, init, ranks, say if ranks.first else Console(quiet=True)
-        )
+        say = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+        return _pretrain(name, recipe, data, Path(out), resume, init, until, ranks, say)
 
 
 def _pretrain(
@@ -104,54 +103,25 @@ def _pretrain(
     out: Path,
     resume: bool,
     init: str | None,
+    until: float | None,
     ranks: Ranks,
     say: Console,
 ) -> Outcome:
-    where = ranks.where
-    if where.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, the look-up above all
-        torch.backends.cudnn.benchmark = True
-
     # ------------------------------------------------------------------------ data
     start = find_start(init) if init else None
     claim(out, resume, ranks, say)
-    if ranks.first_here:
-        find_data(data, say)  # fetches what has a name, once on each machine
-    ranks.wait()
-    folders = find_data(data, say)
-    files = training_files(folders)
-    recipe = _decided(recipe, files, where, say)
-    recipe = adopt(recipe, start, say) if start else recipe
-    check_network(recipe)  # before the pictures are decoded, which may take hours
-    with bar(say, "decoding") as advance:
-        pack = build_pack(files.paths, recipe.pack_size, progress=advance)
-    files = files.keep(pack.kept)
-    for path, reason in pack.broken:
-        say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
-    recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
-    batches = Batches(
-        pack,
-        files.labels,
-        files.origin,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        where=where,
-        one_folder=recipe.one_folder,
-        residency=recipe.residency,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
+    ready = prepare(recipe, data, start, ranks, say)
+    recipe, folders, files, batches = ready.recipe, ready.folders, ready.files, ready.batches
     steps_per_epoch = batches.steps_per_epoch
     steps = recipe.epochs * steps_per_epoch
 
     # ------------------------------------------------------------------------ network
-    recipe = dataclasses.replace(recipe, precision=choose_precision(recipe.precision, where))
     torch.manual_seed(recipe.seed)
     learner = build_learner(recipe)
     saved = load_checkpoint(out) if resume else None
     if start and saved is None:
         load_start(learner, start, say)
-    learner = _placed(learner, recipe, ranks)
+    learner = placed(learner, recipe, ranks)
     optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
     heads_first = round(recipe.heads_first * steps) if start else 0
     schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
@@ -168,7 +138,7 @@ def _pretrain(
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
         say.print(f"going on at step {step} of {steps}", highlight=False)
-    ranks.agree(pictures=len(pack), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
+    ranks.agree(pictures=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
     monitor = None
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
@@ -179,7 +149,7 @@ def _pretrain(
     warned: set[str] = set()
 
     # ------------------------------------------------------------------------ once in a while
-    evaluation = Evaluation(folders, preprocessing, recipe, where, say) if ranks.first else None
+    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, say) if ranks.first else None
 
     def evaluate() -> None:
         if evaluation is not None and monitor is not None:
@@ -225,7 +195,7 @@ def _pretrain(
     # ------------------------------------------------------------------------ go
     learner.train()
     stepper = Stepper(learner, optimizer, schedule, recipe, ranks, batches, steps)
-    with stop_signals(patient=ranks.world > 1) as stop, bar(say, name, each=recipe.batch_size) as advance:
+    with stop_signals(patient=ranks.world > 1, until=until) as stop, bar(say, name, each=recipe.batch_size) as advance:
         while step < steps:
             started = time.perf_counter()
             batch = batches.at(step)
@@ -258,27 +228,3 @@ def _pretrain(
     if step == steps:
         say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
     return Outcome(step == steps, step, scores)
-
-
-def _decided(recipe: Recipe, files: ImageFiles, where: torch.device, say: Console) -> Recipe:
-    """What `auto` makes of the pictures and the device, said in a line; any other recipe as it is."""
-    chosen = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
-    if chosen is not recipe:
-        say.print(
-            f"auto: {chosen.method}, {chosen.backbone} at {chosen.image_size} pixels, batch {chosen.batch_size}, "
-            f"{chosen.epochs} epochs",
-            highlight=False,
-        )
-    return chosen
-
-
-def _placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
-    """The learner on its device, in the layout and form that the recipe wants."""
-    learner = learner.to(ranks.where)
-    if recipe.channels_last:
-        learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if ranks.world > 1:
-        synchronise_norms(learner, ranks.where)
-    if recipe.compile:
-        learner.backbone.compile()
-    return learner

@@ -39,6 +39,9 @@ def pretrain(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one a GPU; starts torchrun.")] = None,
     device: Device = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Save and end after so many; go on with --resume.")
+    ] = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and stop.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and stop.")] = False,
 ) -> None:
@@ -73,7 +76,7 @@ def pretrain(
             raise typer.Exit(code)
         return
     outcome = load_program("training", "pretrain").pretrain(
-        recipe, chosen, data, to, resume=resume, init=init, device=device, console=err
+        recipe, chosen, data, to, resume=resume, init=init, device=device, minutes=minutes, console=err
     )
     if not outcome.finished:
         raise typer.Exit(INTERRUPTED)

@@ -338,3 +338,16 @@ def test_a_signal_is_survived_after_several_openvino_networks_have_gone(model):
         [sys.executable, "-c", code, str(model)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert (done.returncode, done.stdout.split()) == (0, ["heard"] * 2), done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 64, 70])
+def test_graphs_of_a_few_sizes_serve_any_batch(make_model, count, monkeypatch):
+    """The way a GPU goes, on the CPU and without compilation: cut, filled up, and the filling dropped."""
+    from nnclr_hub.encoder.backends import with_torch
+
+    encoder, sizes = load_encoder(make_model("test_resnet", {}, 32), device="cpu"), []
+    monkeypatch.setattr(torch, "compile", lambda network, **_: lambda x: sizes.append(len(x)) or network(x))
+    backend = with_torch.CompileBackend(encoder.backend._network, CPU, "fp32")
+    crops = crops_for(encoder, count)
+    np.testing.assert_allclose(backend._run_graphs(crops), encoder.backend.run(crops), atol=1e-5)
+    assert set(sizes) <= set(with_torch.GRAPHS)

@@ -292,7 +292,7 @@ def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished,
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch, resume):
-    monkeypatch.setattr("training.pretrain.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(NoRoom, match="cannot be written"):
@@ -300,7 +300,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_is_decod
 
 
 def test_a_network_that_cannot_be_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.pretrain.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
     with pytest.raises(UnknownModel, match="resnet18"):
         pretrain("small_cpu", recipe("backbone=resnet19"), [data], tmp_path / "run")
     with pytest.raises(InvalidRequest, match="--set channels="):
@@ -349,3 +349,15 @@ def test_training_time_is_counted_without_what_happens_in_between(tmp_path):
             time.sleep(0.2)
     line = monitor.log(4, 1.0)
     assert 400 / 0.5 < line["images_per_s"] < 400 / 0.2
+
+
+def test_time_that_is_up_ends_a_run_as_a_signal_does(data, finished, tmp_path):
+    """After a step; the parts together are the run that was never stopped."""
+    run = tmp_path / "run"
+    for step in (1, 2):
+        outcome = pretrain("small_cpu", recipe(), [data], run, resume=step > 1, minutes=0)
+        assert (outcome.finished, outcome.step) == (False, step)
+        assert (run / "encoder" / "model.safetensors").exists()
+    assert pretrain("small_cpu", recipe(), [data], run, resume=True, minutes=60).finished
+    ours, theirs = weights(run), weights(finished)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

@@ -9,7 +9,8 @@ AUGMENTATIONS are data: the two large views of each.
 - `cifar` is `byol` without blur, for pictures of 32 pixels.
 
 Parameters are drawn on the CPU from one generator, so a run is the same on every device; the pixels
-are worked on wherever they lie.
+are worked on wherever they lie. The draws follow them without waiting (`non_blocking`), or a GPU would
+stand still at each of some forty small copies a view.
 """
 
 from __future__ import annotations
@@ -133,11 +134,12 @@ def make_view(
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
-    x = operations.resized_crop(images.float(), boxes.to(device), flip.to(device), view.size)
+    boxes, flip = (one.to(device, non_blocking=True) for one in (boxes, flip))
+    x = operations.resized_crop(images.float(), boxes, flip, view.size)
     degrade(x, view.degrade, generator)
     _jitter(x, view, generator, operations)
     _some(x, view.grey, lambda some, _: operations.grayscale(some), generator)
-    sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device)
+    sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device, non_blocking=True)
     _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
     _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
     return _normalise(x, view)
@@ -145,7 +147,8 @@ def make_view(
 
 def _normalise(x: Tensor, view: View) -> Tensor:
     """With the view's mean and deviation, written channels last in the same pass."""
-    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (view.mean, view.std))
+    colours = (torch.tensor(v).to(x.device, non_blocking=True) for v in (view.mean, view.std))
+    mean, std = (one[:, None, None] for one in colours)
     return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 
@@ -179,8 +182,9 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
 
 def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> None:
     """Applies operation(pictures, their rows), in place, to the pictures that the draw picks."""
-    rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1).to(x.device)
+    rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
     if len(rows):
+        rows = rows.to(x.device, non_blocking=True)
         x[rows] = operation(x[rows], rows)
 
 
@@ -197,5 +201,5 @@ def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations)
         for number, operation in enumerate(four):
             rows = (chosen & (order[:, turn] == number)).nonzero().squeeze(1)
             if len(rows):
-                there = rows.to(x.device)
-                x[there] = operation(x[there], amount[rows, number].to(x.device))
+                there, by = (one.to(x.device, non_blocking=True) for one in (rows, amount[rows, number]))
+                x[there] = operation(x[there], by)

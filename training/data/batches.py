@@ -92,11 +92,11 @@ class Batches:
 
     def of(self, rows: Tensor) -> Batch:
         """The pictures at `rows`, (B,) int64 on the CPU, whatever step it is."""
-        return self._batch(rows, None if self.resident else self._gather(rows).to(self._where))
+        return self._batch(rows, None if self.resident else self._gather(rows).to(self._where, non_blocking=True))
 
     def _batch(self, rows: Tensor, images: Tensor | None) -> Batch:
         if images is None:
-            images = self._pixels[rows.to(self._where)]
+            images = self._pixels[rows.to(self._where, non_blocking=True)]
         return Batch(
             images,
             self._aspect[rows],

@@ -40,10 +40,10 @@ def degrade(images: Tensor, probability: float, generator: Generator) -> None:
         return
     batch, device = len(images), images.device
     rows = (torch.rand(batch, generator=generator) < probability).nonzero().squeeze(1)
-    shrink = torch.empty(batch).uniform_(*SHRINK, generator=generator)[rows].to(device)
-    quality = torch.empty(batch).uniform_(*QUALITY, generator=generator)[rows].to(device)
+    shrink = torch.empty(batch).uniform_(*SHRINK, generator=generator)[rows]
+    quality = torch.empty(batch).uniform_(*QUALITY, generator=generator)[rows]
     if len(rows):
-        rows = rows.to(device)
+        rows, shrink, quality = (one.to(device, non_blocking=True) for one in (rows, shrink, quality))
         images[rows] = jpeg_like(shrink_and_enlarge(images[rows], shrink), quality)
 
 
@@ -70,7 +70,7 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
     x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
     x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, 3, rows, columns, 8, 8)
     transform = _cosines(images.device)
-    table = torch.tensor(LUMINANCE, device=images.device, dtype=torch.float32)
+    table = torch.tensor(LUMINANCE, dtype=torch.float32).to(images.device, non_blocking=True)
     scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None]
     steps = (table * scale).clamp(min=1)[:, None, None, None]  # (B, 1, 1, 1, 8, 8)
     x = ((transform @ x @ transform.T) / steps).round_() * steps

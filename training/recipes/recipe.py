@@ -183,6 +183,12 @@ class Recipe:
         """Side of the large views when `progress` (0 to 1) of the steps are done."""
         return self.early_size if progress < self.early_share else self.image_size
 
+    @property
+    def view_sizes(self) -> tuple[int, ...]:
+        """Sides of all views that a run makes."""
+        early = (self.early_size,) if self.early_share > 0 else ()
+        return (self.image_size, *early, *([self.local_size] if self.local_crops else []))
+
     def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
         """The recipe for a set of that many pictures; `auto` decides here."""
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
+
+GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 
 class TorchBackend:
@@ -42,7 +45,8 @@ class TorchBackend:
 
 
 class CompileBackend:
-    """torch.compile, once for every batch size above one; the first call takes a minute or so.
+    """torch.compile: on the CPU once for every batch size above one; on a GPU as a CUDA graph for each of a few sizes,
+    which other batches are cut and filled up to. The first call of each takes a minute or so.
 
     Args:
         network: on `device` already.
@@ -57,16 +61,24 @@ class CompileBackend:
         self.name = full_name("compile", precision)
         self.precision = precision
         self._device = device
-        self._compiled: Any = torch.compile(network)
         self._one_at_a_time = threading.Lock()  # two threads must not compile the same thing
+        self._thread = None
+        if device.type == "cuda":
+            self.buckets = GRAPHS
+            self._compiled: Any = torch.compile(network, mode="reduce-overhead", dynamic=False)
+            self._thread = ThreadPoolExecutor(1, "cuda-graphs")  # torch keeps a graph for the thread that made it
+        else:
+            self._compiled = torch.compile(network)
 
     def run(self, crops: np.ndarray) -> np.ndarray:
         """See `Backend.run`."""
-        pixels = torch.as_tensor(crops)
-        if len(crops) == 1:  # torch.compile would make a program of its own for it
-            pixels = pixels.expand(2, -1, -1, -1).contiguous()
-        torch._dynamo.maybe_mark_dynamic(pixels, 0)
         try:
+            if self._thread is not None:
+                return self._thread.submit(self._run_graphs, crops).result()
+            pixels = torch.as_tensor(crops)
+            if len(crops) == 1:  # torch.compile would make a program of its own for it
+                pixels = pixels.expand(2, -1, -1, -1).contiguous()
+            torch._dynamo.maybe_mark_dynamic(pixels, 0)
             with self._one_at_a_time:
                 return forward(self._compiled, pixels, self._device, self.precision)[: len(crops)]
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -75,11 +87,24 @@ class CompileBackend:
                 "take another backend."
             ) from error
 
+    def _run_graphs(self, crops: np.ndarray) -> np.ndarray:
+        """In pieces of the sizes that have a graph, the last one filled up with its first picture."""
+        features = []
+        for start in range(0, len(crops), GRAPHS[-1]):
+            piece = crops[start : start + GRAPHS[-1]]
+            size = next(size for size in GRAPHS if size >= len(piece))
+            filled = np.concatenate([piece, np.repeat(piece[:1], size - len(piece), axis=0)])
+            features.append(forward(self._compiled, torch.as_tensor(filled), self._device, self.precision))
+            features[-1] = features[-1][: len(piece)]
+        return np.concatenate(features)
+
 
 @torch.inference_mode()
 def forward(compute: Any, x: Tensor, device: torch.device, precision: str) -> np.ndarray:
     """compute(x) on the device as float32; under autocast for "bf16"."""
-    x = x.to(device)
+    if device.type == "cuda" and x.device.type == "cpu":
+        x = x.pin_memory()  # what the GPU copies by itself while the program goes on to start the network
+    x = x.to(device, non_blocking=True)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return compute(x).float().cpu().numpy()
 

@@ -1,0 +1,241 @@
+"""How near training comes to what the device can do: model only, whole loop, augmentation, look-up, roofline.
+
+    python benchmarks/pretrain_gpu.py --minutes 9 --out results          # the most important rows first
+    python benchmarks/pretrain_gpu.py --only resnet50_224 --profile --out results
+    python benchmarks/pretrain_gpu.py --only lookup augment --out results
+    python benchmarks/pretrain_gpu.py --toy --out /tmp/toy               # two minutes of a CPU: that it runs at all
+
+A source image is a picture of the data set; a step makes two views of each. "model only" is the whole optimizer step,
+compiled, channels last, bf16, on views made once; "whole loop" is the same step with its own augmentation, the decoded
+pictures on the device; "torchvision workers" feeds it from torchvision's transforms in DataLoader workers. All three
+run by turns on one learner. The roofline is FLOPs counted over the matrix rate measured in the same run. Pictures are
+noise made here. Rows are appended to OUT/pretrain_gpu.md and .jsonl as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from gpu_report import Figure, Report
+from roofline import best_of, copy_rate, matrix_rate, step_flops
+from training_loop import LOOP, MODEL, TORCHVISION, Loops, made_pack, wait
+
+from nnclr_hub.encoder.device import find_device
+from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.method import SupportSet
+from training.assemble import choose_precision
+from training.data.augment import make_views, plan_views
+from training.data.pixel_ops import EAGER, compiled
+from training.monitor import peak_memory_mb
+from training.recipes import Recipe, find_recipe
+
+COLUMNS = (
+    *("what", "images/s", "ms a step", "of model only", "TFLOP/s", "of the matrix rate", "peak MiB", "until steady, s"),
+    "note",
+)
+Row = dict[str, Figure]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network at a size: `pack_size` is what its pictures are kept at, as in the recipes."""
+
+    settings: tuple[str, ...]
+    pictures: int = 2048
+
+
+PAPER = ("method=nnclr", "projection=nnclr", "queue_size=98304", "warm_start=0", "ramp=0", "gate=1", "compile=true")
+VIT = ("backbone=vit_small_patch16_224", "optimizer=adamw", "base_lr=5e-4", "weight_decay=0.05")
+NETWORKS = {
+    "resnet50_224": Network(("backbone=resnet50", "image_size=224", "pack_size=256", "batch_size=256")),
+    "vit_small_224": Network((*VIT, "image_size=224", "eval_size=224", "pack_size=256", "batch_size=256")),
+    "resnet50_128": Network(("backbone=resnet50", "image_size=128", "pack_size=160", "batch_size=512"), 4096),
+    "resnet18_32": Network(
+        ("backbone=resnet18_cifar", "image_size=32", "pack_size=32", "batch_size=512", "augmentation=cifar"), 16_384
+    ),
+    "vit_small_128": Network((*VIT, "image_size=128", "eval_size=128", "pack_size=160", "batch_size=512"), 4096),
+}
+QUEUES = (8192, 16_384, 32_768, 65_536, 98_304)
+# what a CPU can do in seconds, and with the same code
+TOY = ("batch_size=4", "image_size=32", "eval_size=32", "pack_size=40", "queue_size=16", "compile=false")
+TOY_NETWORKS = {
+    "resnet50_224": ("backbone=resnet18", "channels=4,4,8,8", "projection_hidden=16", "projection_dim=8"),
+    "vit_small_224": ("backbone=test_vit", "image_size=160", "eval_size=160", "pack_size=160", "projection_hidden=16"),
+}
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--minutes", type=float, default=9.0, help="no row is begun after that")
+    arguments.add_argument("--only", nargs="+", choices=[*NETWORKS, "augment", "lookup"], help="these rows alone")
+    arguments.add_argument("--set", dest="settings", action="append", default=[], help="KEY=VALUE for every network")
+    arguments.add_argument("--eager", action="store_true", help="networks and augmentation without compilation")
+    arguments.add_argument("--profile", action="store_true", help="torch's table by kernel, of the whole loop")
+    arguments.add_argument("--steps", type=int, default=15, help="steps a turn")
+    arguments.add_argument("--turns", type=int, default=3)
+    arguments.add_argument("--workers", type=int, default=16, help="torchvision's; 0: leave its rows out")
+    arguments.add_argument("--device", default=None)
+    arguments.add_argument("--toy", action="store_true", help="tiny sizes")
+    chosen = arguments.parse_args(given)
+    until = time.monotonic() + 60 * chosen.minutes
+    where = find_device(chosen.device)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # as `nnclr pretrain` does
+        torch.backends.cudnn.benchmark = True
+    report = Report(chosen.out, "pretrain_gpu", where, COLUMNS)
+    rate = ceilings(where, report)
+    for name, rows in parts(chosen, where, rate):
+        if chosen.only and name not in chosen.only:
+            continue
+        if time.monotonic() > until:
+            report.note(f"left out for want of time: {name}; call again with --only {name}.")
+            continue
+        try:
+            for row in rows():
+                report.add(row)
+        except (NNCLRHubError, torch.OutOfMemoryError) as error:
+            report.add({"what": name, "note": str(error).splitlines()[0]})
+        if where.type == "cuda":
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+
+
+def ceilings(where: torch.device, report: Report) -> float:
+    """Rows of the device's own speed; returns the matrix rate of what networks compute in, FLOP/s."""
+    bf16 = choose_precision("auto", where) == "bf16"
+    rate = matrix_rate(where, torch.bfloat16 if bf16 else torch.float32)
+    report.add({"what": f"matrix products, {'bf16' if bf16 else 'fp32'}", "TFLOP/s": rate / 1e12})
+    report.add(
+        {"what": "matrix products, fp32 as the look-up has it", "TFLOP/s": matrix_rate(where, torch.float32) / 1e12}
+    )
+    report.add({"what": "copy", "note": f"{copy_rate(where) / 1e9:,.0f} GB/s read and written"})
+    return rate
+
+
+def parts(
+    chosen: argparse.Namespace, where: torch.device, rate: float
+) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
+    """(name, its rows), the most important first."""
+    names = list(TOY_NETWORKS if chosen.toy else NETWORKS)
+    for name in names[:2]:
+        yield name, lambda name=name: network_rows(name, chosen, where, rate)
+    yield "augment", lambda: augment_rows(chosen, where)
+    yield "lookup", lambda: lookup_rows(chosen, where)
+    for name in names[2:]:
+        yield name, lambda name=name: network_rows(name, chosen, where, rate)
+
+
+# ------------------------------------------------------------------------------ the step
+
+
+def recipe_of(name: str, chosen: argparse.Namespace, where: torch.device) -> Recipe:
+    settings = [*PAPER, *NETWORKS[name].settings]
+    settings += [*TOY, *TOY_NETWORKS[name]] if chosen.toy else []
+    settings += ["compile=false"] if chosen.eager else []
+    return find_recipe("small").with_settings(
+        [*settings, f"precision={choose_precision('auto', where)}", *chosen.settings]
+    )
+
+
+def network_rows(name: str, chosen: argparse.Namespace, where: torch.device, rate: float) -> Iterator[Row]:
+    """Model only and whole loop by turns, then torchvision's workers in a turn of their own."""
+    recipe = recipe_of(name, chosen, where)
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(where)
+    began = time.perf_counter()
+    loops = Loops(
+        recipe, made_pack(64 if chosen.toy else NETWORKS[name].pictures, recipe.pack_size), where, chosen.workers
+    )
+    for kind in (MODEL, LOOP):
+        loops.run(kind, 2)
+    start = time.perf_counter() - began
+    times: dict[str, list[float]] = {MODEL: [], LOOP: []}
+    for _ in range(chosen.turns):
+        for kind, taken in times.items():
+            taken.append(loops.run(kind, chosen.steps) / chosen.steps)
+    memory = peak_memory_mb()
+    flops = step_flops(loops)
+    form = f"{recipe.backbone} {recipe.image_size}, B {recipe.batch_size}, {'compiled' if recipe.compile else 'eager'}"
+
+    def row(kind: str, seconds: float, ratio: float) -> Row:
+        return {
+            "what": f"{name}: {kind}", "images/s": recipe.batch_size / seconds, "ms a step": 1e3 * seconds,
+            "of model only": ratio, "TFLOP/s": flops / seconds / 1e12, "of the matrix rate": flops / seconds / rate,
+            "peak MiB": memory, "note": form,
+        }  # fmt: skip
+
+    yield {**row(MODEL, statistics.median(times[MODEL]), 1.0), "until steady, s": start}
+    ratio = statistics.median(model / loop for model, loop in zip(times[MODEL], times[LOOP], strict=True))
+    yield row(LOOP, statistics.median(times[LOOP]), ratio)
+    if chosen.profile:
+        profile(loops, chosen.out / f"profile_{name}.txt")
+    if chosen.workers:
+        seconds = loops.run(TORCHVISION, max(2, chosen.steps // 3)) / max(2, chosen.steps // 3)
+        yield row(f"{TORCHVISION} ({chosen.workers})", seconds, statistics.median(times[MODEL]) / seconds)
+    loops.close()
+
+
+def profile(loops: Loops, place: Path) -> None:
+    """Three steps of the whole loop by torch's profiler: kernels, longest first."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    key = "self_cpu_time_total"
+    if loops.where.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        key = "self_device_time_total"
+    with torch.profiler.profile(activities=kinds) as seen:
+        for _ in range(3):
+            loops.step(LOOP)
+        wait(loops.where)
+    place.write_text(seen.key_averages().table(sort_by=key, row_limit=60), "utf-8")
+    print(f"written: {place}", flush=True)
+
+
+# ------------------------------------------------------------------------------ its parts
+
+
+def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
+    """Two views x 256 at 224 from pictures of 256 pixels, eager and compiled."""
+    batch, size, side = (4, 32, 40) if chosen.toy else (256, 224, 256)
+    images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8).to(where)
+    views, aspect, draws = plan_views("byol", size), torch.ones(batch), torch.Generator()
+    forms = {"eager": EAGER, **({} if chosen.eager or chosen.toy else {"compiled": compiled()})}
+    for form, operations in forms.items():
+        began = time.perf_counter()
+        for _ in range(3):  # other draws pick other numbers of pictures, for which compiled code is made only once
+            make_views(images, aspect, views, draws, operations)
+        wait(where)
+        start = time.perf_counter() - began
+        seconds = best_of(
+            lambda operations=operations: make_views(images, aspect, views, draws, operations), where, 2.0
+        )
+        yield {
+            "what": f"augmentation alone, two views x {batch} at {size}, {form}", "images/s": batch / seconds,
+            "ms a step": 1e3 * seconds, "until steady, s": start, "peak MiB": peak_memory_mb(),
+        }  # fmt: skip
+
+
+def lookup_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
+    """One view's look-up at B = 4096, D = 256, with the own-sample mask."""
+    batch, dim = (16, 8) if chosen.toy else (4096, 256)
+    z, ids = torch.randn(batch, dim, device=where), torch.arange(batch, device=where)
+    for size in (64, 128) if chosen.toy else QUEUES:
+        support = SupportSet(size, dim).to(where)
+        seconds = best_of(lambda support=support: support.lookup(z, ids), where, 1.0)
+        yield {
+            "what": f"look-up, B {batch}, M {size:,}", "images/s": batch / seconds, "ms a step": 1e3 * seconds,
+            "TFLOP/s": 2 * batch * size * dim / seconds / 1e12,
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

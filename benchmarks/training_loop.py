@@ -1,0 +1,149 @@
+"""The project's own step on pictures made here, and torchvision's way to feed it: what several benchmarks time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from nnclr_hub.method import Gather
+from training import step as steps_module
+from training.assemble import build_learner, placed
+from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_views
+from training.data.batches import Batches
+from training.data.image_pack import ImagePack
+from training.distributed import Ranks
+from training.optimisation import Schedule, make_optimizer
+from training.recipes import Recipe
+from training.step import Stepper
+
+STEPS = 1000  # of the run that the steps are taken from
+MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
+
+
+def made_pack(pictures: int, side: int) -> ImagePack:
+    """Coloured noise: how fast it goes does not depend on what is shown."""
+    pixels = np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), dtype=np.uint8)
+    return ImagePack(pixels, np.ones(pictures, np.float32), np.arange(pictures), ())
+
+
+def batches_of(pack: ImagePack, recipe: Recipe, where: torch.device) -> Batches:
+    labels = np.full(len(pack), -1)
+    return Batches(
+        pack, labels, np.zeros(len(pack), np.int64), batch_size=recipe.batch_size, seed=0, where=where,
+        residency=recipe.residency,
+    )  # fmt: skip
+
+
+def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> Stepper:
+    torch.manual_seed(0)
+    ranks = Ranks(0, 1, where, Gather())
+    learner = placed(build_learner(recipe), recipe, ranks)
+    learner.train()
+    optimizer = make_optimizer(learner, recipe)
+    return Stepper(learner, optimizer, Schedule(optimizer, recipe, STEPS, 100), recipe, ranks, batches, STEPS)
+
+
+class Loops:
+    """One learner, stepped on views made once, on views of our augmentation, and on those of torchvision's workers.
+
+    Args:
+        recipe: with a precision.
+        pack: the pictures.
+        where: the device.
+        workers: torchvision's.
+    """
+
+    def __init__(self, recipe: Recipe, pack: ImagePack, where: torch.device, workers: int) -> None:
+        self.recipe, self.where = recipe, where
+        self.batches = batches_of(pack, recipe, where)
+        self.stepper = make_stepper(recipe, self.batches, where)
+        first = self.batches.at(0)
+        draws = torch.Generator().manual_seed(0)
+        self._once = make_views(first.images, first.aspect, self.stepper.views(0), draws)
+        self._fed = torchvision_views(pack, recipe, workers, where)  # its workers start with the first batch
+        self._step = 0
+
+    def run(self, kind: str, steps: int) -> float:
+        """Seconds of some steps; one more goes before them and is not counted."""
+        began = 0.0
+        for number in range(steps + 1):
+            if number == 1:
+                wait(self.where)
+                began = time.perf_counter()
+            self.step(kind)
+        wait(self.where)
+        return time.perf_counter() - began
+
+    def step(self, kind: str) -> None:
+        views = {MODEL: lambda: self._once, LOOP: lambda: None, TORCHVISION: lambda: next(self._fed)}[kind]()
+        with _views(views):
+            self.stepper.take(self.batches.at(self._step % STEPS), self._step % STEPS)
+        self._step += 1
+
+    def close(self) -> None:
+        """Ends torchvision's workers."""
+        self._fed.close()
+        self.batches.close()
+
+
+class _views:
+    """Puts these views in the place of those that the step would make; None: it makes its own."""
+
+    def __init__(self, views: Sequence[Tensor] | None) -> None:
+        self._made: Callable[..., Sequence[Tensor]] = make_views if views is None else lambda *_: views
+
+    def __enter__(self) -> None:
+        steps_module.make_views = self._made  # type: ignore[assignment]
+
+    def __exit__(self, *error: object) -> None:
+        steps_module.make_views = make_views
+
+
+class Pictures(Dataset[list[Tensor]]):
+    """The pack's pictures through torchvision's own transforms, one by one, twice."""
+
+    def __init__(self, pack: ImagePack, recipe: Recipe) -> None:
+        self.pixels = pack.pixels
+        size = recipe.image_size
+        blur = v2.GaussianBlur(blur_taps(size), (0.1, 2.0))
+        head = [
+            v2.RandomResizedCrop(size, (0.08, 1.0), interpolation=v2.InterpolationMode.BICUBIC, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+            v2.RandomGrayscale(0.2),
+        ]
+        tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+        self.first = v2.Compose([*head, blur, *tail])
+        self.second = v2.Compose([*head, v2.RandomApply([blur], 0.1), v2.RandomSolarize(128, 0.2), *tail])
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        picture = torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
+        return [self.first(picture), self.second(picture)]
+
+
+def torchvision_views(
+    pack: ImagePack, recipe: Recipe, workers: int, where: torch.device
+) -> Generator[list[Tensor], None, None]:
+    """Batches of two views on the device, for ever; from pinned memory on a GPU."""
+    pinned = where.type == "cuda"
+    loader = DataLoader(
+        Pictures(pack, recipe), recipe.batch_size, shuffle=True, drop_last=True, num_workers=workers,
+        persistent_workers=workers > 0, pin_memory=pinned,
+    )  # fmt: skip
+    while True:
+        for views in loader:
+            yield [view.to(where, non_blocking=True, memory_format=torch.channels_last) for view in views]
+
+
+def wait(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)

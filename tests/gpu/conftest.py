@@ -1,0 +1,55 @@
+"""Tests of a CUDA device. NNCLR_GPU_DEVICE=cpu runs their bodies on the CPU, to see that they run at all:
+
+    NNCLR_GPU_DEVICE=cpu python -m pytest -m gpu tests/gpu
+
+What only a GPU has is skipped there. Pictures are made here, so that these tests need no package beyond what training
+needs.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """ "cuda", or what NNCLR_GPU_DEVICE says; skips without it."""
+    wanted = os.environ.get("NNCLR_GPU_DEVICE", "cuda")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return wanted
+
+
+@pytest.fixture
+def cuda(device) -> torch.device:
+    """For what a CPU cannot stand in for."""
+    if device == "cpu":
+        pytest.skip("only a GPU has this")
+    return torch.device(device)
+
+
+@pytest.fixture(scope="session")
+def blobs(tmp_path_factory) -> Path:
+    """64 pictures of coloured noise in two class folders."""
+    folder, rng = tmp_path_factory.mktemp("blobs"), np.random.default_rng(0)
+    for label in ("a", "b"):
+        (folder / label).mkdir()
+        for i in range(32):
+            noise = rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(noise).resize((64, 64), Image.Resampling.BICUBIC).save(folder / label / f"{i}.jpg")
+    return folder
+
+
+@pytest.fixture
+def full_precision():
+    """Products in float32 without TF32, and put back what was."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]

@@ -1,0 +1,152 @@
+"""The parts of a step on a CUDA device, against the CPU's.
+
+make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nnclr_hub.method import METHODS, Gather, Learner, PredictionHead, ProjectionHead, SupportSet
+from training.assemble import build_learner, placed
+from training.data.augment import AUGMENTATIONS, make_view
+from training.data.batches import Batches
+from training.data.image_pack import ImagePack
+from training.data.pixel_ops import compiled
+from training.distributed import Ranks
+from training.monitor import rankme
+from training.optimisation import Schedule, make_optimizer
+from training.recipes import find_recipe
+from training.step import Stepper
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+def test_augmentation_is_the_same_on_both_devices(name, device, full_precision):
+    images = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8)
+    for view in (*AUGMENTATIONS[name], replace(AUGMENTATIONS[name][0], degrade=0.5)):
+        cpu, gpu = (
+            make_view(images.to(where), torch.ones(32), replace(view, size=64), torch.Generator().manual_seed(3)).cpu()
+            for where in ("cpu", device)
+        )
+        # a value at the edge between two steps of quality, or of solarisation, may fall to either side
+        assert ((cpu - gpu).abs() > 2e-3).float().mean() < 1e-3
+
+
+def test_compiled_augmentation_equals_eager(device):
+    images = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8).to(device)
+    view = replace(AUGMENTATIONS["byol"][1], size=64, blur=0.5)
+    eager, fused = (
+        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(3), *operations)
+        for operations in ((), (compiled(),))
+    )
+    assert ((fused - eager).abs() > 2e-3).float().mean() < 1e-3
+
+
+def test_lookup_is_in_float32_under_autocast(device):
+    support = SupportSet(65_536, 256).to(device)
+    z = torch.randn(512, 256).to(device)
+    with torch.autocast(device, torch.bfloat16):
+        inside = support.lookup(z)
+    assert torch.equal(inside.index, support.lookup(z).index)
+
+
+def test_lookup_finds_what_the_cpu_finds(device, full_precision):
+    support, z, ids = SupportSet(4096, 64), torch.randn(256, 64), torch.arange(256)
+    support.enqueue(torch.randn(1000, 64), torch.arange(1000))
+    here, there = support.lookup(z, ids), support.to(device).lookup(z.to(device), ids.to(device))
+    torch.testing.assert_close(there.similarity.cpu(), here.similarity, atol=1e-5, rtol=0)
+    assert (there.index.cpu() == here.index).float().mean() > 0.99  # of two as near as that, either
+
+
+def test_the_lookup_at_the_papers_sizes_needs_little_memory(cuda):
+    """B = 4096, M = 98,304: the whole matrix of similarities would take 1.6 GB."""
+    support, z = SupportSet(98_304, 256).to(cuda), torch.randn(4096, 256, device=cuda)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    support.lookup(z, ids=torch.arange(4096, device=cuda))
+    assert torch.cuda.max_memory_allocated() - before < 300 * 2**20
+
+
+def small_learner(method: str) -> Learner:
+    torch.manual_seed(0)
+    row = METHODS[method]
+    backbone = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(2),
+        torch.nn.Flatten(),
+    )
+    prediction = PredictionHead(8, 16) if row.prediction != "none" else None
+    support = SupportSet(64, 8) if row.target == "neighbour" else None
+    return Learner(backbone, row, ProjectionHead(32, 16, 8), prediction, support)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_step_of_every_method_is_the_cpus(method, device, full_precision):
+    """Loss and gradients in float32, without TF32."""
+    views = [torch.randn(16, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    results = []
+    for where in ("cpu", device):
+        learner = small_learner(method).to(where)
+        loss = learner([view.to(where) for view in views]).loss
+        loss.backward()
+        results.append([loss.detach().cpu(), *(p.grad.cpu() for p in learner.parameters() if p.grad is not None)])
+    for cpu, gpu in zip(*results, strict=True):
+        torch.testing.assert_close(gpu, cpu, atol=1e-4, rtol=1e-3)
+
+
+def stepper_on(device: str, *settings: str) -> tuple[Stepper, Batches]:
+    recipe = find_recipe("small_cpu").with_settings(
+        [
+            *("channels=8,8,16,16", "projection_hidden=32", "projection_dim=16", "batch_size=16", "queue_size=64"),
+            *("pack_size=64", "local_crops=2", "local_size=32", "degrade=0.3", "method=momentum_nnclr", *settings),
+        ]
+    )
+    where = torch.device(device)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 64, 3), dtype=np.uint8)
+    pack = ImagePack(pixels, np.ones(64, np.float32), np.arange(64), ())
+    labels = np.zeros(64, np.int64)
+    batches = Batches(pack, labels, labels, batch_size=16, seed=0, where=where, residency=recipe.residency)
+    ranks = Ranks(0, 1, where, Gather())
+    learner = placed(build_learner(recipe), recipe, ranks)
+    optimizer = make_optimizer(learner, recipe)
+    return Stepper(learner, optimizer, Schedule(optimizer, recipe, 8, 4), recipe, ranks, batches, 8), batches
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_step_never_makes_the_device_wait(cuda, precision):
+    """torch refuses what synchronises; placing the pictures and the first step may."""
+    stepper, batches = stepper_on("cuda", f"precision={precision}")
+    stepper.take(batches.at(0), 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in (1, 2, 3):
+            stepper.take(batches.at(step), step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_views_and_weights_are_channels_last(device):
+    stepper, batches = stepper_on(device, "channels_last=true", "precision=fp32")
+    batch = batches.at(0)
+    view = make_view(batch.images, batch.aspect, stepper.views(0)[0], torch.Generator())
+    kernel = stepper._learner.backbone.conv1.weight
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (view, kernel))
+    stepper.take(batch, 0)
+    assert kernel.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pictures_that_fit_lie_on_the_device(device):
+    _, batches = stepper_on(device)
+    assert batches.resident
+    assert batches.at(0).images.device.type == device
+
+
+def test_rankme_is_the_cpus(device):
+    z = torch.randn(64, 16)
+    assert rankme(z.to(device)) == pytest.approx(rankme(z), rel=1e-4)

@@ -1,0 +1,161 @@
+"""Whole runs on a CUDA device: precision, options, resume, several processes, too little memory, the encoder.
+
+make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.errors import OutOfMemory
+from training import step as program
+from training.checkpoint import load_checkpoint
+from training.pretrain import pretrain
+from training.recipes import find_recipe
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+TINY = ["channels=8,8,16,16", "projection_hidden=32", "projection_dim=16", "batch_size=16", "epochs=2", "log_every=1"]
+
+
+def recipe(*settings):
+    return find_recipe("small_cpu").with_settings([*TINY, *settings])
+
+
+def stopped(step, monkeypatch):
+    """A signal in that step, counted from 1."""
+    original, steps = program.measure_step, []
+
+    def stopping(*arguments):
+        steps.append(1)
+        if len(steps) == step:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(program, "measure_step", stopping)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_run_goes_from_start_to_encoder(blobs, tmp_path, precision, device):
+    assert pretrain("small_cpu", recipe(f"precision={precision}"), [blobs], tmp_path / "run", device=device).finished
+    paths = sorted(blobs.rglob("*.jpg"))
+    on_cpu, on_gpu = (load_encoder(tmp_path / "run" / "encoder", device=d).embed(paths) for d in ("cpu", device))
+    assert (on_cpu * on_gpu).sum(axis=1).min() > 0.999
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["compile=true", "local_crops=2", "local_size=32", "early_size=32", "early_share=0.5"],
+        ["chunk=5"],
+        ["residency=host"],
+        ["local_crops=2", "local_size=32", "degrade=0.5"],
+        ["optimizer=lars"],
+        [
+            "optimizer=adamw",
+            "clip=1",
+            "backbone=test_vit",
+            "channels=",
+            "image_size=160",
+            "pack_size=160",
+            "eval_size=160",
+        ],
+        ["tensorboard=true", "support_set=random_replacement"],
+        ["support_set=current_encoder", "accumulate=2"],
+    ],
+    ids=" ".join,
+)
+def test_options_run_on_the_device(blobs, tmp_path, settings, device):
+    chosen = recipe("method=momentum_nnclr", "encoder=momentum", *settings)
+    assert pretrain("small_cpu", chosen, [blobs], tmp_path / "run", device=device).finished
+    vectors = load_encoder(tmp_path / "run" / "encoder", device=device).embed(sorted(blobs.rglob("*.jpg"))[:3])
+    assert np.isfinite(vectors).all()
+
+
+@pytest.mark.parametrize("first", ["cpu", "the device"])
+def test_a_run_stopped_on_one_device_goes_on_on_another(blobs, tmp_path, monkeypatch, device, first):
+    """On the CPU in the middle of an epoch, and on the GPU after it; or the other way round."""
+    order = ("cpu", device) if first == "cpu" else (device, "cpu")
+    with monkeypatch.context() as patch:
+        stopped(1, patch)
+        outcome = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", device=order[0])
+    assert outcome.step == 1
+    run = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", resume=True, device=order[1])
+    assert run.finished
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert all(value.isfinite().all() for value in checkpoint["learner"].values())
+
+
+def test_a_resumed_run_is_the_one_that_was_never_stopped(blobs, tmp_path, monkeypatch, device, full_precision):
+    """Nearly: sums on a GPU may be added up in another order."""
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
+    deterministic = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "whole", device=device)
+        with monkeypatch.context() as patch:
+            stopped(3, patch)
+            pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", device=device)
+        pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", resume=True, device=device)
+    finally:
+        torch.backends.cudnn.deterministic = deterministic
+    whole, cut = (load_checkpoint(tmp_path / name)["learner"] for name in ("whole", "cut"))
+    for name in whole:
+        torch.testing.assert_close(
+            cut[name], whole[name], atol=5e-3, rtol=5e-2, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_time_that_is_up_ends_a_run_with_a_checkpoint(blobs, tmp_path, device):
+    outcome = pretrain("small_cpu", recipe("epochs=500"), [blobs], tmp_path / "run", device=device, minutes=0)
+    assert not outcome.finished
+    assert load_checkpoint(tmp_path / "run")["step"] == outcome.step >= 1
+    assert (tmp_path / "run" / "encoder" / "model.safetensors").exists()
+
+
+def test_every_collective_of_a_distributed_step_runs(device):
+    """NCCL takes one process a GPU, so a group of one; what two compute is tested on the CPU."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tests" / "one_rank.py"), device]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("backend", ["torch", "torch-bf16", "compile-bf16"])
+def test_a_backend_gives_the_cpus_vectors_for_any_batch(blobs, device, backend, make_model):
+    folder, paths = make_model(), sorted(blobs.rglob("*.jpg"))
+    want = load_encoder(folder, device="cpu").embed(paths)
+    encoder = load_encoder(folder, device=device, backend=backend)
+    for count in (1, 3, 64):
+        got = encoder.embed(paths[:count])
+        assert (got * want[:count]).sum(axis=1).min() > 0.999
+
+
+@pytest.mark.parametrize("source", ["random:resnet18", "random:vit_tiny"])
+def test_attention_is_the_same_on_both_devices(blobs, source, device, full_precision):
+    picture = next(blobs.rglob("*.png"))
+    cpu, other = (load_encoder(source, device=name).attention(picture).values for name in ("cpu", device))
+    np.testing.assert_allclose(other, cpu, rtol=0, atol=1e-4 * np.abs(cpu).max())
+
+
+def test_a_batch_that_does_not_fit_names_one_that_does(blobs, tmp_path, cuda):
+    """A real shortage: the process is allowed next to nothing of the device."""
+    chosen = recipe("image_size=512", "pack_size=512", "eval_size=512", "channels=64,64,64,64")
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info(cuda)[1]
+    held = torch.cuda.memory_allocated(cuda)
+    torch.cuda.set_per_process_memory_fraction((held + 700 * 2**20) / total)
+    try:
+        with pytest.raises(OutOfMemory, match="--set batch_size="):
+            pretrain("small_cpu", chosen, [blobs], tmp_path / "run", device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,0 +1,111 @@
+"""A step of every kind on a GPU that is not there: no tensor on the wrong device, and nothing that makes it wait.
+
+What a real device computes is for tests/gpu.
+"""
+
+import numpy as np
+import pytest
+import torch
+from pretended_gpu import PretendedGPU
+
+from nnclr_hub.method import Gather, SupportSet
+from training.assemble import build_learner
+from training.data.augment import AUGMENTATIONS, View, make_view
+from training.data.batches import Batches
+from training.data.image_pack import ImagePack
+from training.data.pixel_ops import EAGER
+from training.distributed import Ranks
+from training.optimisation import Schedule, make_optimizer
+from training.recipes import find_recipe
+from training.step import Stepper
+
+GPU = torch.device("cuda")
+TINY = [
+    *("backbone=test_resnet", "channels=", "projection_hidden=16", "projection_dim=8"),
+    *("image_size=32", "pack_size=32", "eval_size=32", "batch_size=8", "queue_size=32", "precision=fp32"),
+    *("warm_start=0", "ramp=0", "gate=1"),
+]
+VIT = [
+    *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
+]
+BRIEF = ("nnclr", "starter", "vit")  # the rest is slow: each operation costs a thousand times what it would do
+KINDS = {
+    "nnclr": ["prediction=paper"],
+    "gate": ["gate=0.5"],
+    "simclr": ["method=simclr", "augmentation=simclr"],
+    "simsiam": ["method=simsiam"],
+    "nnsiam": ["method=nnsiam", "gate=0.5"],
+    "byol": ["method=byol"],
+    "starter": [
+        *("method=momentum_nnclr", "encoder=momentum", "local_crops=1", "local_size=16", "early_size=24"),
+        *("early_share=0.5", "degrade=0.5", "one_folder=0.5", "nesterov=true"),
+    ],
+    "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=16"],
+    "lars": ["optimizer=lars", "transposed_term=true"],
+    "k": ["k=4"],
+    "soft": ["pick=soft"],
+    "oracle": ["pick=oracle"],
+    "both": ["enqueue=both"],
+    "refill": ["support_set=current_encoder"],
+    "parts": ["chunk=2", "accumulate=2"],
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Plenty of memory, and a driver that nobody asks."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
+    monkeypatch.setattr("training.step.compiled", lambda: EAGER)
+    with PretendedGPU() as pretended:
+        yield pretended
+
+
+def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
+    recipe = find_recipe("small_cpu").with_settings([*TINY, *settings])
+    rng, side = np.random.default_rng(0), recipe.pack_size
+    pixels = rng.integers(0, 256, (32, side, side, 3), dtype=np.uint8)
+    pack = ImagePack(pixels, np.ones(32, np.float32), np.arange(32), ())
+    labels = np.arange(32) % 3
+    batches = Batches(pack, labels, labels % 2, batch_size=8, seed=0, where=GPU, one_folder=recipe.one_folder)
+    learner = gpu.place(build_learner(recipe).to(memory_format=torch.channels_last))
+    optimizer = make_optimizer(learner, recipe)
+    ranks = Ranks(0, 1, GPU, Gather())
+    return Stepper(learner, optimizer, Schedule(optimizer, recipe, 4, 4), recipe, ranks, batches, 4), batches
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in BRIEF else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
+    stepper, batches = stepper_of(gpu, KINDS[kind])
+    gpu.waits.clear()  # of placing the pictures, once
+    for step in (0, 2) if kind == "starter" else (2,):
+        taken = stepper.take(batches.at(step), step)
+    assert taken.loss.device.type == taken.z1.device.type == "cuda"
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentation_sends_its_draws_without_waiting(gpu, name):
+    images = torch.zeros(16, 32, 32, 3, dtype=torch.uint8).to(GPU, non_blocking=True)
+    for view in (*AUGMENTATIONS[name], View(degrade=0.9, blur=0.9, solarize=0.9)):
+        x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0))
+        assert (x.device.type, x.shape) == ("cuda", (16, 3, 224, 224))
+    assert gpu.waits == []
+
+
+def test_the_pretence_sees_what_it_is_for(gpu):
+    """A copy that waits is noted, a value cannot be had, and devices do not mix."""
+    x = torch.zeros(3, device=GPU)
+    torch.ones(3).to(GPU)
+    assert [place.partition(":")[0] for place in gpu.waits] == ["tests/training/test_pretended_gpu.py"]
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        x.sum().item()
+    with pytest.raises(RuntimeError, match="device"):
+        x + torch.ones(3)
+
+
+def test_the_lookup_at_the_papers_sizes_stays_on_the_device(gpu):
+    support = gpu.place(SupportSet(98_304, 256))
+    found = support.lookup(torch.zeros(4096, 256, device=GPU), ids=torch.zeros(4096, dtype=torch.int64, device=GPU))
+    assert found.embeddings.device.type == "cuda"
