@@ -64,7 +64,6 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
 def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelError:
     """What the client says over many lines."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     reference = f"{repository}@{revision}" if revision else repository
     if is_of_xet(error):
@@ -72,25 +71,8 @@ def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelErr
             f"{constants.ENDPOINT} names Xet, the client's way of fetching large files, and does not serve {reference} "
             f"by it: set {NO_XET}=1 before starting, and it comes by plain HTTP."
         )
-    if isinstance(error, UnicodeEncodeError):  # a header is made of it
-        return UnknownModel(f"HF_TOKEN holds characters that no token has, so {reference} was not asked for: mend it.")
-    if isinstance(error, GatedRepoError):
-        return UnknownModel(
-            f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return UnknownModel(
-            f"{constants.ENDPOINT} has no repository {repository}, or it is private: check the name and HF_ENDPOINT, "
-            "or set HF_TOKEN."
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.")
-    status = _status(error)
-    if status == 401:
-        return UnknownModel(
-            f"{constants.ENDPOINT} does not accept the token for {repository} (401): set HF_TOKEN to a valid one, or "
-            "log in with `hf auth login`."
-        )
+    if (refused := _refused(repository, revision, error)) is not None:
+        return refused
     if isinstance(error, OSError) and error.errno in _FULL:
         return ModelError(
             f"There is no room for {reference} in the cache {constants.HF_HUB_CACHE}: free some, or set HF_HUB_CACHE "
@@ -107,9 +89,36 @@ def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelErr
             f"{reference} is not, or not wholly, in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to "
             "a folder that has it, or give a local model folder."
         )
+    status = _status(error)
     what = f"the answer was {status}" if status else type(error).__name__
     hint = "try again later" if status else f"check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again later"
     return ModelError(f"{reference} could not be fetched from {constants.ENDPOINT} ({what}): {hint}.")
+
+
+def _refused(repository: str, revision: str, error: Exception) -> UnknownModel | None:
+    """What the Hub says no to: a token, a name, a revision; None for anything else."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, UnicodeEncodeError):  # a header is made of it
+        return UnknownModel(f"HF_TOKEN holds characters that no token has, so {repository} was not asked for: mend it.")
+    if isinstance(error, GatedRepoError):
+        return UnknownModel(
+            f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return UnknownModel(
+            f"{constants.ENDPOINT} has no repository {repository}, or it is private: check the name and HF_ENDPOINT, "
+            "or set HF_TOKEN."
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.")
+    if _status(error) == 401:
+        return UnknownModel(
+            f"{constants.ENDPOINT} does not accept the token for {repository} (401): set HF_TOKEN to a valid one, or "
+            "log in with `hf auth login`."
+        )
+    return None
 
 
 def is_of_xet(error: BaseException | None) -> bool:
