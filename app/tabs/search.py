@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.workbench import Workbench
-
-from ..raw_image import RawImage
-from ..tiles import shown, tile, tile_wall
+from ..page import Page
+from ..widgets.raw_image import RawImage
+from ..widgets.tiles import Tiles, shown, tile
 
 BROWSED = 24  # tiles shown before anything is searched
 EMPTY = (
@@ -22,7 +18,6 @@ EMPTY = (
     "into this server's store while it is stopped, or send pictures to `POST /api/v1/collections/NAME/items`; "
     "then reload this page."
 )
-Handler = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -33,29 +28,11 @@ class Query:
     id: str | None = None
 
 
-def in_one_sentence(handler: Handler) -> Handler:
-    """Shows a library error as its sentence, and leaves the page as it was."""
-
-    @wraps(handler)
-    def shielded(*args: Any) -> Any:
-        try:
-            return handler(*args)
-        except NNCLRHubError as error:
-            gr.Warning(str(error), title="That did not work")
-            return gr.skip()
-
-    return shielded
-
-
 class SearchTab:
-    """Builds the tab inside an open gr.Blocks.
+    """Builds the tab inside an open gr.Tab."""
 
-    Args:
-        bench: where the collections and the encoder are.
-    """
-
-    def __init__(self, bench: Workbench, page: gr.Blocks) -> None:
-        self._bench = bench
+    def __init__(self, page: Page) -> None:
+        self._bench = page.bench
         gr.Markdown(
             "Drop in a picture, or click one below: the encoder turns it into a vector and shows the pictures "
             "with the most similar vectors. It learned from unlabelled pictures alone; labels are only shown."
@@ -70,19 +47,19 @@ class SearchTab:
                 self.back = gr.Button("Back to the collection", elem_id="back", size="sm")
             with gr.Column(scale=3, min_width=300):
                 self.status = gr.Markdown(elem_id="status")
-                self.tiles = tile_wall(elem_id="tiles")
+                self.tiles = Tiles(elem_id="tiles")
         self.query = gr.State(Query())
         self._wire(page)
 
-    def _wire(self, page: gr.Blocks) -> None:
+    def _wire(self, page: Page) -> None:
         shown_by = [self.status, self.tiles, self.query]
-        page.load(in_one_sentence(self.start), None, [self.collection, *shown_by], show_progress="hidden")
-        self.collection.input(in_one_sentence(self.browse), self.collection, shown_by)
-        self.back.click(in_one_sentence(self.browse), self.collection, shown_by)
-        self.image.upload(in_one_sentence(self.search_picture), [self.image, self.collection, self.k], shown_by)
-        self.image.clear(in_one_sentence(self.browse), self.collection, shown_by)
-        self.tiles.click(in_one_sentence(self.search_clicked), [self.collection, self.k], shown_by)
-        self.k.release(in_one_sentence(self.search_again), [self.query, self.collection, self.k], shown_by)
+        page.on(page.blocks.load, self.start, None, [self.collection, *shown_by])
+        page.on(self.collection.input, self.browse, self.collection, shown_by)
+        page.on(self.back.click, self.browse, self.collection, shown_by)
+        page.on(self.image.upload, self.search_picture, [self.image, self.collection, self.k], shown_by)
+        page.on(self.image.clear, self.browse, self.collection, shown_by)
+        page.on(self.tiles.open, self.search_clicked, [self.collection, self.k], shown_by)
+        page.on(self.k.release, self.search_again, [self.query, self.collection, self.k], shown_by)
 
     # ---- what happens
 

@@ -26,11 +26,11 @@ from nnclr_hub.errors import (
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.privacy import public_metadata
 
 from ..aside import aside
 from ..cursors import read_cursor, write_cursor
 from ..payloads import decode_vector
-from ..privacy import public_metadata
 from ..problems import answers, problem
 from ..responses import VectorResponse
 from ..schemas import (

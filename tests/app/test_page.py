@@ -40,7 +40,7 @@ def page(served) -> Iterator:
             "request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None
         )
         page.goto(served.url)
-        page.wait_for_selector("#tiles button", timeout=60_000)
+        page.wait_for_selector("#tiles .picture", timeout=60_000)
         yield page
         browser.close()
     assert wrong == []
@@ -61,16 +61,16 @@ def test_a_click_searches_and_another_click_searches_on(page):
     page.wait_for_function(
         "() => [...document.querySelectorAll('#tiles img')].slice(0, 8).every(i => i.naturalWidth > 0)"
     )
-    page.locator("#tiles button").nth(2).click()
+    page.locator("#tiles .picture").nth(2).click()
     wait_for(page, "you clicked")
     first = captions(page)
     assert len(first) == 13
     assert first[0].startswith("1.000")
     scores = [float(caption.split()[0]) for caption in first]
     assert scores == sorted(scores, reverse=True)
-    chosen = page.locator("#tiles button").nth(3).get_attribute("data-id")
-    page.locator("#tiles button").nth(3).click()
-    page.wait_for_function("id => document.querySelector('#tiles button').dataset.id === id", arg=chosen)
+    chosen = page.locator("#tiles .picture").nth(3).get_attribute("data-id")
+    page.locator("#tiles .picture").nth(3).click()
+    page.wait_for_function("id => document.querySelector('#tiles .picture').dataset.id === id", arg=chosen)
     page.locator("#back").click()
     wait_for(page, "holds 60 pictures")
 
@@ -106,7 +106,7 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(page, tmp_path, cap
 def test_it_fits_a_telephone_and_the_keyboard_reaches_the_tiles(page):
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.locator("#tiles button").first.focus()
+    page.locator("#tiles .picture").first.focus()
     page.keyboard.press("Enter")
     wait_for(page, "you clicked")
 

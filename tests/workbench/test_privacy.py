@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nnclr_hub.errors import StoreError
-from serving.privacy import public_name, without_paths
+from nnclr_hub.workbench.privacy import public_name, without_paths
 
 
 @pytest.mark.parametrize(
