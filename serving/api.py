@@ -89,8 +89,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         return Response(status_code=204)
 
     app.add_middleware(Heads)
-    if settings.replies_kept:
+    if settings.replies_kept and not workbench.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies)
-    app.add_middleware(Door, settings=settings)
+    app.add_middleware(Door, settings=settings, read_only=workbench.read_only)
     return app

@@ -51,6 +51,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.CollectionExists: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
+    errors.OpenedForReading: 403,
     errors.StoreUnreachable: 503,
     errors.StoreCorrupt: 503,
     errors.DiskFull: 507,

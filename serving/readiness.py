@@ -68,6 +68,7 @@ class Loading:
         return Readiness(
             status=status,
             detail=detail,
+            read_only=self._workbench.read_only,
             model_warm=self._warm,
             threads_alive=illness is None,
             collections_loaded=self._done,
