@@ -9,12 +9,17 @@ from .tabs.search import SearchTab
 
 # name on the tab -> its class, in the order in which they stand
 TABS = {"Search": SearchTab}
+HEADER = """
+<header><h1>nnclr_hub</h1><p>Find pictures by what they look like.</p>
+<nav aria-label="Elsewhere"><a href="/docs">REST API</a></nav></header>
+"""
 
 
 def build_demo(page: Page) -> gr.Blocks:
     """All tabs over a workbench; everything the page does, REST can do as well."""
     with gr.Blocks(title="nnclr_hub", analytics_enabled=False) as demo:
         page.open(demo)
+        gr.HTML(html_template=HEADER, elem_id="header")
         with gr.Tabs(elem_id="tabs"):
             for name, tab in TABS.items():
                 with gr.Tab(name, id=name.lower()):

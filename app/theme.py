@@ -24,6 +24,12 @@ THEME = gr.themes.Default(
     button_primary_text_color="white",
     button_cancel_background_fill="#b91c1c",
     button_cancel_text_color="white",
+    body_text_color_subdued="*neutral_600",
+    body_text_color_subdued_dark="*neutral_300",
+    block_label_text_color="*neutral_600",
+    block_label_text_color_dark="*neutral_300",
+    block_title_text_color="*neutral_700",
+    block_title_text_color_dark="*neutral_200",
 )
 HEAD = f"<script>{(FOLDER / 'page.js').read_text()}</script>"
 

@@ -1,4 +1,4 @@
-// A function body of Gradio's: element, trigger, props and watch are there. What every script of ours has before it.
+// A function body of Gradio's: element, trigger, props and watch are there, and our settings. What every script of ours has before it.
 const root = element.firstElementChild;
 
 /** An element with attributes and listeners; children are elements or text, and text is never markup. */

@@ -1,8 +1,8 @@
 // Drawing: see drawing.py. Shapes are kept in pixels of the upright picture and drawn in percent, so they fit any size.
-const kinds = props.draws;
+const kinds = settings.draws;
 const TAP = 4; // CSS pixels; what moves less is a click
 let size = [1, 1], start = null, drawingByTouch = false, shape = {box: null, point: null};
-const image = make('img', {alt: props.label, draggable: 'false'});
+const image = make('img', {alt: settings.says, draggable: 'false'});
 const boxMark = make('div', {class: 'box-mark', hidden: true});
 const pointMark = make('div', {class: 'point-mark', hidden: true});
 const stage = make('div', {class: 'stage'}, image, boxMark, pointMark);

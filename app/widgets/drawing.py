@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,15 +32,20 @@ class Drawing(Widget):
 
     Args:
         draws: what may be drawn: "box", "point" or both.
-        label: what the picture is, for those who do not see it.
+        says: what the picture is, for those who do not see it.
     """
 
     script: ClassVar[str] = "drawing.js"
 
     def __init__(
-        self, *, elem_id: str, draws: tuple[str, ...] = ("box",), label: str = "Your picture", visible: bool = True
+        self,
+        value: Any = None,
+        *,
+        draws: Sequence[str] = ("box",),
+        says: str = "Your picture",
+        **options: Any,
     ) -> None:
-        super().__init__(None, elem_id=elem_id, visible=visible, draws=list(draws), label=label)
+        super().__init__(value, **{**options, "settings": {"draws": list(draws), "says": says}})
 
 
 def picture_value(

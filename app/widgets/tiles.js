@@ -2,7 +2,7 @@
 const ACTIONS = {
   'more': ['More like this', 'M12 5v14M5 12h14'],
   'less': ['Less like this', 'M5 12h14'],
-  'why': ['Why was this found?', 'M9 9a3 3 0 1 1 4 3c-.8.4-1 1-1 2M12 18h.01'],
+  'why': ['Why was this found?', 'M2 12s3.5-7 10-7 10 7 10 7-3.5 7-10 7S2 12 2 12zM12 9a3 3 0 1 0 0 6 3 3 0 0 0 0-6z'],
   'view': ['View the original', 'M15 3h6v6M21 3l-8 8M19 14v5a2 2 0 0 1-2 2H5a2 2 0 0 1-2-2V7a2 2 0 0 1 2-2h5'],
   'remove': ['Remove', 'M6 6l12 12M18 6L6 18'],
 };
@@ -10,11 +10,22 @@ const SELECTION = {'export': 'Export as CSV', 'delete': 'Delete'};
 const chosen = new Set();
 const list = make('ul', {class: 'tiles'});
 const count = make('span', {role: 'status'});
-const bar = make('div', {class: 'chosen-bar', hidden: true}, count, ...props.selection.map(name =>
-  make('button', {type: 'button', class: `plain-button ${name}`, onclick: () => trigger(name, {ids: [...chosen]})},
+const bar = make('div', {class: 'chosen-bar', hidden: true}, count, ...settings.selection.map(name =>
+  make('button', {type: 'button', class: `plain-button ${name}`, onclick: event => act(name, event.currentTarget)},
     SELECTION[name])),
 make('button', {type: 'button', class: 'plain-button', onclick: () => { chosen.clear(); choose(); }}, 'Select none'));
 root.append(bar, list);
+
+/** Does it; what cannot be undone asks first: the button says how many, and a second click within five seconds does it. */
+function act(name, button) {
+  if (name === 'delete' && !button.dataset.sure) {
+    button.dataset.sure = 'yes';
+    button.textContent = `Really delete ${chosen.size}?`;
+    setTimeout(() => { delete button.dataset.sure; button.textContent = SELECTION[name]; }, 5000);
+    return;
+  }
+  trigger(name, {ids: [...chosen]});
+}
 
 function choose() {
   for (const box of list.querySelectorAll('.choose input')) box.checked = chosen.has(box.value);
@@ -29,10 +40,10 @@ function tileOf({id, src, caption, score}) {
     make('img', {loading: 'lazy', src, alt: ''}), words);
   const box = make('input', {type: 'checkbox', value: id, 'aria-label': `Select ${caption}`,
     onchange: event => { event.target.checked ? chosen.add(id) : chosen.delete(id); choose(); }});
-  const actions = props.actions.map(name => make('button', {type: 'button', class: name, title: ACTIONS[name][0],
+  const actions = settings.actions.map(name => make('button', {type: 'button', class: name, title: ACTIONS[name][0],
     'aria-label': `${ACTIONS[name][0]} (${caption})`, onclick: () => trigger(name, {id})}, icon(ACTIONS[name][1])));
   return make('li', {class: 'tile', 'data-id': id}, picture,
-    props.selection.length ? make('label', {class: 'choose'}, box) : null,
+    settings.selection.length ? make('label', {class: 'choose'}, box) : null,
     actions.length ? make('div', {class: 'actions'}, ...actions) : null);
 }
 

@@ -42,8 +42,11 @@ class Tiles(Widget):
 
     script: ClassVar[str] = "tiles.js"
 
-    def __init__(self, *, elem_id: str, actions: Sequence[str] = (), selection: Sequence[str] = ()) -> None:
-        super().__init__([], elem_id=elem_id, actions=list(actions), selection=list(selection))
+    def __init__(
+        self, value: Any = (), *, actions: Sequence[str] = (), selection: Sequence[str] = (), **options: Any
+    ) -> None:
+        settings = {"actions": list(actions), "selection": list(selection)}
+        super().__init__(list(value or ()), **{**options, "settings": settings})
 
 
 def tile(collection: str, id: str, metadata: Mapping[str, Any], score: float | None = None) -> Tile:

@@ -13,7 +13,8 @@ into them as text alone.
 
 from __future__ import annotations
 
-from functools import cache
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,25 +28,18 @@ class Widget(gr.HTML):
 
     Args:
         value: JSON; the script is called again with each new one.
-        elem_id: of the element, for styles and tests.
-        visible: whether it is shown.
-        settings: further JSON that the script finds in `props`, fixed.
+        settings: JSON that the script finds as `settings`, fixed.
+        options: of gr.HTML: elem_id, visible, ...
     """
 
     script: ClassVar[str]
 
-    def __init__(self, value: Any = None, *, elem_id: str, visible: bool = True, **settings: Any) -> None:
-        super().__init__(
-            value=value,
-            html_template="<div></div>",
-            js_on_load=_source(self.script),
-            apply_default_css=False,
-            elem_id=elem_id,
-            visible=visible,
-            **settings,
-        )
+    def __init__(self, value: Any = None, *, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
+        # an update builds the component anew, from what it was built from and what is new
+        own = {"html_template": "<div></div>", "apply_default_css": False, "js_on_load": _source(self.script, settings)}
+        super().__init__(value, **{**options, **own})
 
 
-@cache
-def _source(script: str) -> str:
-    return (FOLDER / "dom.js").read_text() + (FOLDER / script).read_text()
+def _source(script: str, settings: Mapping[str, Any] | None) -> str:
+    fixed = f"const settings = {json.dumps(dict(settings or {}))};\n"
+    return fixed + (FOLDER / "dom.js").read_text() + (FOLDER / script).read_text()

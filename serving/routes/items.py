@@ -191,7 +191,9 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
     response_class=Response,
     responses={
         **answers(CollectionNotFound, ItemNotFound),
-        200: {"content": {kind: binary("the picture") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}},
+        200: {
+            "content": {kind: binary("the picture") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}
+        },
     },
 )
 def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
