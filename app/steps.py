@@ -51,6 +51,7 @@ class View:
     address: Any
 
 
+ASKED = ("picker", "drawing", "another", "browse")
 FIELDS = tuple(one.name for one in fields(View))
 
 
@@ -195,11 +196,7 @@ class Steps:
             samples=shown(self._samples(query)),
             where=_pretty(query),
             address=link,
-            **(
-                {"picker": gr.skip(), "drawing": gr.skip(), "another": gr.skip()}
-                if keep_drawing
-                else self._asked(query)
-            ),
+            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else self._asked(query)),
         )
         return tuple(getattr(view, name) for name in FIELDS)
 

@@ -15,8 +15,11 @@ const fields = Object.fromEntries((kinds.includes('box') ? ['x0', 'y0', 'x1', 'y
 const numbers = make('details', {class: 'numbers'},
   make('summary', {}, kinds.includes('box') ? 'Box in numbers' : 'Point in numbers'),
   make('div', {class: 'fields'}, ...Object.entries(fields).map(([name, field]) => make('label', {}, name, field))));
+const HINTS = {'box': 'Drag a box to search by a part of it.', 'point': 'Click a point.',
+  'box point': 'Click a point, or drag a box.'};
+const hint = make('p', {class: 'hint'}, settings.hint || HINTS[[...kinds].sort().join(' ')]);
 const hasTouch = window.matchMedia('(any-pointer: coarse)').matches;
-const tools = make('div', {class: 'drawing-tools'}, hasTouch && kinds.includes('box') ? touchSwitch : null, clear);
+const tools = make('div', {class: 'drawing-tools'}, hasTouch && kinds.includes('box') ? touchSwitch : null, hint, clear);
 root.className = 'drawing';
 root.append(stage, tools, numbers);
 
@@ -42,6 +45,7 @@ function mark() {
   boxMark.hidden = !shape.box;
   pointMark.hidden = !shape.point;
   clear.hidden = !shape.box && !shape.point;
+  hint.hidden = !clear.hidden;
   if (shape.box) {
     const [x0, y0, x1, y1] = shape.box;
     Object.assign(boxMark.style, {left: percent(x0, 0), top: percent(y0, 1),

@@ -32,7 +32,7 @@ class Drawing(Widget):
 
     Args:
         draws: what may be drawn: "box", "point" or both.
-        says: what the picture is, for those who do not see it.
+        says: what the picture is, for those who do not see it.        hint: what to do, if it is not what the kinds say.
     """
 
     script: ClassVar[str] = "drawing.js"
@@ -43,9 +43,10 @@ class Drawing(Widget):
         *,
         draws: Sequence[str] = ("box",),
         says: str = "Your picture",
+        hint: str = "",
         **options: Any,
     ) -> None:
-        super().__init__(value, **{**options, "settings": {"draws": list(draws), "says": says}})
+        super().__init__(value, **{**options, "settings": {"draws": list(draws), "says": says, "hint": hint}})
 
 
 def picture_value(

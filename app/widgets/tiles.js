@@ -35,7 +35,7 @@ function choose() {
 
 function tileOf({id, src, caption, score}) {
   const words = make('span', {class: 'caption'}, score ? make('span', {class: 'score'}, score) : null,
-    score ? ` · ${caption}` : caption);
+    make('span', {}, caption));
   const picture = make('button', {type: 'button', class: 'picture', 'data-id': id, onclick: () => trigger('open', {id})},
     make('img', {loading: 'lazy', src, alt: ''}), words);
   const box = make('input', {type: 'checkbox', value: id, 'aria-label': `Select ${caption}`,
@@ -52,7 +52,9 @@ drawn(tiles => {
   const before = new Map([...list.children].map(one => [one.dataset.id, one]));
   const there = new Set(tiles.map(one => one.id));
   for (const id of [...chosen]) if (!there.has(id)) chosen.delete(id);
+  const another = before.size > 0 && list.firstElementChild.dataset.id !== tiles[0]?.id;
   list.replaceChildren(...tiles.map(tileOf));
   if (before.has(focused)) list.querySelector(`.tile[data-id="${CSS.escape(focused)}"] .picture`)?.focus();
   choose();
+  if (another && root.getBoundingClientRect().top < 0) root.scrollIntoView(); // what is new begins above
 });
