@@ -32,7 +32,8 @@ class Drawing(Widget):
 
     Args:
         draws: what may be drawn: "box", "point" or both.
-        says: what the picture is, for those who do not see it.        hint: what to do, if it is not what the kinds say.
+        says: what the picture is, for those who do not see it.
+        hint: what to do, if it is not what the kinds say.
     """
 
     script: ClassVar[str] = "drawing.js"
