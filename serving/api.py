@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anyio import CapacityLimiter
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -30,6 +30,7 @@ from .observing import Observing
 from .readiness import Loading
 from .replies import Replies
 from .routes import ROUTERS
+from .routes.query import known_query
 from .security.door import Door
 from .security.fetching import Fetcher
 from .settings import Settings
@@ -76,7 +77,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
     problems.install(app)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(known_query)])
     app.include_router(docs_page.router)
     app.openapi = openapi.document
 

@@ -44,7 +44,8 @@ class Decoding:
         image: Any = work.image
         work.image = None  # pictures are large: the crop is all that is needed from here on
         try:
-            work.crop = self._encoder.prepare(image)
+            errand = work.request.errand
+            work.crop = self._encoder.prepare(image) if errand is None else errand.prepare(image)
         except ImageError as error:
             work.settle(error)
         except NNCLRHubError as error:

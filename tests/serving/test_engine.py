@@ -98,13 +98,6 @@ def test_many_callers_with_bad_pictures_among_them_all_get_their_own(real, pictu
             np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
 
 
-def test_feature_maps_come_straight_from_the_encoder(real, model, pictures):
-    np.testing.assert_allclose(
-        real.tokens(pictures[:2]), load_encoder(model, device="cpu").tokens(pictures[:2]), atol=1e-5
-    )
-    assert real.in_work == 0
-
-
 # ---- batches
 
 
