@@ -114,10 +114,10 @@ class AttentionTab:
 
     # ---- what happens
 
-    def _give(self, path: str | None, look: Look, *ways: str) -> tuple[Any, ...]:
+    def _give(self, path: str | None, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
         if path is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * 6
-        return self._picture(Path(path), look, ways)
+        return self._picture(Path(path), look, (similarity, head, threshold))
 
     def _try(self, look: Look, similarity: str, head: str, threshold: str, event: gr.EventData) -> tuple[Any, ...]:
         path = examples().get(str(event.id))
@@ -135,14 +135,16 @@ class AttentionTab:
         point = None if event.point is None else checked_point(event.point)
         return self._seen(replace(look, point=point, box=None), (similarity, head, threshold))
 
-    def _beside(self, paths: Sequence[str] | None, look: Look, *ways: str) -> tuple[Any, ...]:
+    def _beside(
+        self, paths: Sequence[str] | None, look: Look, similarity: str, head: str, threshold: str
+    ) -> tuple[Any, ...]:
         others = tuple(map(Path, paths or ()))
         if len(others) > MOST_TARGETS:
             raise InvalidRequest(f"{len(others)} pictures are too many to look in: give at most {MOST_TARGETS}.")
-        return self._seen(replace(look, others=others), ways)
+        return self._seen(replace(look, others=others), (similarity, head, threshold))
 
-    def _again(self, look: Look, *ways: str) -> tuple[Any, ...]:
-        return self._seen(look, ways)
+    def _again(self, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
+        return self._seen(look, (similarity, head, threshold))
 
     # ---- inside
 

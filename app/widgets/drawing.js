@@ -10,11 +10,11 @@ const touchSwitch = make('button', {type: 'button', class: 'draw-switch', 'aria-
   onclick: () => setTouch(!drawingByTouch)}, 'Draw with your finger');
 const clear = make('button', {type: 'button', hidden: true, onclick: () => finish({box: null, point: null})},
   kinds.includes('box') ? 'Whole picture' : 'No point');
-const fields = Object.fromEntries((kinds.includes('box') ? ['x0', 'y0', 'x1', 'y1'] : ['x', 'y']).map(name =>
-  [name, make('input', {type: 'number', step: 'any', min: 0, name, onchange: fromFields})]));
-const numbers = make('details', {class: 'numbers'},
-  make('summary', {}, kinds.includes('box') ? 'Box in numbers' : 'Point in numbers'),
-  make('div', {class: 'fields'}, ...Object.entries(fields).map(([name, field]) => make('label', {}, name, field))));
+const fields = Object.fromEntries(kinds.map(kind => [kind, (kind === 'box' ? ['x0', 'y0', 'x1', 'y1'] : ['x', 'y']).map(
+  name => make('input', {type: 'number', step: 'any', min: 0, name, onchange: () => fromFields(kind)}))]));
+const numbers = make('details', {class: 'numbers'}, make('summary', {}, 'In numbers'),
+  ...kinds.map(kind => make('fieldset', {class: 'fields'}, make('legend', {}, kind === 'box' ? 'Box' : 'Point'),
+    ...fields[kind].map(field => make('label', {}, field.name, field)))));
 const HINTS = {'box': 'Drag a box to search by a part of it.', 'point': 'Click a point.',
   'box point': 'Click a point, or drag a box.'};
 const hint = make('p', {class: 'hint'}, settings.hint || HINTS[[...kinds].sort().join(' ')]);
@@ -52,8 +52,9 @@ function mark() {
       width: percent(x1 - x0, 0), height: percent(y1 - y0, 1)});
   }
   if (shape.point) Object.assign(pointMark.style, {left: percent(shape.point[0], 0), top: percent(shape.point[1], 1)});
-  const shown = shape.box && fields.x0 ? shape.box : shape.point && fields.x ? shape.point : [];
-  Object.values(fields).forEach((field, i) => { field.value = shown.length ? Math.round(shown[i] * 10) / 10 : ''; });
+  for (const kind of kinds) {
+    fields[kind].forEach((field, i) => { field.value = shape[kind] ? Math.round(shape[kind][i] * 10) / 10 : ''; });
+  }
 }
 
 function finish(next) {
@@ -65,10 +66,9 @@ function finish(next) {
   else trigger('point', {point: null});
 }
 
-function fromFields() {
-  const given = Object.values(fields).map(field => field.value === '' ? NaN : Number(field.value));
-  if (given.some(Number.isNaN)) return;
-  finish(given.length === 4 ? {box: given, point: null} : {box: null, point: given});
+function fromFields(kind) {
+  const given = fields[kind].map(field => field.value === '' ? NaN : Number(field.value));
+  if (!given.some(Number.isNaN)) finish({box: null, point: null, [kind]: given});
 }
 
 stage.addEventListener('pointerdown', event => {
@@ -89,7 +89,7 @@ stage.addEventListener('pointerup', event => {
   const pixels = toPixels(event), from = start.pixels, finger = event.pointerType === 'touch' && !drawingByTouch;
   start = null;
   if (moved && kinds.includes('box') && !finger) finish({box: boxOf(from, pixels), point: null});
-  else if (!moved && kinds.includes('point')) finish({box: null, point: pixels});
+  else if (!moved && kinds.includes('point')) finish({box: null, point: pixels.map((value, i) => Math.min(value, size[i] - 0.01))});
 });
 stage.addEventListener('pointercancel', () => { start = null; });
 
