@@ -26,6 +26,7 @@ from .actions import Action
 
 MOST_SAMPLES = 16
 FIRST = 24  # pictures shown
+MOST_FIELDS = MOST_SAMPLES + 8  # of a link
 BY_VECTOR = "v:"  # what no id begins with
 Box = tuple[float, float, float, float]
 
