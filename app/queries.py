@@ -98,9 +98,8 @@ def read_fragment(fragment: str) -> Query:
         InvalidRequest: it cannot be read.
     """
     try:
-        pairs = parse_qsl(
-            fragment.removeprefix("#"), max_num_fields=2 * MOST_SAMPLES + 8, strict_parsing=bool(fragment)
-        )
+        text = fragment.removeprefix("#")
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=MOST_FIELDS)
         given = {name: [value for key, value in pairs if key == name] for name, _ in pairs}
         above = [float(value) for value in given.pop("above", [])]
         query = Query(

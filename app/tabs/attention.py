@@ -79,6 +79,7 @@ class AttentionTab:
             label=f"Other pictures to look in, {MOST_TARGETS} at most",
             file_count="multiple",
             elem_id="attention-others",
+            height=150,
         )
         with gr.Accordion("How", open=False, elem_id="attention-how"):
             self.similarity = gr.Radio(

@@ -198,6 +198,18 @@ def test_a_filter_and_a_least_score_leave_out(opened):
     page.wait_for_function("() => document.querySelector('#where textarea').value === ''")
 
 
+def test_why_shows_where_on_the_hit_the_query_is_found(opened, pictures):
+    page = opened()
+    upload(page, pictures[5])
+    drag(page, "#query-picture .stage", (0.2, 0.2), (0.8, 0.9))
+    wait_for(page, "most similar")
+    page.locator("#tiles .why").nth(1).click()
+    wait_for_pictures(page, "#viewer dialog[open] img", 2)
+    words = page.inner_text("#viewer dialog")
+    assert "your box" in words
+    assert "It looked at the file that was indexed" in words
+
+
 def test_the_original_is_the_file_while_it_is_the_same(opened, served, photos, pictures):
     """Else it is the thumbnail, and says so."""
     page = opened()
@@ -289,7 +301,8 @@ def test_a_picture_of_one_pixel_searches(opened, tmp_path):
 
 
 def test_a_picture_can_be_pasted_and_taken_with_the_camera(opened):
-    page = opened(permissions=["camera"])
+    # of a picture from the camera Gradio asks how far an upload without a name is
+    page = opened(permissions=["camera"], allowed=("404", "Response"))
     wait_for(page, "24 of the 60")
     page.evaluate("""async () => {
       const canvas = Object.assign(document.createElement('canvas'), {width: 40, height: 30});
