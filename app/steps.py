@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.searching import MAX_K
 
 from .filters import read_where, with_condition
 from .finding import Finder, Found, examples
@@ -158,7 +159,7 @@ class Steps:
 
     def next(self, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """As many again."""
-        return self._shown(replace(query, k=min(1000, query.k + max(int(k), FIRST))), past, keep_drawing=True)
+        return self._shown(replace(query, k=min(MAX_K, query.k + max(int(k), FIRST))), past, keep_drawing=True)
 
     def delete(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """Deletes what is selected, and shows the rest."""

@@ -6,6 +6,7 @@ Nothing is fetched from elsewhere: the letters are the system's own.
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import gradio as gr
 
@@ -31,7 +32,10 @@ THEME = gr.themes.Default(
     block_title_text_color="*neutral_700",
     block_title_text_color_dark="*neutral_200",
 )
-HEAD = f"<script>{(FOLDER / 'page.js').read_text()}</script>"
+HEAD = (
+    f"<link rel='icon' href='data:image/svg+xml,{quote((FOLDER / 'favicon.svg').read_text())}'>"
+    f"<script>{(FOLDER / 'page.js').read_text()}</script>"
+)
 
 
 def css() -> str:
