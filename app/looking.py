@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from nnclr_hub.encoder.attention import AttentionMap
 from nnclr_hub.encoder.attention import Box as BoxQuery
+from nnclr_hub.encoder.attention import Query as Attended
+from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.workbench import Workbench
 
 from .actions import Action
@@ -28,7 +32,7 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
     original = finder.original(query.collection, id)
     embedder = bench.embedder_of(bench.collection(query.collection))
     box = None if sample.box is None else BoxQuery(*_inside(sample.box, asked.size))
-    seen = embedder.attention(asked, box, target=original.data, max_side=SIDE)
+    [seen] = maps_of(embedder, asked, box, [original.data], max_side=SIDE)
     what = "your box" if box else "your picture"
     looked_at = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
     note = (
@@ -40,6 +44,14 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
     name = sample.name or f"{sample.id}.jpg"
     files = (("image", name), ("target", f"{id}.jpg"))
     return view("Why was this found?", pictures, note), Action("POST", "/api/v1/attention", form=form, files=files)
+
+
+def maps_of(
+    embedder: Embedder, image: ImageLike, query: Attended | None, targets: Sequence[ImageLike] = (), **options: Any
+) -> list[AttentionMap]:
+    """The map of the image, or one a target; see `Encoder.attention`."""
+    found = embedder.attention(image, query, target=list(targets) or None, **options)
+    return found if isinstance(found, list) else [found]
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

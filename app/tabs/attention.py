@@ -10,12 +10,13 @@ from typing import Any
 
 import gradio as gr
 
-from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, AttentionMap, Box, Point
+from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, Box, Point
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest
 
 from ..actions import Action
 from ..finding import examples
+from ..looking import maps_of
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
 from ..widgets.figures import Figures, figure
@@ -67,8 +68,7 @@ class AttentionTab:
         self._wire(page)
 
     def _ask(self) -> None:
-        sources = ["upload", "webcam", "clipboard"]
-        self.picker = RawImage(type="filepath", label="Picture", sources=sources, elem_id="attention-image", height=230)
+        self.picker = RawImage(label="Picture", elem_id="attention-image", height=230)
         self.drawing = Drawing(
             elem_id="attention-picture", draws=("box", "point"), says="The picture that is looked at", visible=False
         )
@@ -161,11 +161,11 @@ class AttentionTab:
             raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
         ways = read_ways(*given)
         query = Point(*look.point) if look.point else Box(*look.box) if look.box else None
-        attention = self._page.bench.models.get().attention
+        embedder = self._page.bench.models.get()
         options: dict[str, Any] = {**vars(ways), "max_side": SIDE}
-        maps: list[AttentionMap] = [attention(look.path, query, **options)]
+        maps = maps_of(embedder, look.path, query, **options)
         if look.others:
-            maps += attention(look.path, query, target=list(look.others), **options)
+            maps += maps_of(embedder, look.path, query, look.others, **options)
         self._page.did(_action(look, ways))
         names = ["this picture", *(path.name for path in look.others)]
         figures = [

@@ -48,13 +48,7 @@ class SearchTab:
 
     def _ask(self) -> None:
         self.collection = gr.Dropdown([], label="Collection", elem_id="collection", interactive=True)
-        self.picker = RawImage(
-            type="filepath",
-            label="Your picture",
-            sources=["upload", "webcam", "clipboard"],
-            elem_id="query",
-            height=230,
-        )
+        self.picker = RawImage(label="Your picture", elem_id="query", height=230)
         self.drawing = Drawing(elem_id="query-picture", says="The picture that is searched by", visible=False)
         self.another = gr.Button("Another picture", elem_id="another", size="sm", visible=False)
         self.samples = Tiles(elem_id="samples", actions=("remove",))

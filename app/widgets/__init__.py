@@ -9,3 +9,8 @@
 
 Each has its script beside it. docs/decisions/0010-page.md says why.
 """
+
+import gradio.component_meta
+
+# Gradio writes a stub beside the source of every component that is defined: ours is no place to write to
+gradio.component_meta.create_or_modify_pyi = lambda component_class, class_name, events: None

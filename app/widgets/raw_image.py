@@ -14,6 +14,10 @@ import gradio as gr
 class RawImage(gr.Image):
     """The value is the path of the uploaded file, or None."""
 
+    def __init__(self, value: Any = None, **options: Any) -> None:
+        sources = ["upload", "webcam", "clipboard"]
+        super().__init__(value, **{**options, "type": "filepath", "sources": sources})
+
     def preprocess(self, payload: Any) -> str | None:  # type: ignore[override]
         return payload.path if payload else None
 

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from page_calls import call, events
+from page_calls import call, events, get, post
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
@@ -40,7 +39,7 @@ def served(model, store, tmp_path_factory, serve) -> Iterator:
 
 def upload(url: str, path: Path, headers: dict[str, str]) -> dict:
     files = {"files": (path.name, path.read_bytes())}
-    [there] = httpx.post(f"{url}/ui/gradio_api/upload", files=files, headers=headers, timeout=30).json()
+    [there] = post(f"{url}/ui/gradio_api/upload", files=files, headers=headers).json()
     return {"path": there, "meta": {"_type": "gradio.FileData"}}
 
 
@@ -50,10 +49,10 @@ def test_without_a_key_there_is_nothing(served):
     assert {"start", "upload", "open", "delete"} <= names
     body = {"data": [], "fn_index": 0, "session_hash": "s"}
     for path in ("queue/join", "run/predict", "upload", "reset", "cancel", *(f"call/{n}" for n in names)):
-        answer = httpx.post(f"{served.url}/ui/gradio_api/{path}", json=body, timeout=30)
+        answer = post(f"{served.url}/ui/gradio_api/{path}", json=body)
         assert answer.status_code == 401, path
     for path in ("config", "gradio_api/info", "gradio_api/heartbeat/s", "gradio_api/queue/data", "theme.css", "token"):
-        assert httpx.get(f"{served.url}/ui/{path}", timeout=30).status_code == 401, path
+        assert get(f"{served.url}/ui/{path}").status_code == 401, path
 
 
 def test_every_event_takes_whatever_it_is_sent(served):
@@ -62,9 +61,7 @@ def test_every_event_takes_whatever_it_is_sent(served):
         for value in (None, "x" * 2000, -1e9, {"a": [1]}, [["x"]]):
             data = [value] * len(event["inputs"])
             body = {"data": data, "fn_index": event["id"], "session_hash": "s", "event_data": {"id": value}}
-            answer = httpx.post(
-                f"{served.url}/ui/gradio_api/run/predict", json=body, headers=bearer(READER), timeout=60
-            )
+            answer = post(f"{served.url}/ui/gradio_api/run/predict", json=body, headers=bearer(READER), timeout=60)
             assert answer.status_code in (200, 400, 422, 500), event["api_name"]
             assert "Traceback" not in answer.text
             assert "/site-packages/" not in answer.text
@@ -79,11 +76,11 @@ def test_server_files_are_not_given_away(served, tmp_path, way):
     event = next(one for one in events(served.url, bearer(READER)) if one["api_name"] == "upload")
     body = {"data": [file, None, None, 5], "fn_index": event["id"], "session_hash": "s"}
     url = f"{served.url}/ui/gradio_api/{way}" + ("/upload" if way == "call" else "")
-    answer = httpx.post(url, json=body, headers=bearer(READER), timeout=60)
+    answer = post(url, json=body, headers=bearer(READER))
     assert "the secret" not in answer.text
     copies = [path for path in upload_folder().rglob("*") if path.is_file() and path.read_bytes() == b"the secret"]
     assert copies == []
-    given = httpx.get(f"{served.url}/ui/gradio_api/file={secret}", headers=bearer(READER))
+    given = get(f"{served.url}/ui/gradio_api/file={secret}", headers=bearer(READER))
     assert given.status_code in (403, 404)
 
 
@@ -103,7 +100,7 @@ def test_addresses_are_not_fetched_for_clients(served):
             "proxy=http://photos.example/x",
             "file%3Dhttp://photos.example/x",
         ):
-            given = httpx.get(f"{served.url}/ui/gradio_api/{path}", headers=bearer(READER))
+            given = get(f"{served.url}/ui/gradio_api/{path}", headers=bearer(READER))
             assert given.status_code in (403, 404), path
         file = {"path": "http://photos.example/a.jpg", "meta": {"_type": "gradio.FileData"}}
         answer = call(served.url, "upload", [file, None, None, 5], bearer(READER))
@@ -132,14 +129,16 @@ def test_the_rates_of_rest_hold_for_the_page(model, store, tmp_path, serve, pict
     """Pictures that an event embeds count as those of a request do."""
     key = (f"phone:{READER}",)
     own = shutil.copytree(store, tmp_path / "store")
-    for served in serve(model, own, page=True, api_keys=key, rate_images=64):
+    for served in serve(model, own, page=True, api_keys=key, rate_images=1):  # a bucket holds a request's 64
         file = upload(served.url, pictures[5], bearer(READER))
-        call(served.url, "start", ["collection=photos", None], bearer(READER), session_hash="r")
-        answers = [
-            call(served.url, "upload", [file, None, None, 3], bearer(READER), session_hash="r").text for _ in range(66)
-        ]
-        assert "most similar" in answers[0]
-        assert "pictures a minute" in answers[-1]
+        session = {"session_hash": "r"}
+        call(served.url, "start", ["collection=photos", None], bearer(READER), **session)
+        search = ("upload", [file, None, None, 3], bearer(READER))
+        assert "most similar" in call(served.url, *search, **session).text
+        several = [("files", (path.name, path.read_bytes())) for path in [*pictures, *pictures][:63]]
+        assert post(f"{served.url}/api/v1/embed", files=several, headers=bearer(READER)).status_code == 200
+        refused = call(served.url, *search, **session)
+        assert "pictures a minute" in refused.text
 
 
 def test_a_read_only_page_has_no_event_that_writes(model, store, serve):
