@@ -20,7 +20,7 @@ from ..looking import maps_of
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
 from ..widgets.figures import Figures, figure
-from ..widgets.raw_image import RawImage
+from ..widgets.raw_image import raw_image
 from ..widgets.tiles import Tile, Tiles, shown
 
 SIDE = 640  # pixels of the maps that are shown, and of the pictures that the encoder is given
@@ -68,7 +68,7 @@ class AttentionTab:
         self._wire(page)
 
     def _ask(self) -> None:
-        self.picker = RawImage(label="Picture", elem_id="attention-image", height=230)
+        self.picker = raw_image("Picture", elem_id="attention-image")
         self.drawing = Drawing(
             elem_id="attention-picture", draws=("box", "point"), says="The picture that is looked at", visible=False
         )

@@ -16,7 +16,7 @@ from ..steps import FIELDS, Steps
 from ..widgets.address import Address
 from ..widgets.download import Download, file_value
 from ..widgets.drawing import Drawing, data_uri
-from ..widgets.raw_image import RawImage
+from ..widgets.raw_image import raw_image
 from ..widgets.tiles import Tile, Tiles, shown
 from ..widgets.viewer import Shown, Viewer, view
 
@@ -48,7 +48,7 @@ class SearchTab:
 
     def _ask(self) -> None:
         self.collection = gr.Dropdown([], label="Collection", elem_id="collection", interactive=True)
-        self.picker = RawImage(label="Your picture", elem_id="query", height=230)
+        self.picker = raw_image("Your picture", elem_id="query")
         self.drawing = Drawing(elem_id="query-picture", says="The picture that is searched by", visible=False)
         self.another = gr.Button("Another picture", elem_id="another", size="sm", visible=False)
         self.samples = Tiles(elem_id="samples", actions=("remove",))

@@ -14,12 +14,15 @@ import gradio as gr
 class RawImage(gr.Image):
     """The value is the path of the uploaded file, or None."""
 
-    def __init__(self, value: Any = None, **options: Any) -> None:
-        sources = ["upload", "webcam", "clipboard"]
-        super().__init__(value, **{**options, "type": "filepath", "sources": sources})
-
     def preprocess(self, payload: Any) -> str | None:  # type: ignore[override]
         return payload.path if payload else None
 
     def get_block_name(self) -> str:
         return "image"
+
+
+def raw_image(label: str, *, elem_id: str) -> RawImage:
+    """One to drop a file on, to choose one, to paste or to take a picture with the camera."""
+    return RawImage(
+        type="filepath", label=label, sources=["upload", "webcam", "clipboard"], elem_id=elem_id, height=230
+    )
