@@ -1,18 +1,28 @@
-"""build_demo(workbench): the page as gr.Blocks."""
+"""build_demo(page): the page as gr.Blocks."""
 
 from __future__ import annotations
 
 import gradio as gr
 
-from nnclr_hub.workbench import Workbench
-
+from .page import Page
+from .tabs.attention import AttentionTab
 from .tabs.search import SearchTab
 
+# name on the tab -> its class, in the order in which they stand
+TABS = {"Search": SearchTab, "Attention": AttentionTab}
+HEADER = """
+<header><h1>nnclr_hub</h1><p>Find pictures by what they look like.</p>
+<nav aria-label="Elsewhere"><a href="/docs">REST API</a></nav></header>
+"""
 
-def build_demo(workbench: Workbench) -> gr.Blocks:
-    """The page over a workbench; everything it does, REST can do as well."""
+
+def build_demo(page: Page) -> gr.Blocks:
+    """All tabs over a workbench; everything the page does, REST can do as well."""
     with gr.Blocks(title="nnclr_hub", analytics_enabled=False) as demo:
-        gr.Markdown("# nnclr_hub")
-        with gr.Tab("Search"):
-            SearchTab(workbench, demo)
+        page.open(demo)
+        gr.HTML(html_template=HEADER, elem_id="header")
+        with gr.Tabs(elem_id="tabs"):
+            for name, tab in TABS.items():
+                with gr.Tab(name, id=name.lower()):
+                    tab(page)
     return demo

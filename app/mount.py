@@ -23,11 +23,16 @@ if find_spec("gradio") is None:  # to be told at the start, not when the page is
     raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
 
 PATH = "/ui"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger(__name__)
 
 
 def mount_page(app: FastAPI, workbench: Workbench) -> None:
-    """Mounts the page; call it before the app starts."""
+    """Mounts the page; call it before the app starts.
+
+    Args:
+        app: of the API; the page takes its settings and its jobs from what the app carries.
+    """
 
     def build() -> FastAPI:
         try:
@@ -35,9 +40,18 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             workbench.store.list()
         except NNCLRHubError as error:
             log.warning("the page comes without a model or a store: %s", error)
-        from .page import build_page
+        from .page import Page, Terms
+        from .site import build_site
 
-        return build_page(workbench, PATH)
+        settings = app.state.settings
+        terms = Terms(
+            max_bytes=settings.max_bytes,
+            max_images=settings.max_images,
+            source_folders=settings.source_folders,
+            local=settings.host in LOCAL,
+            read_only=getattr(settings, "read_only", False),
+        )
+        return build_site(Page(workbench, terms, app.state.jobs), PATH)
 
     page = LatePage(build)
     app.mount(PATH, page)

@@ -1,99 +1,112 @@
-"""The page as an app, with what a mounted Gradio app leaves open closed.
+"""Page: what every tab gets.
 
-1. Gradio refuses server paths from clients only once a page counts as launched, which mounting does
-   not say: we say it.
-2. It fetches web addresses for clients: the two functions that do are replaced, and the routes that
-   would are refused before they reach it.
-3. It keeps uploads for ever: its folder is our own, with a limit and an end (uploads.py).
-4. Every event is an endpoint, whatever it says of its visibility: the page has no event that does
-   more than REST allows.
+    class CollectionsTab:
+        def __init__(self, page: Page) -> None:
+            ...                                             # inside an open gr.Tab
+            page.on(button.click, self.create, [name], [status], writes=True)
+
+`on` is the only way from an event to a handler: what stands around handlers is told in `handling`.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, NoReturn
-from urllib.parse import unquote
-
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import gradio as gr
-import gradio.processing_utils
-from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nnclr_hub.workbench import Workbench
 
-from .demo import build_demo
-from .tiles import CSS
-from .uploads import UploadFolder
+from . import handling
+from .actions import Action
 
-# Gradio's white on its own colours is below the contrast that WCAG AA asks for
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
-    button_primary_background_fill="*primary_700",
-    button_cancel_background_fill="#b91c1c",
-)
-PAGE_CSS = (
-    CSS
-    + """
-button[role=tab].selected {color: var(--primary-700) !important}
-.dark button[role=tab].selected {color: var(--primary-300) !important}
-.or, .max_value {color: var(--body-text-color) !important}
-input:focus-visible, button:focus-visible {outline: 3px solid var(--primary-500)}
-"""
-)
+Components = gr.components.Component | Sequence[Any] | None
 
 
-def build_page(workbench: Workbench, path: str) -> FastAPI:
-    """An app with nothing but the page, mounted at a path; its lifespan is the page's.
+class Jobs(Protocol):
+    """The server's background work, as much of it as the page uses; see `serving.jobs`."""
+
+    def submit(self, kind: str, params: Any, input: bytes | None = None) -> Any: ...
+    def get(self, id: str) -> Any: ...
+    def list(self, limit: int, before: str | None = None, *, kind: Any = None, state: Any = None) -> Any: ...
+    def cancel(self, id: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the server was set up, as far as it concerns the page.
+
+    max_bytes: of an upload.
+    max_images: pictures at once, as REST takes them in a request.
+    source_folders: of this machine, from which files may be read.
+    local: whether the server listens on this machine alone.
+    read_only: nothing is written, by nobody.
+    """
+
+    max_bytes: int = 20_000_000
+    max_images: int = 64
+    source_folders: tuple[Path, ...] = ()
+    local: bool = True
+    read_only: bool = False
+
+
+class Page:
+    """See the module; made before the gr.Blocks, and opened in it.
 
     Args:
-        path: where the app's own parent will have the page.
+        bench: where the collections and the encoders are; the only way to them.
+        terms: of the server.
+        jobs: of the server; None where the page stands without one.
     """
-    gradio.processing_utils.async_ssrf_protected_download = _refuse_async
-    gradio.processing_utils.ssrf_protected_download = _refuse
-    uploads = UploadFolder()
-    demo = build_demo(workbench)
-    demo.has_launched = True
-    demo.max_threads = 8  # threads of its own, so that a busy page leaves the API's alone
-    demo.queue(default_concurrency_limit=4, max_size=64)
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lambda _: uploads.kept())
-    gr.mount_gradio_app(
-        app,
-        demo,
-        path=path,
-        ssr_mode=False,
-        show_error=False,
-        footer_links=[],
-        run_history=False,
-        max_file_size="20mb",
-        theme=THEME,
-        css=PAGE_CSS,
-    )
-    (mounted,) = app.router.routes
-    mounted.app = NoFetching(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
-    return app
 
+    def __init__(self, bench: Workbench, terms: Terms | None = None, jobs: Jobs | None = None) -> None:
+        self.bench = bench
+        self.terms = terms or Terms()
+        self.jobs = jobs
 
-class NoFetching:
-    """Refuses the page's routes that would fetch an address for the client."""
+    def open(self, blocks: gr.Blocks) -> None:
+        """Makes what all tabs share; called once, inside the open gr.Blocks and outside of every tab.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        blocks: for `page.on(page.blocks.load, ...)`.
+        last: what was done last, for the API tab.
+        kept: a dict that the browser keeps over a reload, such as the ids of running jobs; secret it is not.
+        """
+        self.blocks = blocks
+        self.last = gr.State(None)
+        self.kept = gr.BrowserState({}, storage_key="nnclr_hub", secret="nnclr_hub")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = unquote(scope["path"]).lower()
-            if "/file=http" in path or "/proxy=" in path:
-                await PlainTextResponse("This server fetches no web addresses.", 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    @property
+    def writable(self) -> bool:
+        """Whether controls that write are to be built at all."""
+        return not self.terms.read_only
 
+    def did(self, action: Action) -> None:
+        """Notes what the handler at work does, for the API tab."""
+        handling.did(action)
 
-def _refuse(*_: Any) -> NoReturn:
-    raise gr.Error("This server fetches no web addresses: upload the picture itself.", print_exception=False)
+    def on(
+        self,
+        event: Callable[..., Any],
+        handler: handling.Handler,
+        inputs: Components = None,
+        outputs: Components = None,
+        *,
+        writes: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Calls the handler at an event of a component; returns what Gradio does, for `.then` and the like.
 
-
-async def _refuse_async(*_: Any) -> NoReturn:
-    _refuse()
+        Args:
+            event: `button.click`, `page.blocks.load`, ...
+            handler: a plain function or method, never a generator; see `handling.handled`.
+            writes: whether it changes anything that is kept: then it is refused to keys that may only read, and on a
+                read-only server it must not be built.
+            options: of Gradio's, such as `show_progress`.
+        """
+        if writes and not self.writable:
+            raise ValueError(f"{handler.__name__} writes: build it only where the page is writable")
+        shown = [] if outputs is None else list(outputs) if isinstance(outputs, Sequence) else [outputs]
+        shielded = handling.handled(handler, len(shown), writes=writes)
+        return event(shielded, inputs, [*shown, self.last], **{"show_progress": "hidden"} | options)

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .engine import Engine, Errand, Result
+from .looking import look
 from .memory import ModelMemory
 from .security.rates import charge_images
 from .settings import Settings
@@ -92,6 +94,24 @@ class Model:
         images = list(images)
         with self._counted(len(images)) as engine:
             return engine.tokens(images)
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | Sequence[ImageLike] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap | list[AttentionMap]:
+        """See `Encoder.attention`; each picture takes its turn in the engine."""
+        several = isinstance(target, list | tuple)
+        targets: list[Any] = [] if target is None else list(target) if several else [target]
+        settings = AttentionSettings(query, similarity, head, threshold, max_side)
+        with self._memory.held(self.name) as engine:
+            maps = look(self._same(engine).encoder.looker, self.each, settings, image, targets)
+        return maps if several else maps[0]
 
     @contextmanager
     def _counted(self, images: int) -> Iterator[Engine]:

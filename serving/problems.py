@@ -24,8 +24,8 @@ from starlette.requests import ClientDisconnect
 
 from nnclr_hub import errors
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.workbench.privacy import without_paths
 
-from .privacy import without_paths
 from .sentences import clauses
 from .telemetry import current, request_id
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import without_paths
 
 from .jobs import Jobs
 from .models import Engines
-from .privacy import without_paths
 from .schemas import Readiness
 
 log = logging.getLogger(__name__)

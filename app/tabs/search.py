@@ -1,136 +1,153 @@
-"""Search: a picture of one's own, or one of the collection, to its nearest neighbours."""
+"""Search: a picture of one's own, or one of the collection, to the pictures that are most like it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 
-from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.workbench import Workbench
+from ..filters import IS, RELATIONS
+from ..finding import Found, csv_of, examples
+from ..looking import why
+from ..page import Page
+from ..queries import FIRST, Query
+from ..steps import FIELDS, Steps
+from ..widgets.address import Address
+from ..widgets.download import Download, file_value
+from ..widgets.drawing import Drawing, data_uri
+from ..widgets.raw_image import raw_image
+from ..widgets.tiles import Tile, Tiles, shown
+from ..widgets.viewer import Shown, Viewer, view
 
-from ..raw_image import RawImage
-from ..tiles import shown, tile, tile_wall
-
-BROWSED = 24  # tiles shown before anything is searched
-EMPTY = (
-    "There is nothing to search yet. Index a folder of pictures with `nnclr index PHOTOS --collection photos` "
-    "into this server's store while it is stopped, or send pictures to `POST /api/v1/collections/NAME/items`; "
-    "then reload this page."
+INTRO = (
+    "Give a picture, or click one: you get those that **look most like it**. The encoder learned to see from pictures "
+    "without labels; the names below are only shown."
 )
-Handler = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Query:
-    """What was searched last, so that another k can repeat it: an uploaded file, or an item."""
-
-    path: str | None = None
-    id: str | None = None
-
-
-def in_one_sentence(handler: Handler) -> Handler:
-    """Shows a library error as its sentence, and leaves the page as it was."""
-
-    @wraps(handler)
-    def shielded(*args: Any) -> Any:
-        try:
-            return handler(*args)
-        except NNCLRHubError as error:
-            gr.Warning(str(error), title="That did not work")
-            return gr.skip()
-
-    return shielded
+INTERNAL = {"pixel_sha256", "mtime", "size", "root"}  # of the metadata that indexing writes
+ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}  # of several quick actions the last one counts
 
 
 class SearchTab:
-    """Builds the tab inside an open gr.Blocks.
+    """Builds the tab inside an open gr.Tab."""
 
-    Args:
-        bench: where the collections and the encoder are.
-    """
-
-    def __init__(self, bench: Workbench, page: gr.Blocks) -> None:
-        self._bench = bench
-        gr.Markdown(
-            "Drop in a picture, or click one below: the encoder turns it into a vector and shows the pictures "
-            "with the most similar vectors. It learned from unlabelled pictures alone; labels are only shown."
-        )
-        with gr.Row():
-            with gr.Column(scale=1, min_width=260):
-                self.collection = gr.Dropdown([], label="Collection", elem_id="collection", interactive=True)
-                self.image = RawImage(
-                    type="filepath", label="Your picture", sources=["upload", "webcam", "clipboard"], elem_id="query"
-                )
-                self.k = gr.Slider(1, 60, value=12, step=1, label="Neighbours", elem_id="k", interactive=True)
-                self.back = gr.Button("Back to the collection", elem_id="back", size="sm")
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._steps = Steps(page)
+        self.query, self.past, self.hits = gr.State(Query()), gr.State({}), gr.State(Found([], False, False))
+        gr.Markdown(INTRO, elem_id="intro")
+        with gr.Row(elem_classes="search-row"):
+            with gr.Column(scale=1, min_width=280):
+                self._ask()
             with gr.Column(scale=3, min_width=300):
-                self.status = gr.Markdown(elem_id="status")
-                self.tiles = tile_wall(elem_id="tiles")
-        self.query = gr.State(Query())
+                self._show()
+        self.viewer, self.save = Viewer(elem_id="viewer"), Download(elem_id="save")
         self._wire(page)
 
-    def _wire(self, page: gr.Blocks) -> None:
-        shown_by = [self.status, self.tiles, self.query]
-        page.load(in_one_sentence(self.start), None, [self.collection, *shown_by], show_progress="hidden")
-        self.collection.input(in_one_sentence(self.browse), self.collection, shown_by)
-        self.back.click(in_one_sentence(self.browse), self.collection, shown_by)
-        self.image.upload(in_one_sentence(self.search_picture), [self.image, self.collection, self.k], shown_by)
-        self.image.clear(in_one_sentence(self.browse), self.collection, shown_by)
-        self.tiles.click(in_one_sentence(self.search_clicked), [self.collection, self.k], shown_by)
-        self.k.release(in_one_sentence(self.search_again), [self.query, self.collection, self.k], shown_by)
+    # ---- what stands there
 
-    # ---- what happens
+    def _ask(self) -> None:
+        self.collection = gr.Dropdown([], label="Collection", elem_id="collection", interactive=True)
+        self.picker = raw_image("Your picture", elem_id="query")
+        self.drawing = Drawing(elem_id="query-picture", says="The picture that is searched by", visible=False)
+        self.another = gr.Button("Another picture", elem_id="another", size="sm", visible=False)
+        self.samples = Tiles(elem_id="samples", actions=("remove",))
+        photos = examples()
+        if photos:
+            gr.Markdown("Or try one of these:", elem_classes="small")
+        self.tries = Tiles(shown([Tile(name, _small(path), name) for name, path in photos.items()]), elem_id="tries")
+        with gr.Accordion("Narrow it down", open=False, elem_id="narrow"):
+            self.k = gr.Slider(
+                1, 100, value=FIRST, step=1, label="How many at a time", elem_id="k", interactive=True, buttons=[]
+            )
+            self.above = gr.Textbox(
+                "", label="Least score", placeholder="all", max_lines=1, elem_id="above", interactive=True
+            )
+            gr.Markdown("Only pictures whose ...", elem_classes="small")
+            self.key = gr.Dropdown(
+                [], label="Field", elem_id="filter-key", interactive=True, allow_custom_value=True, value=None
+            )
+            self.relation = gr.Dropdown(list(RELATIONS), value=IS, label="Relation", elem_id="filter-relation")
+            self.value = gr.Textbox("", label="Value", elem_id="filter-value", max_lines=1)
+            with gr.Row():
+                self.add = gr.Button("Add filter", elem_id="filter-add", size="sm", min_width=90)
+                self.clear = gr.Button("Clear filter", elem_id="filter-clear", size="sm", min_width=90)
+            self.where = gr.Textbox(
+                "",
+                label="The filter as JSON, as REST takes it",
+                lines=2,
+                max_lines=8,
+                elem_id="where",
+                interactive=True,
+            )
 
-    def start(self) -> tuple[Any, str, list[dict[str, Any]], Query]:
-        """The collections, and the first pictures of one."""
-        names = [info.name for info in self._bench.store.list() if info.count] or [
-            info.name for info in self._bench.store.list()
-        ]
-        if not names:
-            return gr.Dropdown(choices=[], value=None), EMPTY, [], Query()
-        return gr.Dropdown(choices=names, value=names[0]), *self.browse(names[0])
+    def _show(self) -> None:
+        self.status = gr.Markdown(elem_id="status")
+        with gr.Row(elem_classes="bar"):
+            self.browse = gr.Button(
+                "The whole collection", elem_id="browse", size="sm", min_width=190, scale=0, visible=False
+            )
+            self.address = Address(elem_id="address")
+        selection = ("export", "delete") if self._page.writable else ("export",)
+        self.tiles = Tiles(elem_id="tiles", actions=("more", "less", "why", "view"), selection=selection)
+        self.next = gr.Button("Show more", elem_id="next", visible=False)
 
-    def browse(self, name: str | None) -> tuple[str, list[dict[str, Any]], Query]:
-        """The first pictures of a collection."""
-        if not name:
-            return EMPTY, [], Query()
-        collection = self._bench.collection(name)
-        items = collection.scroll(limit=BROWSED).items
-        status = (
-            f"**{name}** holds {collection.count()} pictures. Click one to find its neighbours, or upload your own."
+    def _wire(self, page: Page) -> None:
+        do, now = self._steps, [self.query, self.past]
+        out = [getattr(self, name) for name in FIELDS]
+        page.on(page.blocks.load, do.start, [self.address, self.past], [self.collection, self.key, *out], js=HASH)
+        page.on(self.collection.input, do.choose, [self.collection, self.past], [self.key, *out], **ONE_AT_A_TIME)
+        page.on(self.address.back, do.reopen, [self.past], [self.collection, *out], **ONE_AT_A_TIME)
+        page.on(self.picker.input, do.upload, [self.picker, *now, self.k], out)
+        page.on(self.tries.open, do.try_example, [*now, self.k], out, **ONE_AT_A_TIME)
+        page.on(self.drawing.box, do.box, now, out, **ONE_AT_A_TIME)
+        page.on(self.tiles.open, do.open, [*now, self.k], out, **ONE_AT_A_TIME)
+        page.on(self.tiles.more, do.more, now, out)
+        page.on(self.tiles.less, do.less, now, out)
+        page.on(self.samples.remove, do.remove, now, out)
+        page.on(self.another.click, do.browse, now, out)
+        page.on(self.browse.click, do.browse, now, out)
+        page.on(self.next.click, do.next, [*now, self.k], out)
+        for event in (self.k.release, self.above.submit, self.above.blur, self.where.blur):
+            page.on(event, do.change, [*now, self.k, self.above, self.where], out, **ONE_AT_A_TIME)
+        page.on(self.add.click, do.add_filter, [*now, self.key, self.relation, self.value], out)
+        page.on(self.clear.click, do.clear_filter, now, out)
+        page.on(self.tiles.view, self._view, self.query, self.viewer)
+        page.on(self.tiles.why, self._why, self.query, self.viewer, show_progress="minimal")
+        page.on(self.tiles.export, self._export, [self.query, self.hits], self.save)
+        if page.writable:
+            page.on(self.tiles.delete, do.delete, now, out, writes=True)
+
+    # ---- what leaves the query as it is
+
+    def _view(self, query: Query, event: gr.EventData) -> dict[str, Any]:
+        """The original of a picture, or its thumbnail, and says which."""
+        id, finder = str(event.id), self._steps.finder
+        original = finder.original(query.collection, id)
+        path = f"/api/v1/collections/{quote(query.collection, safe='')}/items/{quote(id, safe='')}/original"
+        of = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
+        kept = finder.metadata(query.collection, id)
+        facts = {"id": id, **{name: value for name, value in kept.items() if name not in INTERNAL}}
+        return view(
+            "The original" if original.of == "source" else "The thumbnail", [Shown(path, of, path)], facts=facts
         )
-        return status, shown([tile(name, item.id, item.metadata) for item in items]), Query()
 
-    def search_picture(self, path: str | None, name: str | None, k: float) -> tuple[str, list[dict[str, Any]], Query]:
-        """Neighbours of an uploaded file."""
-        return self._found(Query(path=path), name, int(k), "your picture")
+    def _why(self, query: Query, event: gr.EventData) -> dict[str, Any]:
+        """What of the query was found on a hit."""
+        value, action = why(self._page.bench, self._steps.finder, query, str(event.id))
+        self._page.did(action)
+        return value
 
-    def search_clicked(
-        self, name: str | None, k: float, event: gr.EventData
-    ) -> tuple[str, list[dict[str, Any]], Query]:
-        """Neighbours of the tile that was clicked."""
-        return self._found(Query(id=str(event.id)), name, int(k), "the picture that you clicked")
+    def _export(self, query: Query, found: Found, event: gr.EventData) -> dict[str, Any]:
+        """What is selected, as a file."""
+        ids = [id for id in event.ids if isinstance(id, str)]
+        return file_value(f"{query.collection}.csv", csv_of(found.hits, ids, scored=found.scored))
 
-    def search_again(self, query: Query, name: str | None, k: float) -> tuple[str, list[dict[str, Any]], Query]:
-        """The last search with another number of neighbours."""
-        if query == Query():
-            return self.browse(name)
-        return self._found(query, name, int(k), "your picture" if query.path else "the picture that you clicked")
 
-    def _found(self, query: Query, name: str | None, k: int, what: str) -> tuple[str, list[dict[str, Any]], Query]:
-        if not name:
-            return EMPTY, [], Query()
-        if query.path is None and query.id is None:
-            return self.browse(name)
-        image = None if query.path is None else Path(query.path)
-        matches = self._bench.search(name, image=image, id=query.id, k=k)
-        tiles = [tile(name, match.id, match.metadata, match.score) for match in matches]
-        if query.id is not None:  # the picture itself stands first, as what the others are compared with
-            item = self._bench.collection(name).get([query.id])[0]
-            tiles.insert(0, tile(name, item.id, item.metadata, 1.0))
-        return f"The {len(matches)} nearest to {what}, in **{name}**; 1 is the same direction.", shown(tiles), query
+HASH = "() => [window.location.hash, {}]"
+
+
+def _small(path: Any) -> str:
+    from nnclr_hub.encoder.decoding import decode_image
+
+    return data_uri(decode_image(path), 160)

@@ -83,8 +83,8 @@ def demo(
         Workbench(Encoders(model, backend=backend), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    flags = {"port": port, "backend": backend} | ({"read_only": True} if read_only else {})
-    _serve(str(where), model, flags, page=True)
+    flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()]}
+    _serve(str(where), model, flags | ({"read_only": True} if read_only else {}), page=True)
 
 
 def _keys(file: Path | None) -> Path | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from nnclr_hub.errors import ImageError
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.attention import AttentionMap, Query
 
 ImageLike = Path | str | bytes | Image.Image | np.ndarray
 
@@ -41,4 +44,17 @@ class Embedder(Protocol):
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
+        ...
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | Sequence[ImageLike] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = 1024,
+    ) -> AttentionMap | list[AttentionMap]:
+        """What it looks at: the map of the image or of the one target, a list for a list; see `Encoder.attention`."""
         ...

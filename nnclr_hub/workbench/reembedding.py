@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
-from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
 from nnclr_hub.workbench.ahead import ahead, batches
 from nnclr_hub.workbench.differences import Change, differences
 from nnclr_hub.workbench.indexing import BATCH
-from nnclr_hub.workbench.pixels import pixel_hash
+from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
@@ -109,7 +107,7 @@ def _reembed(
         return Reembedded(None, old.count(), 0, kept=None)
     following = _successor(store, name, old, embedder)
     new = following.collection
-    read = partial(_source, folders=folders)
+    read = partial(read_source, folders=folders)
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.gate.alone, progress)
     with bench.gate.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
@@ -252,28 +250,6 @@ def _carry_over(
     if items:
         new.upsert(items)
     return len(items)
-
-
-def _source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> Image.Image | str:
-    """The picture that an item was made of, or why it is not to be had."""
-    root, relative = metadata.get("root"), metadata.get("path")
-    if not isinstance(root, str) or not isinstance(relative, str):
-        return "it keeps no source, since `nnclr index` did not write it"
-    path = Path(root, relative)
-    recorded = metadata.get(PIXEL_HASH)
-    try:
-        if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
-            return "its file lies in no folder that may be read"
-        stat = path.stat()
-    except (OSError, ValueError):
-        return "its file is missing"
-    if recorded is None and (stat.st_size, stat.st_mtime) != (metadata.get("size"), metadata.get("mtime")):
-        return "its file has changed"
-    try:
-        image = decode_image(path)
-    except ImageError as error:
-        return str(error)
-    return image if recorded in (None, pixel_hash(image)) else "its file has changed"
 
 
 def _called(id: str, metadata: Mapping[str, Any]) -> str:

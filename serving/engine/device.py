@@ -16,8 +16,8 @@ import torch
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import NNCLRHubError, ServiceError
+from nnclr_hub.workbench.privacy import public_name
 
-from ..privacy import public_name
 from ..telemetry import Metrics
 from .crew import Crew, Worker
 from .line import Line

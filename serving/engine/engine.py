@@ -22,8 +22,8 @@ from PIL import Image
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NotReady
+from nnclr_hub.workbench.privacy import public_name
 
-from ..privacy import public_name
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission

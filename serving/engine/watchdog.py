@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ..privacy import public_name
+from nnclr_hub.workbench.privacy import public_name
+
 from ..telemetry import Metrics
 from .decoding import Decoding
 from .device import Device

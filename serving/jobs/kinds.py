@@ -9,9 +9,9 @@ from typing import Any
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
-from ..privacy import without_paths
 from .fitting import fit
 from .outcome import Outcome
 from .task import Task

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import without_paths
 
-from ..privacy import without_paths
 from ..problems import status_of
 from .board import Board, Run
 from .kinds import Kind

@@ -21,9 +21,9 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import public_name, without_paths
 
 from ..models import Engines
-from ..privacy import public_name, without_paths
 from ..problems import answers
 from ..schemas import CollectionRequest, CollectionResponse, CollectionsResponse, CountResponse, VerifyResponse
 from ..telemetry import measured

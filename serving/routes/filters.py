@@ -8,8 +8,7 @@ from fastapi import Query
 from pydantic import TypeAdapter, ValidationError
 
 from nnclr_hub.errors import InvalidFilter
-
-from ..privacy import public_where
+from nnclr_hub.workbench.privacy import public_where
 
 _WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 WhereText = Annotated[

@@ -26,11 +26,12 @@ from nnclr_hub.errors import (
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.privacy import public_metadata
+from nnclr_hub.workbench.sources import read_original
 
 from ..aside import aside
 from ..cursors import read_cursor, write_cursor
 from ..payloads import decode_vector
-from ..privacy import public_metadata
 from ..problems import answers, problem
 from ..responses import VectorResponse
 from ..schemas import (
@@ -183,6 +184,28 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(jpeg, media_type="image/jpeg", headers=headers)
+
+
+@router.get(
+    "/{id}/original",
+    response_class=Response,
+    responses={
+        **answers(CollectionNotFound, ItemNotFound),
+        200: {
+            "content": {kind: binary("the picture") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}
+        },
+    },
+)
+def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
+    """The picture that the item was made of, if its file lies in a source folder of the server and is still the same.
+
+    Else the item's thumbnail; `X-Picture` says which: source or thumbnail.
+    """
+    with measured(metrics, "store"):
+        collection = bench.collection(name)
+    found = read_original(collection, id, settings.source_folders)
+    headers = {"Cache-Control": "private, no-cache", "X-Picture": found.of}
+    return Response(found.data, media_type=found.media_type, headers=headers)
 
 
 # ---- inside

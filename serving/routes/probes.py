@@ -35,6 +35,7 @@ from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.privacy import public_name, without_paths
 from nnclr_hub.workbench.probes import (
     delete_probe,
     get_probe,
@@ -47,7 +48,6 @@ from nnclr_hub.workbench.probes import (
 from ..departure import while_present
 from ..models import Model
 from ..payloads import decode_vector
-from ..privacy import public_name, without_paths
 from ..problems import answers, problem
 from ..schemas import ItemError
 from ..schemas.jobs import SOURCE, JobResponse

@@ -22,9 +22,9 @@ from nnclr_hub.errors import (
     UnsupportedImage,
 )
 from nnclr_hub.store.base import Match
+from nnclr_hub.workbench.privacy import public_metadata, without_paths
 
 from ..aside import aside
-from ..privacy import public_metadata, without_paths
 from ..problems import answers
 from ..responses import VectorResponse
 from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse

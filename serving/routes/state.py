@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 
 from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import public_name
 
 from ..ingesting import Ingest
 from ..models import Engines, Model
-from ..privacy import public_name
 from ..security.fetching import Fetcher
 from ..settings import Settings
 from ..telemetry import Metrics

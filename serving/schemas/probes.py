@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, FiniteFloat, StrictInt, StrictStr, model_validator
 
 from nnclr_hub.store.checks import MAX_LIMIT
+from nnclr_hub.workbench.privacy import public_name
 from nnclr_hub.workbench.probes import KeptProbe
 
-from ..privacy import public_name
 from .words import ItemError, MetadataKey, Name, Picture, Strict, Where
 
 Label = StrictInt | StrictStr

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
-from ..privacy import public_key, public_where
+from nnclr_hub.workbench.privacy import public_key, public_where
 
 
 class _FailFast(FailFast):

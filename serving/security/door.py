@@ -11,6 +11,7 @@ and `scope["auth"].scopes` what it allows: "read", "write".
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from starlette.authentication import AuthCredentials, SimpleUser
 from starlette.datastructures import Headers
@@ -77,7 +78,9 @@ class Door:
             await self._refuse(refusal, scope, receive, send)
             return
         assert isinstance(key, Key)
-        scope.setdefault("state", {})["key_name"] = key.name  # for the log
+        state = scope.setdefault("state", {})
+        state["key_name"] = key.name  # for the log
+        state["enter"] = partial(rates.use, allowance)  # for who goes on with the request in a thread of its own
         scope["user"], scope["auth"] = SimpleUser(allowance.caller), AuthCredentials(list(key.scopes))
         rates.use(allowance)
         with self._body.limited(receive) as receive:

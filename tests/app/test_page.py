@@ -1,159 +1,156 @@
-"""The page in a real browser, and what a mounted Gradio app must not give away."""
+"""What a mounted Gradio app must not give away, asked as by a client that ignores the page."""
 
+import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from page_calls import call, events, get, post
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+READER = "reader-0123456789abcdef"
+WRITER = "writer-0123456789abcdef"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve):
-    """A server with the page and the photos in a collection."""
-    store = tmp_path_factory.mktemp("page") / "store"
-    with open_store(str(store)) as opened:
+def store(model, photos, tmp_path_factory) -> Path:
+    """A store with the photos in a collection; for those who copy it."""
+    folder = tmp_path_factory.mktemp("page") / "store"
+    with open_store(str(folder)) as opened:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
-    yield from serve(model, store, page=True)
+    return folder
 
 
-@pytest.fixture
-def page(served) -> Iterator:
-    """A page opened at /; afterwards nothing may have failed in the console or gone to another host."""
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        wrong: list[str] = []
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on(
-            "request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None
-        )
-        page.goto(served.url)
-        page.wait_for_selector("#tiles button", timeout=60_000)
-        yield page
-        browser.close()
-    assert wrong == []
+@pytest.fixture(scope="module")
+def served(model, store, tmp_path_factory, serve) -> Iterator:
+    """A server with the page behind keys."""
+    keys = {"api_keys": (f"phone:{READER}",), "write_keys": (f"desk:{WRITER}",)}
+    own = shutil.copytree(store, tmp_path_factory.mktemp("keys") / "store")
+    yield from serve(model, own, page=True, **keys)
 
 
-def captions(page) -> list[str]:
-    return page.locator("#tiles .caption").all_inner_texts()
+def upload(url: str, path: Path, headers: dict[str, str]) -> dict:
+    files = {"files": (path.name, path.read_bytes())}
+    [there] = post(f"{url}/ui/gradio_api/upload", files=files, headers=headers).json()
+    return {"path": there, "meta": {"_type": "gradio.FileData"}}
 
 
-def wait_for(page, words: str) -> None:
-    page.wait_for_function("words => document.querySelector('#status').innerText.includes(words)", arg=words)
+def test_without_a_key_there_is_nothing(served):
+    """Neither the page, nor its settings, nor any of its endpoints, by either way to call them."""
+    names = {event["api_name"] for event in events(served.url, bearer(READER))}
+    assert {"start", "upload", "open", "delete"} <= names
+    body = {"data": [], "fn_index": 0, "session_hash": "s"}
+    for path in ("queue/join", "run/predict", "upload", "reset", "cancel", *(f"call/{n}" for n in names)):
+        answer = post(f"{served.url}/ui/gradio_api/{path}", json=body)
+        assert answer.status_code == 401, path
+    for path in ("config", "gradio_api/info", "gradio_api/heartbeat/s", "gradio_api/queue/data", "theme.css", "token"):
+        assert get(f"{served.url}/ui/{path}").status_code == 401, path
 
 
-@pytest.mark.browser
-def test_a_click_searches_and_another_click_searches_on(page):
-    """Tiles come from the thumbnails; the clicked picture stands first with 1.000, and a hit becomes the next query."""
-    assert page.url.endswith("/ui/")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('#tiles img')].slice(0, 8).every(i => i.naturalWidth > 0)"
-    )
-    page.locator("#tiles button").nth(2).click()
-    wait_for(page, "you clicked")
-    first = captions(page)
-    assert len(first) == 13
-    assert first[0].startswith("1.000")
-    scores = [float(caption.split()[0]) for caption in first]
-    assert scores == sorted(scores, reverse=True)
-    chosen = page.locator("#tiles button").nth(3).get_attribute("data-id")
-    page.locator("#tiles button").nth(3).click()
-    page.wait_for_function("id => document.querySelector('#tiles button').dataset.id === id", arg=chosen)
-    page.locator("#back").click()
-    wait_for(page, "holds 60 pictures")
+def test_every_event_takes_whatever_it_is_sent(served):
+    """Each endpoint with nothing, with nonsense and with far too much: an answer, and never a traceback."""
+    for event in events(served.url, bearer(READER)):
+        for value in (None, "x" * 2000, -1e9, {"a": [1]}, [["x"]]):
+            data = [value] * len(event["inputs"])
+            body = {"data": data, "fn_index": event["id"], "session_hash": "s", "event_data": {"id": value}}
+            answer = post(f"{served.url}/ui/gradio_api/run/predict", json=body, headers=bearer(READER), timeout=60)
+            assert answer.status_code in (200, 400, 422, 500), event["api_name"]
+            assert "Traceback" not in answer.text
+            assert "/site-packages/" not in answer.text
 
 
-@pytest.mark.browser
-def test_an_upload_finds_itself_and_another_k_repeats_the_search(page, pictures):
-    page.set_input_files("#query input[type=file]", str(pictures[5]))
-    wait_for(page, "your picture, in")
-    best = captions(page)[0]
-    assert best.startswith("1.000")
-    assert pictures[5].parent.name in best
-    page.locator("#k input[type=number]").fill("3")
-    page.locator("#k input[type=number]").press("Tab")
-    wait_for(page, "3 nearest")
-    assert len(captions(page)) == 3
-
-
-@pytest.mark.browser
-def test_a_broken_upload_is_one_sentence_and_changes_nothing(page, tmp_path, capfd):
-    before = captions(page)
-    broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"nonsense")
-    page.set_input_files("#query input[type=file]", str(broken))
-    page.wait_for_selector(".toast-body")
-    assert "not a picture in a format we read" in page.inner_text(".toast-body")
-    assert str(tmp_path) not in page.inner_text(".toast-body")
-    page.wait_for_timeout(500)
-    assert captions(page) == before
-    assert "Traceback" not in capfd.readouterr().err, "the server failed on what it sent"
-
-
-@pytest.mark.browser
-def test_it_fits_a_telephone_and_the_keyboard_reaches_the_tiles(page):
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.locator("#tiles button").first.focus()
-    page.keyboard.press("Enter")
-    wait_for(page, "you clicked")
-
-
-# ---- the three holes
-
-
-def call(url: str, name: str, data: list) -> str:
-    """What an endpoint of the page answers, as a client that ignores the page would ask."""
-    config = httpx.get(f"{url}/ui/config").json()
-    function = next(f for f in config["dependencies"] if f["api_name"] == name)
-    body = {"data": data, "fn_index": function["id"], "session_hash": "s"}
-    return httpx.post(f"{url}/ui/gradio_api/run/predict", json=body, timeout=120).text
-
-
-def test_server_files_are_not_given_away(served, tmp_path):
-    """A path in place of an upload is refused by the event, and the file route gives nothing out."""
-    secret = tmp_path / "secret.txt"
-    secret.write_text("the secret")
+@pytest.mark.parametrize("way", ["run/predict", "call", "queue/join"])
+def test_server_files_are_not_given_away(served, tmp_path, way):
+    """A path in place of an upload is refused by each way to an event, and the file route gives nothing out."""
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"the secret")
     file = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
-    answer = call(served.url, "search_picture", [file, "photos", 5])
-    assert "the secret" not in answer
-    assert "nearest" not in answer
-    assert httpx.get(f"{served.url}/ui/gradio_api/file={secret}").status_code in (403, 404)
+    event = next(one for one in events(served.url, bearer(READER)) if one["api_name"] == "upload")
+    body = {"data": [file, None, None, 5], "fn_index": event["id"], "session_hash": "s"}
+    url = f"{served.url}/ui/gradio_api/{way}" + ("/upload" if way == "call" else "")
+    answer = post(url, json=body, headers=bearer(READER))
+    assert "the secret" not in answer.text
+    copies = [path for path in upload_folder().rglob("*") if path.is_file() and path.read_bytes() == b"the secret"]
+    assert copies == []
+    given = get(f"{served.url}/ui/gradio_api/file={secret}", headers=bearer(READER))
+    assert given.status_code in (403, 404)
+
+
+def upload_folder() -> Path:
+    return Path(os.environ["GRADIO_TEMP_DIR"])
 
 
 def test_addresses_are_not_fetched_for_clients(served):
-    for path in (
-        "file=http://127.0.0.1:9/x",
-        "file=https://example.com/x",
-        "proxy=http://127.0.0.1:9/x",
-        "file%3Dhttp://x",
-    ):
-        assert httpx.get(f"{served.url}/ui/gradio_api/{path}").status_code in (403, 404), path
-    file = {"path": f"{served.url}/favicon.ico", "meta": {"_type": "gradio.FileData"}}
-    assert "nearest" not in call(served.url, "search_picture", [file, "photos", 5])
+    """No look-up leaves this server, by the routes nor by an address in place of an upload."""
+    asked = []
+    with pytest.MonkeyPatch.context() as patched:
+        real = socket.getaddrinfo
+        patched.setattr(socket, "getaddrinfo", lambda host, *a, **k: asked.append(host) or real("127.0.0.1", *a, **k))
+        for path in (
+            "file=http://photos.example/x",
+            "file=https://photos.example/x",
+            "proxy=http://photos.example/x",
+            "file%3Dhttp://photos.example/x",
+        ):
+            given = get(f"{served.url}/ui/gradio_api/{path}", headers=bearer(READER))
+            assert given.status_code in (403, 404), path
+        file = {"path": "http://photos.example/a.jpg", "meta": {"_type": "gradio.FileData"}}
+        answer = call(served.url, "upload", [file, None, None, 5], bearer(READER))
+    assert answer.status_code != 200
+    assert "photos.example" not in asked
 
 
-def test_the_page_has_no_event_that_writes(served, photos):
-    names = {f["api_name"] for f in httpx.get(f"{served.url}/ui/config").json()["dependencies"]}
-    allowed = {"start", "browse", "browse_1", "browse_2", "search_picture", "search_clicked", "search_again"}
-    assert names <= allowed, names
+def test_a_key_that_reads_searches_and_deletes_nothing(served, pictures):
+    """One that may write does: what is asked for is the scope, as REST asks for it."""
+    file = upload(served.url, pictures[5], bearer(READER))
+    session = {"session_hash": "both"}
+    link = "collection=photos&k=3"
+    assert "3 of the 60" in call(served.url, "start", [link, None], bearer(READER), **session).text
+    assert "3 most similar" in call(served.url, "upload", [file, None, None, 3], bearer(READER), **session).text
+    [item] = served.bench.collection("photos").scroll(limit=1).items
+    erase = {"event_data": {"ids": [item.id]}} | session
+    refused = call(served.url, "delete", [None, None], bearer(READER), **erase)
+    assert "This key may read but not write" in refused.text
+    assert served.bench.collection("photos").count() == 60
+    done = call(served.url, "delete", [None, None], bearer(WRITER), **erase)
+    assert done.status_code == 200, done.text
+    assert served.bench.collection("photos").count() == 59
+
+
+def test_the_rates_of_rest_hold_for_the_page(model, store, tmp_path, serve, pictures):
+    """Pictures that an event embeds count as those of a request do."""
+    key = (f"phone:{READER}",)
+    own = shutil.copytree(store, tmp_path / "store")
+    for served in serve(model, own, page=True, api_keys=key, rate_images=1):  # a bucket holds a request's 64
+        file = upload(served.url, pictures[5], bearer(READER))
+        session = {"session_hash": "r"}
+        call(served.url, "start", ["collection=photos", None], bearer(READER), **session)
+        search = ("upload", [file, None, None, 3], bearer(READER))
+        assert "most similar" in call(served.url, *search, **session).text
+        several = [("files", (path.name, path.read_bytes())) for path in [*pictures, *pictures][:63]]
+        assert post(f"{served.url}/api/v1/embed", files=several, headers=bearer(READER)).status_code == 200
+        refused = call(served.url, *search, **session)
+        assert "pictures a minute" in refused.text
+
+
+def test_a_read_only_page_has_no_event_that_writes(model, store, serve):
+    for served in serve(model, store, page=True, read_only=True):
+        names = {event["api_name"] for event in events(served.url)}
+        assert "upload" in names
+        assert "delete" not in names
 
 
 def test_an_empty_store_says_what_to_do(model, tmp_path, serve):
     for served in serve(model, tmp_path / "store", page=True):
-        assert "nnclr index" in call(served.url, "start", [])
+        assert "Make a collection" in call(served.url, "start", ["", None]).text
 
 
 def test_the_offline_gallery_is_made_of_photos_that_are_installed(tmp_path):

@@ -105,3 +105,23 @@ def test_notes_may_be_as_large_as_a_body(client, collection, pictures):
     assert response.status_code == 200, response.text
     for note in (notes[0], notes[-1]):
         assert client.get(f"{collection}/items/{note['id']}").json()["metadata"]["text"] == note["metadata"]["text"]
+
+
+def test_the_original_is_the_source_or_says_that_it_is_the_thumbnail(
+    client, server, collection, pictures, tmp_path_factory
+):
+    """A file below the server's source folders, as it is; whatever was uploaded has its thumbnail alone."""
+    [folder] = server.app.state.settings.source_folders
+    (folder / "sources").mkdir()
+    (folder / "sources" / "a.jpg").write_bytes(pictures[0].read_bytes())
+    server.bench.index_folder("photos", folder / "sources")
+    [item] = server.bench.collection("photos").scroll().items
+    answer = client.get(f"{collection}/items/{item.id}/original")
+    assert (answer.status_code, answer.headers["X-Picture"]) == (200, "source")
+    assert answer.content == pictures[0].read_bytes()
+    assert answer.headers["content-type"] == "image/jpeg"
+    client.post(f"{collection}/items", files={"files": pictures[1].read_bytes()}, data={"items": '[{"id": "b"}]'})
+    uploaded = client.get(f"{collection}/items/b/original")
+    assert uploaded.headers["X-Picture"] == "thumbnail"
+    assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
+    assert client.get(f"{collection}/items/none/original").status_code == 404

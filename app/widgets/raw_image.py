@@ -19,3 +19,10 @@ class RawImage(gr.Image):
 
     def get_block_name(self) -> str:
         return "image"
+
+
+def raw_image(label: str, *, elem_id: str) -> RawImage:
+    """One to drop a file on, to choose one, to paste or to take a picture with the camera."""
+    return RawImage(
+        type="filepath", label=label, sources=["upload", "webcam", "clipboard"], elem_id=elem_id, height=230
+    )

@@ -82,7 +82,7 @@ def _paths() -> re.Pattern[str]:
 
     Known folders come first, whatever they are called: they may hold blanks.
     """
-    known = {str(Path.home()), str(Path.cwd()), str(Path(__file__).resolve().parents[1])}
+    known = {str(Path.home()), str(Path.cwd()), str(Path(__file__).resolve().parents[2])}
     tops = [entry.name for entry in os.scandir("/") if entry.is_dir()]
     starts = [re.escape(one) for one in sorted(known, key=len, reverse=True) if one != "/"]
     starts += [re.escape(f"/{top}") + r"(?=/)" for top in tops]

@@ -1,0 +1,33 @@
+"""Action: what a person did on the page, as the REST call that does the same.
+
+    page.did(Action("POST", f"/api/v1/collections/{name}/search", form={"query": {"k": 12}},
+                    files=(("image", "cat.jpg"),), call='client.search("photos", image=Path("cat.jpg"), k=12)'))
+
+The API tab shows the last one as curl and as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Action:
+    """One REST call.
+
+    method: GET, POST, PUT or DELETE.
+    path: below the server's address, quoted as it is sent, with its query.
+    json: the body, if it is JSON.
+    form: JSON parts of a multipart form, by field.
+    files: of a multipart form: the field and the name of a file at the person's side.
+    call: the same with nnclr_hub.Client: an expression over `client`, in which Path is imported.
+    """
+
+    method: str
+    path: str
+    json: Any = None
+    form: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[tuple[str, str], ...] = ()
+    call: str = ""

@@ -1,0 +1,173 @@
+"""Finding: a query to what the search tab shows of it. All through the workbench; nothing of Gradio."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.base import Match
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.examples import Example, embed_examples, search_by_examples
+from nnclr_hub.workbench.privacy import public_metadata, public_where
+from nnclr_hub.workbench.searching import MAX_K
+from nnclr_hub.workbench.sources import Original, read_original
+
+from .page import Page
+from .queries import MOST_SAMPLES, Query, Sample
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets run
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a query came to: its matches, or without examples items with the score None; and whether there are more."""
+
+    hits: list[Match]
+    scored: bool
+    has_more: bool
+
+
+class Finder:
+    """Answers queries.
+
+    Args:
+        page: whose workbench it is, and whose source folders.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._bench: Workbench = page.bench
+        self._folders = page.terms.source_folders
+
+    def names(self) -> list[str]:
+        """The collections, those that hold something first."""
+        infos = self._bench.store.list()
+        return [info.name for info in infos if info.count] + [info.name for info in infos if not info.count]
+
+    def find(self, query: Query) -> Found:
+        """Searches, or lists where there is nothing to search by.
+
+        Raises:
+            InvalidRequest: a filter, a k or a number of examples that cannot be.
+        """
+        check(query)
+        if not query.more:
+            if query.less:
+                raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
+            page = self._bench.collection(query.collection).scroll(limit=query.k, where=query.where, with_vector=False)
+            hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
+            return Found(hits, scored=False, has_more=page.cursor is not None and query.k < MAX_K)
+        more, less = ([_example(one) for one in side] for side in (query.more, query.less))
+        matches = search_by_examples(self._bench, query.collection, more, less, query.k, **query.options)
+        hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
+        return Found(hits, scored=True, has_more=len(hits) == query.k < MAX_K)
+
+    def embedded(self, collection: str, sample: Sample) -> Sample:
+        """The sample with its vector, unless it is an item.
+
+        Raises:
+            ImageError, FingerprintMismatch.
+            InvalidRequest: the box is not on the picture.
+        """
+        if sample.is_item:
+            return sample
+        example = Example(image=self.picture(collection, sample), box=sample.box)
+        [vector] = embed_examples(self._bench, collection, [example])
+        return replace(sample, vector=base64.b64encode(np.asarray(vector).astype("<f4").tobytes()).decode())
+
+    def picture(self, collection: str, sample: Sample) -> Image.Image:
+        """The sample's picture, whole and upright.
+
+        Raises:
+            ImageError, ItemNotFound.
+            InvalidRequest: nobody has it any more.
+        """
+        if sample.path is not None:
+            if not sample.path.is_file():
+                raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
+            return decode_image(sample.path)
+        if sample.id is None:
+            raise InvalidRequest("A link holds what was computed of a picture, not the picture: give it again.")
+        return decode_image(self.original(collection, sample.id).data)
+
+    def has_picture(self, sample: Sample) -> bool:
+        """Whether `picture` has something to give."""
+        return sample.id is not None or (sample.path is not None and sample.path.is_file())
+
+    def original(self, collection: str, id: str) -> Original:
+        """The item's picture: its source file, or its thumbnail."""
+        return read_original(self._bench.collection(collection), id, self._folders)
+
+    def metadata(self, collection: str, id: str) -> dict[str, Any]:
+        """The item's metadata, as may be shown."""
+        [item] = self._bench.collection(collection).get([id]) or [None]
+        return {} if item is None else public_metadata(item.metadata)
+
+    def keys(self, collection: str) -> list[str]:
+        """Metadata keys of the collection's first items, to filter by."""
+        items = self._bench.collection(collection).scroll(limit=50, with_vector=False).items
+        return sorted({key for item in items for key in public_metadata(item.metadata)} - {"root", "pixel_sha256"})
+
+
+def check(query: Query) -> None:
+    """Refuses what REST would.
+
+    Raises:
+        InvalidRequest: says what.
+    """
+    if not 1 <= query.k <= MAX_K:
+        raise InvalidRequest(f"k={query.k} is not possible: ask for 1 to {MAX_K} neighbours.")
+    if len(query.more) + len(query.less) > MOST_SAMPLES:
+        raise InvalidRequest(f"A search takes at most {MOST_SAMPLES} examples here: remove one before.")
+    try:
+        public_where(query.where or {})
+    except ValueError as error:
+        raise InvalidRequest(f"The filter cannot be: {error}.") from error
+
+
+def csv_of(hits: Sequence[Match], ids: Sequence[str], *, scored: bool) -> str:
+    """The chosen hits as CSV: id, score, and a column for each metadata key.
+
+    Text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
+    chosen = [hit for hit in hits if hit.id in set(ids)]
+    keys = sorted({key for hit in chosen for key in hit.metadata})
+    file = io.StringIO()
+    rows = csv.writer(file)
+    rows.writerow(["id", *(["score"] if scored else []), *map(_cell, keys)])
+    for hit in chosen:
+        score = [f"{hit.score:.6f}"] if scored else []
+        rows.writerow([_cell(hit.id), *score, *(_cell(hit.metadata.get(key, "")) for key in keys)])
+    return file.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value if value.startswith(FORMULA) else value
+    return json.dumps(value)
+
+
+def _example(sample: Sample) -> Example:
+    return Example(id=sample.id) if sample.is_item else Example(vector=sample.array())
+
+
+def examples() -> Mapping[str, Path]:
+    """Photos to try, that scikit-image carries; none where it is not installed."""
+    from importlib.util import find_spec
+
+    spec = find_spec("skimage")
+    if spec is None or spec.origin is None:
+        return {}
+    folder = Path(spec.origin).parent / "data"
+    files = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
+    return {name: folder / file for name, file in files.items() if (folder / file).is_file()}

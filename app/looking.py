@@ -1,0 +1,60 @@
+"""Why a hit was found: where on it the encoder finds what the query shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nnclr_hub.encoder.attention import AttentionMap
+from nnclr_hub.encoder.attention import Box as BoxQuery
+from nnclr_hub.encoder.attention import Query as Attended
+from nnclr_hub.encoder.embedder import Embedder, ImageLike
+from nnclr_hub.workbench import Workbench
+
+from .actions import Action
+from .finding import Finder
+from .queries import Query, Sample
+from .widgets.drawing import data_uri
+from .widgets.viewer import Shown, view
+
+SIDE = 512  # pixels of the pictures that the encoder looks at
+
+
+def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[str, Any], Action]:
+    """The hit with what is like the query bright, as a Viewer's value; and the REST call that does the same.
+
+    Raises:
+        InvalidRequest: a link holds no picture, or the encoder has no attention.
+        ImageError, ItemNotFound, FingerprintMismatch.
+    """
+    sample = query.more[0] if query.more else Sample(id=id)
+    asked = finder.picture(query.collection, sample)
+    original = finder.original(query.collection, id)
+    embedder = bench.embedder_of(bench.collection(query.collection))
+    box = None if sample.box is None else BoxQuery(*_inside(sample.box, asked.size))
+    [seen] = maps_of(embedder, asked, box, [original.data], max_side=SIDE)
+    what = "your box" if box else "your picture"
+    looked_at = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
+    note = (
+        f"Bright is where the encoder finds on this picture what it sees in {what}; dark is where it does not. "
+        f"It looked at {looked_at}."
+    )
+    pictures = [Shown(data_uri(asked, SIDE), what), Shown(data_uri(seen.overlay(), SIDE), "what was found")]
+    form = {"box": list(sample.box)} if sample.box else {}
+    name = sample.name or f"{sample.id}.jpg"
+    files = (("image", name), ("target", f"{id}.jpg"))
+    return view("Why was this found?", pictures, note), Action("POST", "/api/v1/attention", form=form, files=files)
+
+
+def maps_of(
+    embedder: Embedder, image: ImageLike, query: Attended | None, targets: Sequence[ImageLike] = (), **options: Any
+) -> list[AttentionMap]:
+    """The map of the image, or one a target; see `Encoder.attention`."""
+    found = embedder.attention(image, query, target=list(targets) or None, **options)
+    return found if isinstance(found, list) else [found]
+
+
+def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The part of a box that lies on the picture, as searches take it."""
+    x0, y0, x1, y1 = box
+    return max(0.0, x0), max(0.0, y0), min(float(size[0]), x1), min(float(size[1]), y1)

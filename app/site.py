@@ -1,0 +1,84 @@
+"""The page as an app, with what a mounted Gradio app leaves open closed.
+
+1. Gradio refuses server paths from clients only once a page counts as launched, which mounting does
+   not say: we say it.
+2. It fetches web addresses for clients: the two functions that do are replaced, and the routes that
+   would are refused before they reach it.
+3. It keeps uploads for ever: its folder is our own, with a limit and an end (uploads.py).
+4. Every event is an endpoint, whatever it says of its visibility: what stands around handlers asks for
+   the scopes that REST asks for (handling.py), and a read-only page has no event that writes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+
+import gradio as gr
+import gradio.processing_utils
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .demo import build_demo
+from .page import Page
+from .theme import HEAD, THEME, css
+from .uploads import UploadFolder
+
+
+def build_site(page: Page, path: str) -> FastAPI:
+    """An app with nothing but the page, mounted at a path; its lifespan is the page's.
+
+    Args:
+        path: where the app's own parent will have the page.
+    """
+    gradio.processing_utils.async_ssrf_protected_download = _refuse_async
+    gradio.processing_utils.ssrf_protected_download = _refuse
+    uploads = UploadFolder()
+    demo = build_demo(page)
+    demo.has_launched = True
+    demo.max_threads = 8  # threads of its own, so that a busy page leaves the API's alone
+    demo.queue(default_concurrency_limit=4, max_size=64)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lambda _: uploads.kept())
+    gr.mount_gradio_app(
+        app,
+        demo,
+        path=path,
+        ssr_mode=False,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        max_file_size=page.terms.max_bytes,
+        theme=THEME,
+        css=css(),
+        head=HEAD,
+    )
+    (mounted,) = app.router.routes
+    mounted.app = NoFetching(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
+    return app
+
+
+class NoFetching:
+    """Refuses the page's routes that would fetch an address for the client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = unquote(scope["path"]).lower()
+            if "/file=http" in path or "/proxy=" in path:
+                await PlainTextResponse("This server fetches no web addresses.", 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise gr.Error("This server fetches no web addresses: upload the picture itself.", print_exception=False)
+
+
+async def _refuse_async(*_: Any) -> NoReturn:
+    _refuse()

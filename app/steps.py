@@ -1,0 +1,273 @@
+"""Steps: what happens on the search tab, from one query to the next.
+
+Each step takes the query that is shown and gives what is to be shown, in the order of `View`'s fields: the tab says
+which component each of them is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.searching import MAX_K
+
+from .filters import read_where, with_condition
+from .finding import Finder, Found, examples
+from .page import Page
+from .queries import FIRST, Box, Query, Sample, action_of, read_fragment
+from .widgets.drawing import checked_box, data_uri, picture_value
+from .widgets.tiles import Tile, shown, thumbnail_path, tile
+
+REMEMBERED = 50  # queries that Back finds with their pictures
+NOTHING = (
+    "There is nothing to search yet. **Make a collection** of your pictures on the tab Collections, or on this machine "
+    "with `nnclr index PHOTOS --collection photos` while the server is stopped; then reload this page."
+)
+NO_PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'%3E%3C/svg%3E"
+
+
+@dataclass(frozen=True)
+class View:
+    """What the tab shows: values or updates of its components, by the names that they have there."""
+
+    query: Any
+    past: Any
+    hits: Any
+    status: Any
+    tiles: Any
+    next: Any
+    samples: Any
+    picker: Any
+    drawing: Any
+    another: Any
+    browse: Any
+    where: Any
+    address: Any
+
+
+ASKED = ("picker", "drawing", "another", "browse")
+FIELDS = tuple(one.name for one in fields(View))
+
+
+class Steps:
+    """See the module.
+
+    Args:
+        page: whose workbench is searched.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.finder = Finder(page)
+
+    # ---- where to begin
+
+    def start(self, fragment: str, past: dict[str, Query]) -> tuple[Any, ...]:
+        """The link that was opened, or else the first collection; and the collections to choose from."""
+        names = self.finder.names()
+        query = read_fragment(fragment if isinstance(fragment, str) else "")
+        if not query.collection and names:
+            query = replace(query, collection=names[0])
+        picked = gr.Dropdown(choices=names, value=query.collection or None)
+        keys = self.finder.keys(query.collection) if query.collection in names else []
+        return picked, gr.Dropdown(choices=keys), *self._shown(query, past)
+
+    def choose(self, collection: str | None, past: dict[str, Query]) -> tuple[Any, ...]:
+        """Another collection, as it is; and its metadata keys."""
+        query = Query(collection or "")
+        keys = self.finder.keys(query.collection) if query.collection else []
+        return gr.Dropdown(choices=keys, value=None), *self._shown(query, past)
+
+    def browse(self, query: Query, past: dict[str, Query]) -> tuple[Any, ...]:
+        """The collection without a search, filtered as it was."""
+        return self._shown(replace(query, more=(), less=(), above=None), past)
+
+    def reopen(self, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """The query of a link that the browser went back to, with its picture if this session has it."""
+        fragment = str(event.fragment).removeprefix("#")
+        query = past.get(fragment) or read_fragment(fragment)
+        if not query.collection:
+            names = self.finder.names()
+            query = replace(query, collection=names[0] if names else "")
+        return gr.Dropdown(value=query.collection or None), *self._shown(query, past)
+
+    # ---- what to search by
+
+    def upload(self, path: str | None, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+        """A picture of one's own."""
+        if path is None:  # taken away by us, when it was shown as a drawing
+            return (gr.skip(),) * len(FIELDS)
+        return self._by_picture(Path(path), Path(path).name, query, past, k)
+
+    def try_example(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
+        """One of the photos that are there for it."""
+        path = examples().get(str(event.id))
+        if path is None:
+            raise InvalidRequest("There is no such example: choose one of those that are shown.")
+        return self._by_picture(path, path.name, query, past, k)
+
+    def box(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """A box on the picture, or the whole of it again."""
+        if len(query.more) != 1:
+            raise InvalidRequest("There is no picture to draw a box on: give one before.")
+        box: Box | None = checked_box(event.box)
+        sample = self.finder.embedded(query.collection, replace(query.more[0], box=box, vector=None))
+        return self._shown(replace(query, more=(sample,)), past, keep_drawing=True)
+
+    def open(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
+        """The neighbours of a picture that was clicked."""
+        return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k)), past)
+
+    def more(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """More like this as well."""
+        return self._shown(replace(query, more=(*query.more, Sample(id=str(event.id)))), past)
+
+    def less(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """Less like this."""
+        return self._shown(replace(query, less=(*query.less, Sample(id=str(event.id)))), past)
+
+    def remove(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """One of the examples goes; without one to be near to, those to be away from go as well."""
+        side, _, place = str(event.id).partition(":")
+        sides = {"more": query.more, "less": query.less}
+        if side not in sides or not place.isdecimal():
+            raise InvalidRequest("There is no such example to remove.")
+        sides[side] = tuple(one for i, one in enumerate(sides[side]) if i != int(place[:4]))
+        return self._shown(replace(query, more=sides["more"], less=sides["less"] if sides["more"] else ()), past)
+
+    # ---- how
+
+    def change(self, query: Query, past: dict[str, Query], k: float, above: str, where: str) -> tuple[Any, ...]:
+        """Another number, another least score, another filter."""
+        return self._shown(replace(query, k=int(k), above=_score(above), where=read_where(where)), past)
+
+    def add_filter(
+        self, query: Query, past: dict[str, Query], key: str | None, relation: str, value: str
+    ) -> tuple[Any, ...]:
+        """One condition more."""
+        return self._shown(replace(query, where=with_condition(query.where, key or "", relation, value)), past)
+
+    def clear_filter(self, query: Query, past: dict[str, Query]) -> tuple[Any, ...]:
+        return self._shown(replace(query, where=None), past)
+
+    def next(self, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+        """As many again."""
+        return self._shown(replace(query, k=min(MAX_K, query.k + max(int(k), FIRST))), past, keep_drawing=True)
+
+    def delete(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+        """Deletes what is selected, and shows the rest."""
+        ids = [id for id in event.ids if isinstance(id, str)][:1000]
+        count = self._page.bench.delete(query.collection, ids)
+        gr.Info(f"{count} {'picture is' if count == 1 else 'pictures are'} deleted from {query.collection}.")
+        left = {"more": query.more, "less": query.less}
+        left = {side: tuple(one for one in samples if one.id not in ids) for side, samples in left.items()}
+        return self._shown(replace(query, more=left["more"], less=left["less"] if left["more"] else ()), past)
+
+    # ---- inside
+
+    def _by_picture(self, path: Path, name: str, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+        if not query.collection:
+            raise InvalidRequest("There is no collection to search in yet: make one on the tab Collections.")
+        sample = self.finder.embedded(query.collection, Sample(path=path, name=name))
+        return self._shown(replace(query, more=(sample,), less=(), k=int(k)), past)
+
+    def _shown(self, query: Query, past: dict[str, Query], *, keep_drawing: bool = False) -> tuple[Any, ...]:
+        """Finds, and says all of it; the picture that is drawn on stays where it is the same."""
+        found = self.finder.find(query) if query.collection else Found([], scored=False, has_more=False)
+        link = query.fragment()
+        if query.collection:
+            self._page.did(action_of(query))
+        tiles = [
+            tile(query.collection, hit.id, hit.metadata, hit.score if found.scored else None) for hit in found.hits
+        ]
+        view = View(
+            query=query,
+            past=dict([*past.items(), (link, query)][-REMEMBERED:]),
+            hits=found,
+            status=self._told(query, found),
+            tiles=shown(tiles),
+            next=gr.update(visible=found.has_more),
+            samples=shown(self._samples(query)),
+            where=_pretty(query),
+            address=link,
+            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else self._asked(query)),
+        )
+        return tuple(getattr(view, name) for name in FIELDS)
+
+    def _asked(self, query: Query) -> dict[str, Any]:
+        """The picture that is searched by, to draw on; or the place to give one."""
+        value = None
+        if len(query.more) == 1 and self.finder.has_picture(query.more[0]):
+            value = picture_value(self.finder.picture(query.collection, query.more[0]), box=query.more[0].box)
+        return {
+            "picker": gr.update(value=None, visible=not query.more),
+            "drawing": gr.update(value=value, visible=value is not None),
+            "another": gr.update(visible=bool(query.more)),
+            "browse": gr.update(visible=bool(query.more)),
+        }
+
+    def _samples(self, query: Query) -> list[Tile]:
+        """The examples, where there are several, or where one has no picture to draw on."""
+        if len(query.more) + len(query.less) < 2 and all(map(self.finder.has_picture, query.more)):
+            return []
+        sides = [("more", "+", query.more), ("less", "\N{MINUS SIGN}", query.less)]
+        return [
+            Tile(f"{side}:{i}", self._source(query.collection, one), f"{sign} {self._called(query.collection, one)}")
+            for side, sign, samples in sides
+            for i, one in enumerate(samples)
+        ]
+
+    def _called(self, collection: str, sample: Sample) -> str:
+        if sample.id is not None:
+            return tile(collection, sample.id, self.finder.metadata(collection, sample.id)).caption
+        return sample.name or "a picture"
+
+    def _source(self, collection: str, sample: Sample) -> str:
+        if sample.id is not None:
+            return thumbnail_path(collection, sample.id)
+        if self.finder.has_picture(sample):
+            return data_uri(self.finder.picture(collection, sample), 128)
+        return NO_PICTURE
+
+    def _told(self, query: Query, found: Found) -> str:
+        if not query.collection:
+            return NOTHING
+        name, count = plain(query.collection), self._page.bench.collection(query.collection).count()
+        if not count:
+            return f"**{name}** is empty: add pictures to it on the tab Collections, then come back."
+        if not found.hits:
+            return f"Nothing in **{name}** passes your filter or your least score: change or clear it, beside."
+        if not found.scored:
+            shown = f"{len(found.hits)} of the {count}" if len(found.hits) < count else f"All {count}"
+            return f"{shown} pictures in **{name}**. Click one to find those like it, or give your own."
+        return (
+            f"The {len(found.hits)} most similar of {count} pictures in **{name}**; a score of 1 is the same picture."
+        )
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~&$-])", r"\\\1", text)
+
+
+def _score(text: str) -> float | None:
+    if not text.strip():
+        return None
+    try:
+        score = float(text.replace(",", "."))
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise InvalidRequest(f"The least score is a number such as 0.8, or nothing for all; got {text!r:.40}.")
+    return score
+
+
+def _pretty(query: Query) -> str:
+    return json.dumps(query.where, indent=1) if query.where else ""

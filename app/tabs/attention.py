@@ -1,0 +1,212 @@
+"""Attention: what the encoder looks at in a picture, and where it finds the same in others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, Box, Point
+from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.errors import InvalidRequest
+
+from ..actions import Action
+from ..finding import examples
+from ..looking import maps_of
+from ..page import Page
+from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
+from ..widgets.figures import Figures, figure
+from ..widgets.raw_image import raw_image
+from ..widgets.tiles import Tile, Tiles, shown
+
+SIDE = 640  # pixels of the maps that are shown, and of the pictures that the encoder is given
+ALL_HEADS = "all of them"
+INTRO = (
+    "Give a picture: **bright is what the encoder looks at**. Click a point or drag a box to ask instead where it sees "
+    "*the same as there*, in this picture and in up to six others."
+)
+ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "minimal"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is looked at: a picture, a point or a box on it, and the pictures beside it."""
+
+    path: Path | None = None
+    name: str = ""
+    point: tuple[float, float] | None = None
+    box: tuple[float, float, float, float] | None = None
+    others: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How it is looked at, as the controls say it."""
+
+    similarity: str
+    head: int | None
+    threshold: float | None
+
+
+class AttentionTab:
+    """Builds the tab inside an open gr.Tab."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.look = gr.State(Look())
+        gr.Markdown(INTRO)
+        with gr.Row():
+            with gr.Column(scale=1, min_width=280):
+                self._ask()
+            with gr.Column(scale=2, min_width=300):
+                self.status = gr.Markdown("", elem_id="attention-status")
+                self.maps = Figures([], elem_id="maps")
+        self._wire(page)
+
+    def _ask(self) -> None:
+        self.picker = raw_image("Picture", elem_id="attention-image")
+        self.drawing = Drawing(
+            elem_id="attention-picture", draws=("box", "point"), says="The picture that is looked at", visible=False
+        )
+        self.another = gr.Button("Another picture", elem_id="attention-another", size="sm", visible=False)
+        tries = [Tile(name, data_uri(decode_image(path), 160), name) for name, path in examples().items()]
+        self.tries = Tiles(shown(tries), elem_id="attention-tries", elem_classes="four")
+        self.others = gr.File(
+            label=f"Other pictures to look in, {MOST_TARGETS} at most",
+            file_count="multiple",
+            elem_id="attention-others",
+            height=150,
+        )
+        with gr.Accordion("How", open=False, elem_id="attention-how"):
+            self.similarity = gr.Radio(
+                list(SIMILARITIES), value="dot", label="Similarity", elem_id="similarity", interactive=True
+            )
+            self.head = gr.Textbox("", label="Head", placeholder=ALL_HEADS, max_lines=1, elem_id="head")
+            self.threshold = gr.Textbox(
+                "",
+                label="Keep the brightest share of the attention, above 0 up to 1",
+                placeholder="all of it",
+                max_lines=1,
+                elem_id="threshold",
+            )
+
+    def _wire(self, page: Page) -> None:
+        ways = [self.similarity, self.head, self.threshold]
+        out = [self.look, self.status, self.maps]
+        asked = [self.picker, self.drawing, self.another]
+        page.on(self.picker.input, self._give, [self.picker, self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
+        page.on(self.tries.open, self._try, [self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
+        page.on(self.another.click, self._take_away, self.look, [*out, *asked])
+        page.on(self.drawing.box, self._box, [self.look, *ways], out, **ONE_AT_A_TIME)
+        page.on(self.drawing.point, self._point, [self.look, *ways], out, **ONE_AT_A_TIME)
+        page.on(self.others.change, self._beside, [self.others, self.look, *ways], out, **ONE_AT_A_TIME)
+        for event in (
+            self.similarity.input,
+            self.head.submit,
+            self.head.blur,
+            self.threshold.submit,
+            self.threshold.blur,
+        ):
+            page.on(event, self._again, [self.look, *ways], out, **ONE_AT_A_TIME)
+
+    # ---- what happens
+
+    def _give(self, path: str | None, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
+        if path is None:  # taken away by us, when it was shown as a drawing
+            return (gr.skip(),) * 6
+        return self._picture(Path(path), look, (similarity, head, threshold))
+
+    def _try(self, look: Look, similarity: str, head: str, threshold: str, event: gr.EventData) -> tuple[Any, ...]:
+        path = examples().get(str(event.id))
+        if path is None:
+            raise InvalidRequest("There is no such example: choose one of those that are shown.")
+        return self._picture(path, look, (similarity, head, threshold))
+
+    def _take_away(self, look: Look) -> tuple[Any, ...]:
+        return replace(look, path=None, point=None, box=None), "", [], *_asked(None)
+
+    def _box(self, look: Look, similarity: str, head: str, threshold: str, event: gr.EventData) -> tuple[Any, ...]:
+        return self._seen(replace(look, point=None, box=checked_box(event.box)), (similarity, head, threshold))
+
+    def _point(self, look: Look, similarity: str, head: str, threshold: str, event: gr.EventData) -> tuple[Any, ...]:
+        point = None if event.point is None else checked_point(event.point)
+        return self._seen(replace(look, point=point, box=None), (similarity, head, threshold))
+
+    def _beside(
+        self, paths: Sequence[str] | None, look: Look, similarity: str, head: str, threshold: str
+    ) -> tuple[Any, ...]:
+        others = tuple(map(Path, paths or ()))
+        if len(others) > MOST_TARGETS:
+            raise InvalidRequest(f"{len(others)} pictures are too many to look in: give at most {MOST_TARGETS}.")
+        return self._seen(replace(look, others=others), (similarity, head, threshold))
+
+    def _again(self, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
+        return self._seen(look, (similarity, head, threshold))
+
+    # ---- inside
+
+    def _picture(self, path: Path, look: Look, ways: Sequence[str]) -> tuple[Any, ...]:
+        value = picture_value(path)
+        look = replace(look, path=path, name=path.name, point=None, box=None)
+        return *self._seen(look, ways), *_asked(value)
+
+    def _seen(self, look: Look, given: Sequence[str]) -> tuple[Any, ...]:
+        if look.path is None:
+            return look, "", []
+        if not look.path.is_file() or not all(path.is_file() for path in look.others):
+            raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
+        ways = read_ways(*given)
+        query = Point(*look.point) if look.point else Box(*look.box) if look.box else None
+        embedder = self._page.bench.models.get()
+        options: dict[str, Any] = {**vars(ways), "max_side": SIDE}
+        maps = maps_of(embedder, look.path, query, **options)
+        if look.others:
+            maps += maps_of(embedder, look.path, query, look.others, **options)
+        self._page.did(_action(look, ways))
+        names = ["this picture", *(path.name for path in look.others)]
+        figures = [
+            figure(data_uri(one.picture, SIDE), data_uri(one.coloured(), SIDE), name)
+            for name, one in zip(names, maps, strict=True)
+        ]
+        return look, _told(look, ways), figures
+
+
+def read_ways(similarity: str, head: str, threshold: str) -> Ways:
+    """What was typed.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    try:
+        number = int(head) if head.strip() else None
+        share = float(threshold.replace(",", ".")) if threshold.strip() else None
+    except ValueError as error:
+        raise InvalidRequest(
+            f"A head is a number from 0 on and a share one up to 1, such as 0.6: not {head!r:.20}, {threshold!r:.20}."
+        ) from error
+    return Ways(similarity, number, share)
+
+
+def _told(look: Look, ways: Ways) -> str:
+    if look.box or look.point:
+        return f"Bright is what looks the same as {'the box' if look.box else 'the point'}, by {ways.similarity}."
+    return "Bright is what counts most for the encoder's answer. Click a point or drag a box to ask about it."
+
+
+def _action(look: Look, ways: Ways) -> Action:
+    form: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
+    form |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
+    files = (("image", look.name), *(("target", path.name) for path in look.others))
+    return Action("POST", "/api/v1/attention", form=json.loads(json.dumps(form)), files=files)
+
+
+def _asked(value: dict[str, Any] | None) -> tuple[Any, ...]:
+    return (
+        gr.update(value=None, visible=value is None),
+        gr.update(value=value, visible=value is not None),
+        gr.update(visible=value is not None),
+    )

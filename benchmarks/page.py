@@ -1,0 +1,143 @@
+"""The page against REST: the same searches by both, and what a busy page costs REST.
+
+    python benchmarks/page.py                       # the starter, and scikit-image's photos cut into crops
+    python benchmarks/page.py --json figures.json
+
+One server, one Chromium, turn by turn. Sections:
+
+    search    a click on a hit, until its neighbours stand there, less the same search over REST     at most 300 ms
+    load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
+
+An action is a search by an item, queued as a browser's is; the one that is measured over REST is a search by a vector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import httpx
+from serving_processes import free_port, ours
+from store_report import Report
+
+from nnclr_hub.cli.programs import load_program
+from nnclr_hub.hub.registry import default_model
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+
+NAME = "photos"
+SEARCH = f"/api/v1/collections/{NAME}/search"
+ACTIONS = 50
+K = 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=default_model())
+    parser.add_argument("--clicks", type=int, default=30)
+    parser.add_argument("--requests", type=int, default=400, help="of REST, in each state of the page")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    chosen = parser.parse_args()
+    report = Report(chosen.json)
+    report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
+    with tempfile.TemporaryDirectory(prefix="nnclr_page_") as folder:
+        pictures = load_program("app", "gallery").offline_gallery(Path(folder) / "photos")
+        with open_store(f"{folder}/store") as store:
+            Workbench(Encoders(chosen.model, backend="auto"), store).index_folder(NAME, pictures)
+            [item] = store.get(NAME).scroll(limit=1).items
+        port = free_port()
+        side, url = ours(chosen.model, f"{folder}/store", port, page=True), f"http://127.0.0.1:{port}"
+        try:
+            side.wait()
+            httpx.get(f"{url}/ui/", timeout=120).raise_for_status()
+            search(report, url, chosen.clicks)
+            load(report, url, item.vector.tolist(), chosen.requests)
+        finally:
+            side.end()
+
+
+def search(report: Report, url: str, clicks: int) -> None:
+    """Clicks on hits, each followed by the same search over REST."""
+    from playwright.sync_api import sync_playwright
+
+    page_s, rest_s = [], []
+    with sync_playwright() as playwright, httpx.Client(base_url=url, timeout=60) as client:
+        chromium = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"{url}/ui/")
+        page.wait_for_selector("#tiles .picture", timeout=120_000)
+        for turn in range(clicks + 3):
+            seconds, id = page.evaluate(CLICK, turn)
+            begun = time.perf_counter()
+            client.post(SEARCH, json={"id": id, "k": K}).raise_for_status()
+            if turn >= 3:  # the first ones warm both
+                page_s.append(seconds)
+                rest_s.append(time.perf_counter() - begun)
+        browser.close()
+    page_ms, rest_ms = (1000 * statistics.median(one) for one in (page_s, rest_s))
+    report.say("page_ms", page_ms, f"page: {page_ms:.0f} ms from a click to its neighbours, median of {clicks}")
+    report.say("rest_ms", rest_ms, f"REST: {rest_ms:.0f} ms for the same searches")
+    report.say("page_less_rest_ms", page_ms - rest_ms, f"the page takes {page_ms - rest_ms:.0f} ms more; at most 300")
+
+
+CLICK = """turn => new Promise(done => {
+  const tiles = [...document.querySelectorAll('#tiles .picture')], chosen = tiles[(7 * turn) % tiles.length];
+  const id = chosen.dataset.id, list = document.querySelector('#tiles .tiles'), begun = performance.now();
+  new MutationObserver((_, observer) => {
+    if (list.querySelector(`[data-id="${id}"]`)) return;
+    observer.disconnect();
+    requestAnimationFrame(() => done([(performance.now() - begun) / 1000, id]));
+  }).observe(list, {childList: true});
+  chosen.click();
+})"""
+
+
+def load(report: Report, url: str, vector: list[float], requests: int) -> None:
+    """REST with the page at rest and with 50 actions at once, by turns."""
+    alone = rest_times(url, vector, requests)
+    stop = threading.Event()
+    clients = [threading.Thread(target=act, args=[url, stop]) for _ in range(ACTIONS)]
+    for one in clients:
+        one.start()
+    time.sleep(2)
+    busy = rest_times(url, vector, requests)
+    stop.set()
+    for one in clients:
+        one.join()
+    rest, beside = (1000 * statistics.quantiles(times, n=100)[98] for times in (alone, busy))
+    report.say("rest_p99_ms", rest, f"REST: p99 {rest:.0f} ms of {requests} searches by a vector, the page at rest")
+    report.say("rest_p99_busy_ms", beside, f"REST: p99 {beside:.0f} ms beside {ACTIONS} actions of the page at once")
+    report.say("ratio", beside / rest, f"{beside / rest:.2f} times its own; below 2")
+
+
+def rest_times(url: str, vector: list[float], requests: int) -> list[float]:
+    times = []
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(requests):
+            begun = time.perf_counter()
+            client.post(SEARCH, json={"vector": vector, "k": K}).raise_for_status()
+            times.append(time.perf_counter() - begun)
+    return times
+
+
+def act(url: str, stop: threading.Event) -> None:
+    """One visitor, who searches again as soon as the last search is answered."""
+    body: dict[str, Any] = {"data": [f"collection={NAME}", None]}
+    with httpx.Client(base_url=f"{url}/ui/gradio_api/call/start", timeout=120) as client:
+        while not stop.is_set():
+            event = client.post("", json=body).raise_for_status().json()["event_id"]
+            client.get(f"/{event}").raise_for_status()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""axe-core on every state of the page, in both themes: nothing serious or critical that is ours."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+# Gradio's own: the label of its upload buttons is not the text that they show
+GRADIOS = {("label-content-name-mismatch", "upload-container")}
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory) -> str:
+    """The script: the file that NNCLR_AXE names, or npm's."""
+    given = os.environ.get("NNCLR_AXE")
+    if given is None:
+        if shutil.which("npm") is None:
+            pytest.skip("there is no axe-core: name its axe.min.js in NNCLR_AXE, or install npm")
+        folder = tmp_path_factory.mktemp("axe")
+        done = subprocess.run(["npm", "install", "--silent", "axe-core@4"], cwd=folder, timeout=120)
+        if done.returncode:
+            pytest.skip("npm could not fetch axe-core")
+        given = folder / "node_modules/axe-core/axe.min.js"
+    return Path(given).read_text()
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    store = tmp_path_factory.mktemp("accessible") / "store"
+    with open_store(str(store)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+    yield from serve(model, store, page=True, source_folders=[str(photos)])
+
+
+def findings(page, axe: str) -> list[str]:
+    page.evaluate(axe)
+    violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{one['id']}: {node['html'][:200]}"
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+        if not any(one["id"] == id and mark in node["html"] for id, mark in GRADIOS)
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
+def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
+    page = opened(color_scheme=theme, **context)
+    wait_for(page, "24 of the 60")
+    assert findings(page, axe) == []
+    page.locator("#tiles .picture").first.click()
+    wait_for(page, "most similar")
+    page.locator("#narrow button").first.click()
+    page.locator("#tiles .more").nth(2).click()
+    page.wait_for_selector("#samples .tile")
+    page.locator("#tiles .choose input").nth(1).check(force=True)
+    assert findings(page, axe) == []
+    page.locator("#tiles .view").first.click()
+    wait_for_pictures(page, "#viewer dialog[open] img")
+    assert findings(page, axe) == []
+    page.keyboard.press("Escape")
+    open_tab(page, "Attention")
+    page.locator("#attention-tries .picture").first.click()
+    wait_for_pictures(page, "#maps img")
+    page.locator("#attention-how button").first.click()
+    assert findings(page, axe) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)

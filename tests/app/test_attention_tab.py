@@ -1,0 +1,109 @@
+"""The attention tab in a real browser: what is clicked is what the encoder is asked, and its map is what is shown."""
+
+import base64
+import io
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from browsing import PHONE, drag, open_tab, wait_for, wait_for_pictures
+from PIL import Image
+
+from app.tabs.attention import read_ways
+from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub.errors import InvalidRequest
+from serving.models import Model
+
+
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(model, tmp_path_factory.mktemp("attention") / "store", page=True)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The queries that the encoder was asked."""
+    queries = []
+    attention = Model.attention
+
+    def noting(self, image, query=None, **options):
+        queries.append(query)
+        return attention(self, image, query, **options)
+
+    monkeypatch.setattr(Model, "attention", noting)
+    return queries
+
+
+@pytest.fixture
+def rotated(tmp_path, pictures):
+    """A photo of 60 x 40 pixels that lies on its side in the file."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(pictures[5]).resize((60, 40)).save(tmp_path / "rotated.jpg", exif=exif, quality=95)
+    return tmp_path / "rotated.jpg"
+
+
+def given(opened, path, **context):
+    page = opened("Attention", **context)
+    page.set_input_files("#attention-image input[type=file]", str(path))
+    wait_for(page, "what counts most", "#attention-status")
+    wait_for_pictures(page, "#maps img")
+    return page
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("touch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mouse", "finger"])
+def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated, touch):
+    page = given(opened, rotated, **(PHONE if touch else {}))
+    stage = page.locator("#attention-picture .stage")
+    box = stage.bounding_box()
+    place = {"x": 0.25 * box["width"], "y": 0.75 * box["height"]}
+    stage.tap(position=place) if touch else stage.click(position=place)
+    wait_for(page, "the same as the point", "#attention-status")
+    assert isinstance(asked[-1], Point)
+    assert (asked[-1].x, asked[-1].y) == pytest.approx((10, 45), abs=0.3)
+    if touch:
+        page.locator("#attention-picture .draw-switch").tap()
+    drag(page, "#attention-picture .stage", (0.25, 0.5), (1.0, 1.0), touch=touch)
+    wait_for(page, "the same as the box", "#attention-status")
+    assert isinstance(asked[-1], Box)
+    assert tuple(vars(asked[-1]).values()) == pytest.approx((10, 30, 40, 60), abs=0.3)
+    assert page.evaluate("document.documentElement.scrollWidth") <= (390 if touch else 1440)
+
+
+@pytest.mark.browser
+def test_the_map_is_the_encoders(opened, model, pictures):
+    """And those of other pictures, faded by a slider that asks nobody."""
+    page = given(opened, pictures[5])
+    page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:22]])
+    page.wait_for_function("() => document.querySelectorAll('#maps figure').length === 3")
+    wait_for_pictures(page, "#maps .over", 3)
+    encoder = load_encoder(model, device="cpu")
+    expected = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
+    for shown, there in zip(page.locator("#maps .over").all(), expected, strict=True):
+        data = base64.b64decode(shown.get_attribute("src").partition(",")[2])
+        with Image.open(io.BytesIO(data)) as image:
+            difference = np.abs(np.asarray(image, float) - np.asarray(there.coloured(), float))
+        assert difference.mean() < 8  # it is a JPEG
+    page.locator("#maps input[type=range]").fill("0.25")
+    assert page.locator("#maps .over").first.evaluate("over => over.style.opacity") == "0.25"
+
+
+@pytest.mark.browser
+def test_what_the_network_cannot_answer_is_a_sentence(opened, pictures):
+    page = given(opened, pictures[5])
+    page.locator("#attention-how button").first.click()
+    page.locator("#head textarea, #head input").fill("2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".toast-body")
+    assert "a ResNet, does not have" in page.inner_text(".toast-body")
+    assert page.locator("#maps figure").count() == 1
+    open_tab(page, "Search")
+
+
+def test_heads_and_shares_are_numbers():
+    assert read_ways("dot", " 3", "0,5") == read_ways("dot", "3", "0.5")
+    assert (read_ways("cosine", "", "").head, read_ways("cosine", "", "").threshold) == (None, None)
+    for head, share in (("many", ""), ("", "half"), ("1.5", "")):
+        with pytest.raises(InvalidRequest, match="A head is a number"):
+            read_ways("dot", head, share)
