@@ -57,8 +57,8 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
         store = open_store(folder)
         for number, operation in enumerate(script):
             if operation[0] == "reopen":
-                store.close()
-                store = None
+                closing, store = store, None  # whatever becomes of its last words, it is closed
+                closing.close()
                 fresh = open_store(folder)
                 for info in fresh.list():
                     fresh.get(info.name)  # SQLite needs a little room to open it
