@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anyio import CapacityLimiter
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -30,6 +30,7 @@ from .observing import Observing
 from .readiness import Loading
 from .replies import Replies
 from .routes import ROUTERS
+from .routes.query import known_query
 from .security.door import Door
 from .security.fetching import Fetcher
 from .settings import Settings
@@ -59,6 +60,19 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         docs_url=None,  # both pages of the framework load their scripts from elsewhere
         redoc_url=None,
     )
+    _equip(app, settings, engines, workbench)
+    problems.install(app)
+    _route(app)
+    app.add_middleware(Heads)
+    if settings.replies_kept and not workbench.read_only:
+        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
+        app.add_middleware(Idempotency, replies=replies)
+    app.add_middleware(Door, settings=settings, read_only=workbench.read_only)
+    return app
+
+
+def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
+    """What the routes work with; see `routes/state.py`."""
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics, state.has_page = engines.metrics, False
@@ -74,23 +88,18 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     state.cropping = CapacityLimiter(settings.decode_threads)
     state.ingest = Ingest(settings.decode_threads)
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
-    problems.install(app)
+
+
+def _route(app: FastAPI) -> None:
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(known_query)])
     app.include_router(docs_page.router)
     app.openapi = openapi.document
 
     @app.get("/", include_in_schema=False)
     def root() -> RedirectResponse:
-        return RedirectResponse("/ui" if state.has_page else "/docs")
+        return RedirectResponse("/ui" if app.state.has_page else "/docs")
 
     @app.get("/favicon.ico", include_in_schema=False)
     def favicon() -> Response:
         return Response(status_code=204)
-
-    app.add_middleware(Heads)
-    if settings.replies_kept:
-        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
-        app.add_middleware(Idempotency, replies=replies)
-    app.add_middleware(Door, settings=settings)
-    return app

@@ -5,7 +5,8 @@
         engine.embed_each([data])
 
 Whoever works with an engine holds it, so that it stays. Of those that nobody holds, the one that was used longest
-ago goes, and comes back when it is asked for again.
+ago goes, and comes back when it is asked for again. Room is made before a model is loaded, by the size of its file;
+what its backend holds beside the weights shows only then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import count
 
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.errors import ModelError, NotReady, Overloaded
+from nnclr_hub.hub.sources import resolve
 
 from .engine import Engine
 from .settings import Settings
@@ -52,12 +54,20 @@ class ModelMemory:
         settings: for the engines, and model_memory.
         metrics: filled.
         load: makes the encoder of a source; None: `load_encoder` with the backend of the settings.
+        weigh: the bytes that a source will at least take; None: `weight_of`.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, load: Callable[[str], Encoder] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        load: Callable[[str], Encoder] | None = None,
+        weigh: Callable[[str], int] | None = None,
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._load = load or partial(load_encoder, backend=settings.backend)
+        self._weigh = weigh or weight_of
         self._slots: dict[str, _Slot] = {}
         self._bytes = 0
         self._lock = threading.Lock()
@@ -159,28 +169,37 @@ class ModelMemory:
 
     def _start(self, source: str, slot: _Slot) -> Engine:
         self._check_open()
-        encoder = self._load(source)
-        slot.size = sum(tensor.nbytes for tensor in encoder.backbone.state_dict().values())
-        slot.size += encoder.backend.memory or 0
-        self._make_room(source, slot.size)
+        slot.size = 0
+        try:
+            self._make_room(source, slot, self._weigh(source))
+            encoder = self._load(source)
+            weights = sum(tensor.nbytes for tensor in encoder.backbone.state_dict().values())
+            self._make_room(source, slot, weights + (encoder.backend.memory or 0))
+            engine = self._warm(encoder)
+        except BaseException:
+            with self._lock:
+                self._account(-slot.size)
+            raise
+        self._metrics.models_loaded.inc()
+        log.info("%s runs on %s", source, encoder.backend.name)
+        return engine
+
+    def _warm(self, encoder: Encoder) -> Engine:
         engine = Engine(encoder, self._settings, self._metrics)
         try:
             engine.warm_up()
             self._check_open()
         except BaseException:
             engine.close(0)
-            with self._lock:
-                self._account(-1, -slot.size)
             raise
-        log.info("%s runs on %s", source, encoder.backend.name)
         return engine
 
     def _check_open(self) -> None:
         if self._closed:
             raise NotReady("The server is shutting down: try another one, or later.")
 
-    def _make_room(self, source: str, size: int) -> None:
-        """Takes the memory for a model, from others that nobody holds if need be."""
+    def _make_room(self, source: str, slot: _Slot, size: int) -> None:
+        """Takes the memory for a model in place of what it has, from others that nobody holds if need be."""
         most = self._settings.model_memory
         if most is not None and size > most:
             raise ModelError(
@@ -191,22 +210,36 @@ class ModelMemory:
             idle = sorted(
                 (one for one in self._slots.values() if one.engine and not one.holders), key=lambda one: one.used
             )
-            if most is not None and self._bytes - sum(one.size for one in idle) + size > most:
+            more = size - slot.size
+            if most is not None and self._bytes - sum(one.size for one in idle) + more > most:
                 raise Overloaded(
                     "The memory for models is full of others that are at work: ask for this one again in a moment."
                 )
             for one in idle:
-                if most is not None and self._bytes + size > most and one.engine is not None:
+                if most is not None and self._bytes + more > most and one.engine is not None:
                     gone.append(one.engine)
                     one.engine = None
-                    self._account(-1, -one.size)
-            self._account(1, size)
+                    self._account(-one.size)
+            self._account(more)
+            slot.size = size
         for engine in gone:
             log.info("%s goes out of memory for %s", engine.name, source)
             self._metrics.evictions.inc()
+            self._metrics.models_loaded.dec()
             engine.close()
 
-    def _account(self, models: int, size: int) -> None:
+    def _account(self, size: int) -> None:
         self._bytes += size
-        self._metrics.models_loaded.inc(models)
         self._metrics.model_bytes.inc(size)
+
+
+def weight_of(source: str) -> int:
+    """Bytes of the file of a source's weights, which is fetched if need be; 0 where there is none, as of random ones.
+
+    Raises:
+        ModelError: it cannot be had.
+    """
+    found = resolve(source)
+    if found.folder is None or found.seed is not None:
+        return 0
+    return (found.folder / found.weights).stat().st_size

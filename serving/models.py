@@ -8,7 +8,9 @@ model.embed_each([data])
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,9 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
-from .engine import Engine, Result
+from .engine import Engine, Errand, Result
 from .memory import ModelMemory
+from .security.rates import charge_images
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -53,27 +56,53 @@ class Model:
 
     def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
         """See `Engine.embed_each`."""
-        with self._memory.held(self.name) as engine:
-            return self._same(engine).embed_each(images, deadline_s=deadline_s)
+        return self.each(images, deadline_s=deadline_s)
 
     async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
         """See `Engine.embed_each_async`."""
-        while (engine := self._memory.hold_loaded(self.name)) is None:
-            await asyncio.to_thread(self._load)
-        try:
-            return await self._same(engine).embed_each_async(images, deadline_s=deadline_s)
-        finally:
-            self._memory.release(self.name)
+        return await self.each_async(images, deadline_s=deadline_s)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """See `Engine.embed`."""
-        with self._memory.held(self.name) as engine:
-            return self._same(engine).embed(images)
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.embed(images)
+
+    def each(
+        self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """See `Engine.each`."""
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.each(images, errand, deadline_s=deadline_s)
+
+    async def each_async(
+        self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """See `Engine.each_async`."""
+        while (engine := self._memory.hold_loaded(self.name)) is None:
+            await asyncio.to_thread(self._load)
+        try:
+            return await self._same(engine).each_async(images, errand, deadline_s=deadline_s)
+        finally:
+            self._memory.release(self.name)
 
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """See `Engine.tokens`."""
+        images = list(images)
+        with self._counted(len(images)) as engine:
+            return engine.tokens(images)
+
+    @contextmanager
+    def _counted(self, images: int) -> Iterator[Engine]:
+        """The engine for who asks from a thread: for a request, its pictures count, as those of a route do when read.
+
+        Raises:
+            RateLimited: the request's caller sent too many in the last minute.
+        """
+        charge_images(images)
         with self._memory.held(self.name) as engine:
-            return self._same(engine).tokens(images)
+            yield self._same(engine)
 
     def _load(self) -> None:
         with self._memory.held(self.name):
@@ -97,7 +126,7 @@ class Engines:
         default: source to use where none is named; None: the best starter.
         settings: for the engines, and model_memory.
         metrics: filled; None: nobody looks.
-        load: makes the encoder of a source; None: `load_encoder` with the backend of the settings.
+        load, weigh: see `ModelMemory`.
     """
 
     def __init__(
@@ -107,10 +136,11 @@ class Engines:
         metrics: Metrics | None = None,
         *,
         load: Callable[[str], Encoder] | None = None,
+        weigh: Callable[[str], int] | None = None,
     ) -> None:
         self.default = default or default_model()
         self.metrics = metrics or Metrics()
-        self._memory = ModelMemory(settings, self.metrics, load)
+        self._memory = ModelMemory(settings, self.metrics, load, weigh)
 
     def get(self, source: str | None = None) -> Model:
         """The model of that source; blocks while it loads, but nobody who wants another.

@@ -17,11 +17,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import nnclr_hub
+from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
 from . import schemas
 from .examples import EXAMPLES
 from .keys import WRITE
-from .problems import REFUSALS, answers
+from .problems import answers, refusal_of
 from .routes import ROUTERS
 from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
 from .schemas.probes import PredictRequest, ProbeRequest
@@ -93,10 +94,11 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # only where the server has keys
-    posts = {
-        methods["post"]["operationId"]
+    writes = {
+        operation["operationId"]: method
         for path, methods in found["paths"].items()
-        if "post" in methods and rule_of("POST", path).scope == WRITE
+        for method, operation in methods.items()
+        if rule_of(method.upper(), path).scope == WRITE
     }
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
@@ -105,8 +107,10 @@ def document() -> dict[str, Any]:
             if known == name
             for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
         ]
-        if name in posts:
+        if writes.get(name) == "post":
             _tell_of_keys(operation)
+        if name in writes:
+            _tell_of_refusals(operation, OpenedForReading)
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
@@ -116,12 +120,16 @@ def _tell_of_keys(operation: dict[str, Any]) -> None:
     """A POST that changes something may carry an Idempotency-Key, and can be refused for it."""
     about = {"name": KEY_HEADER, "in": "header", "required": False, "description": KEY_MEANING}
     operation.setdefault("parameters", []).append({**about, "schema": {"type": "string", "pattern": KEY_PATTERN}})
-    known = answers(*KEY_REFUSALS)
-    for code in KEY_REFUSALS:
-        status = REFUSALS[code].status
-        new = {**known[status], "description": HTTPStatus(status).phrase}
-        answer = operation["responses"].setdefault(str(status), new)
-        answer["description"] += f"\n- `{code}`: {REFUSALS[code].meaning}"
+    _tell_of_refusals(operation, *KEY_REFUSALS)
+
+
+def _tell_of_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:
+    """Adds what is refused before a route is reached; see `problems.answers`."""
+    known = answers(*kinds)
+    for refusal in map(refusal_of, kinds):
+        new = {**known[refusal.status], "description": HTTPStatus(refusal.status).phrase}
+        answer = operation["responses"].setdefault(str(refusal.status), new)
+        answer["description"] += f"\n- `{refusal.code}`: {refusal.meaning}"
 
 
 def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

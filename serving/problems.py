@@ -26,6 +26,7 @@ from nnclr_hub import errors
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 from .privacy import without_paths
+from .sentences import clauses
 from .telemetry import current, request_id
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.CollectionExists: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
+    errors.OpenedForReading: 403,
     errors.StoreUnreachable: 503,
     errors.StoreCorrupt: 503,
     errors.DiskFull: 507,
@@ -242,12 +244,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     path, parts = request.url.path, error.errors()
     if any(part["type"] == "json_invalid" for part in parts):
         return problem(path, 400, "malformed", "The body is not valid JSON.")
-    items = [{"loc": ".".join(map(str, part["loc"])), "msg": part["msg"]} for part in parts]
-    detail = "; ".join(f"{item['loc']}: {item['msg']}" for item in items[:5])
-    detail = f"The request is not as it must be: {detail}."
+    found = clauses(parts)
+    detail = f"The request is not as it must be: {'; '.join(clause.text for clause in found[:5])}."
     if path.startswith("/v1/"):
-        where = [str(part) for part in parts[0]["loc"] if part != "body"]
-        return problem(path, 400, "invalid_request", detail, param=".".join(where) or None)
+        return problem(path, 400, "invalid_request", detail, param=found[0].name or None)
+    items = [{"loc": clause.place, "msg": clause.text} for clause in found]
     return problem(path, 422, "invalid_request", detail, items=items)
 
 

@@ -56,9 +56,11 @@ class Loading:
         """How far the server is, and how its parts are; names no collection, for it is told without a key."""
         illness = self._engines.illness
         detail, states = self._detail, {}
+        done, total = self._done, self._total
         status = "failed" if self._failed else "ready" if detail is None else "loading"
         if status == "ready":
             states = self._states()
+            done = total = sum(states.values())  # of now, which are others than at the start
             if illness is not None:
                 if self._engines.healthy:
                     illness = f"another model than the default: {illness}"
@@ -68,10 +70,11 @@ class Loading:
         return Readiness(
             status=status,
             detail=detail,
+            read_only=self._workbench.read_only,
             model_warm=self._warm,
             threads_alive=illness is None,
-            collections_loaded=self._done,
-            collections_total=self._total,
+            collections_loaded=done,
+            collections_total=total,
             collection_states=states,
         )
 

@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["name:secret"]')
     write_keys: tuple[SecretStr, ...] = Field((), description="keys that may read and write, as JSON")
     keys_file: Path | None = Field(None, description="file of keys, a line each: read KEY or write KEY")
+    read_only: bool = Field(False, description="show what is there, and answer every write with 403")
     insecure: bool = Field(False, description="serve on other addresses than this machine's without keys")
     session_hours: float = Field(12.0, gt=0, description="hours that a login to the page lasts")
     allowed_hosts: tuple[str, ...] = Field((), description="further names in the Host header, as JSON")

@@ -146,7 +146,7 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
         if error.error_count() > MOST_ERRORS:
             told = {"type": "too_many", "loc": place, "msg": f"{error.error_count()} things are wrong with it"}
             raise RequestValidationError([told]) from error
-        parts = error.errors(include_url=False, include_context=False, include_input=False)
+        parts = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**part, "loc": (*place, *part["loc"])} for part in parts]) from error
 
 

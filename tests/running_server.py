@@ -30,10 +30,10 @@ class Running:
 
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
-    """Serves until the generator is closed."""
+    """Serves until the generator is closed; a store that is to be served `read_only` must be there."""
     port = free_port()
     chosen = Settings(port=port, **settings)
-    with open_store(str(store)) as opened:
+    with open_store(str(store), read_only=chosen.read_only) as opened:
         engines = Engines(str(model), chosen)
         bench = Workbench(engines, opened)
         app = create_app(chosen, engines, bench)

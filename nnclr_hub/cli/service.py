@@ -15,6 +15,7 @@ from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, err
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show what is there; every write is refused.")]
 DEMO_COLLECTION = "gallery"
 
 
@@ -39,13 +40,15 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+    read_only: ReadOnly = False,
     backend: Backend = "auto",
 ) -> None:
     """Serve embeddings and retrieval over REST, with the page at /ui.
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
-    flags: dict[str, Any] = {"host": host, "port": port, "insecure": insecure or None, "keys_file": _keys(keys)}
+    flags: dict[str, Any] = {"host": host, "port": port, "keys_file": _keys(keys)}
+    flags |= {"insecure": insecure or None, "read_only": read_only or None}
     flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
     _serve(store, model, flags, page=page)
 
@@ -57,6 +60,7 @@ def demo(
     ] = None,
     model: Model = None,
     port: Port = 8000,
+    read_only: ReadOnly = False,
     backend: Backend = "auto",
 ) -> None:
     """Index a gallery and open the page on it: everything with one command.
@@ -79,7 +83,8 @@ def demo(
         Workbench(Encoders(model, backend=backend), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    _serve(str(where), model, {"port": port, "backend": backend}, page=True)
+    flags = {"port": port, "backend": backend} | ({"read_only": True} if read_only else {})
+    _serve(str(where), model, flags, page=True)
 
 
 def _keys(file: Path | None) -> Path | None:
@@ -111,7 +116,7 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
     resolve(model or default_model())  # a wrong or damaged model must end the program, not leave it never ready
-    with open_store(store) as opened:
+    with open_store(store, read_only=settings.read_only) as opened:
         engines = load_program("serving", "models").Engines(model, settings)
         bench = Workbench(engines, opened)
         app = api.create_app(settings, engines, bench)
@@ -120,7 +125,8 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
         address = f"http://{settings.host}:{settings.port}"
         err.print(
             f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
-            + (f"   page: {address}/ui" if page else ""),
+            + (f"   page: {address}/ui" if page else "")
+            + ("   read-only" if settings.read_only else ""),
             soft_wrap=True,
         )
         try:

@@ -24,7 +24,8 @@
     │   ├── ProbeExists
     │   ├── FingerprintMismatch     vectors of another encoder
     │   ├── StoreLocked             another process writes to this folder
-    │   ├── StoreReadOnly           opened for reading, or made read-only by an I/O error
+    │   ├── StoreReadOnly           closed, or made read-only by an I/O error
+    │   │   └── OpenedForReading    nothing can be added, changed or deleted
     │   ├── StoreTooNew             written by a later version
     │   ├── StoreCorrupt            the catalog itself is damaged
     │   ├── DiskFull                nothing was written
@@ -83,6 +84,7 @@ from nnclr_hub.errors.store import (
     DiskFull,
     FingerprintMismatch,
     ItemNotFound,
+    OpenedForReading,
     ProbeExists,
     ProbeNotFound,
     StoreCorrupt,
@@ -115,6 +117,7 @@ __all__ = [
     "NoImages",
     "NoRoom",
     "NotReady",
+    "OpenedForReading",
     "OutOfMemory",
     "Overloaded",
     "PortInUse",

@@ -54,9 +54,22 @@ class StoreLocked(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The store was opened for reading, or became read-only after an I/O error."""
+    """The store is closed, or became read-only after an I/O error."""
 
     code = "store_read_only"
+
+
+class OpenedForReading(StoreReadOnly):
+    """The store was opened for reading: nothing can be added, changed or deleted."""
+
+    code = "read_only"
+
+    def __init__(
+        self,
+        message: str = "The store was opened for reading: search it as you like, but to add, change or delete anything "
+        "whoever runs this has to start it without read-only.",
+    ) -> None:
+        super().__init__(message)
 
 
 class StoreTooNew(StoreError):

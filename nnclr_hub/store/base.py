@@ -251,6 +251,7 @@ class VectorStore(Protocol):
     """Collections by name, and aliases for them; `records` for what is kept beside them."""
 
     records: Records
+    read_only: bool  # whatever would change something raises OpenedForReading
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""

@@ -67,8 +67,7 @@ def near_duplicates(
     Raises:
         InvalidRequest: the threshold is no such score.
     """
-    if not math.isfinite(threshold) or (collection.spec.metric == "cosine" and not -1 <= threshold <= 1):
-        raise InvalidRequest(f"threshold={threshold!r} is not possible: give a score, for cosine -1 to 1.")
+    check_pair_score(collection, threshold)
     parts = _Parts()
     for items in _counted(collection, where, PAGE, progress, with_vector=True):
         ids, vectors, k = [item.id for item in items], np.stack([item.vector for item in items]), FIRST_K
@@ -85,6 +84,12 @@ def near_duplicates(
                         full.append(i)
             ids, vectors, k = [ids[i] for i in full], vectors[full], min(MAX_K, 4 * k)
     return _largest_first(parts.groups())
+
+
+def check_pair_score(collection: Collection, threshold: float) -> None:
+    """Raises InvalidRequest unless two items of the collection can score that."""
+    if not math.isfinite(threshold) or (collection.spec.metric == "cosine" and not -1 <= threshold <= 1):
+        raise InvalidRequest(f"threshold={threshold!r} is not possible: give a score, for cosine -1 to 1.")
 
 
 class _Parts:

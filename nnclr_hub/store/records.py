@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nnclr_hub.errors import StoreCorrupt, StoreReadOnly
+from nnclr_hub.errors import OpenedForReading, StoreCorrupt, StoreReadOnly
 from nnclr_hub.store.durable import fsync_folder, make_folder
 from nnclr_hub.store.lock import give_back, take_lock
 from nnclr_hub.store.sqlite import check_room, connect, format_of, quick_check, translated
@@ -66,7 +66,8 @@ class Records:
 
     Raises (on use):
         StoreCorrupt: the file is damaged.
-        StoreReadOnly: a change of what was opened for reading, or the store is closed.
+        OpenedForReading: a change of what was opened for reading.
+        StoreReadOnly: the store is closed.
         StoreLocked: another process has the folder.
         DiskFull: nothing was written.
     """
@@ -121,7 +122,7 @@ class Records:
     def together(self) -> Iterator[sqlite3.Connection]:
         """What is looked at and changed in the block is one transaction; an exception undoes it."""
         if self._read_only:
-            raise StoreReadOnly(f"The records beside {self._path.parent} were opened for reading only.")
+            raise OpenedForReading
         with self._using() as connection:
             assert connection is not None
             if self._changing:

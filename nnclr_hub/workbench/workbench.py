@@ -41,13 +41,14 @@ class Workbench:
 
     Args:
         models: hands out embedders.
-        store: holds the collections.
+        store: holds the collections; opened for reading, it makes all that writes raise OpenedForReading.
     """
 
     def __init__(self, models: Models, store: VectorStore) -> None:
         self.models = models
         self.store = store
-        self.gate = Gate()
+        self.read_only = store.read_only
+        self.gate = Gate(shut=self.read_only)
         self.reembedding = threading.Lock()  # one at a time
 
     # ---- collections
@@ -127,6 +128,7 @@ class Workbench:
         """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
         from nnclr_hub.encoder.image_folder import list_images
 
+        self.gate.refuse_if_shut()
         list_images(folder)  # a wrong folder must not leave an empty collection behind
         _, embedder = self.ensure_collection(name, model)
         return index_folder(partial(self.writing, name, embedder), folder, prune=prune, progress=progress)
@@ -224,8 +226,9 @@ class Workbench:
             progress: called with (done, total).
 
         Raises:
-            ProbeExists, CollectionNotFound, InvalidRequest.
+            ProbeExists, CollectionNotFound, InvalidRequest, OpenedForReading.
         """
+        self.gate.refuse_if_shut()
         if not replace:
             refuse_taken_probe(self.store.records, name)
         kept = fit_on_collection(self.collection(collection), name, field, where, options, progress=progress)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.errors import OpenedForReading
 from nnclr_hub.store.base import Collection
 
 
@@ -24,9 +25,14 @@ Writing = Callable[[], AbstractContextManager[Sequence[Target]]]
 
 
 class Gate:
-    """A lock that many may share, or one hold alone; who waits to be alone goes before those who come later."""
+    """A lock that many may share, or one hold alone; who waits to be alone goes before those who come later.
 
-    def __init__(self) -> None:
+    Args:
+        shut: nobody may enter, for the store was opened for reading: OpenedForReading.
+    """
+
+    def __init__(self, *, shut: bool = False) -> None:
+        self._shut = shut
         self._changed = threading.Condition()
         self._sharing = 0
         self._taken = False
@@ -34,6 +40,7 @@ class Gate:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Waits for whoever is alone, or wants to be. Not to be entered twice by one thread."""
+        self.refuse_if_shut()
         with self._changed:
             self._changed.wait_for(lambda: not self._taken)
             self._sharing += 1
@@ -47,6 +54,7 @@ class Gate:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Waits until nobody shares."""
+        self.refuse_if_shut()
         with self._changed:
             self._changed.wait_for(lambda: not self._taken)
             self._taken = True
@@ -58,3 +66,8 @@ class Gate:
             with self._changed:
                 self._taken = False
                 self._changed.notify_all()
+
+    def refuse_if_shut(self) -> None:
+        """Raises OpenedForReading: for who would only enter after long work."""
+        if self._shut:
+            raise OpenedForReading

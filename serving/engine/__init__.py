@@ -13,6 +13,6 @@ An idle device never waits for a batch to fill; a busy one finds the next batch 
 """
 
 from .engine import Engine
-from .request import Result
+from .request import Errand, Result
 
-__all__ = ["Engine", "Result"]
+__all__ = ["Engine", "Errand", "Result"]

@@ -44,7 +44,8 @@ class Decoding:
         image: Any = work.image
         work.image = None  # pictures are large: the crop is all that is needed from here on
         try:
-            work.crop = self._encoder.prepare(image)
+            errand = work.request.errand
+            work.crop = self._encoder.prepare(image) if errand is None else errand.prepare(image)
         except ImageError as error:
             work.settle(error)
         except NNCLRHubError as error:
@@ -55,5 +56,10 @@ class Decoding:
         seconds = time.perf_counter() - begun
         self._observed.observe(seconds)
         work.request.spent("decode", seconds)
-        if work.crop is not None and not self._onward.put([work]):
+        if work.crop is None:
+            return
+        if not self._onward.put([work]):
             work.fail(shut_down())
+        elif work.request.over:  # it was given up while this one stood in no line, and the device may be long in coming
+            for one in self._onward.forget(work.request):
+                one.drop()

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import ServiceError
+from nnclr_hub.errors import NNCLRHubError, ServiceError
 
 from ..privacy import public_name
 from ..telemetry import Metrics
 from .crew import Crew, Worker
 from .line import Line
-from .request import Work
+from .request import Errand, Work
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,28 @@ class Device:
         for work in wanted:
             self._queued.observe(now - work.since)
             work.request.spent("queue", now - work.since)
-        if wanted:
-            self._embed(wanted, worker)
+        crops = [work for work in wanted if work.request.errand is None]
+        if crops:
+            self._embed(crops, worker)
+        for work in wanted:
+            if work.request.errand is not None and not worker.given_up and work.wanted():
+                self._perform(work, work.request.errand, worker)
+
+    def _perform(self, work: Work, errand: Errand, worker: Worker) -> None:
+        worker.goes_on()
+        begun = time.perf_counter()
+        try:
+            result = errand.forward(work.crop)
+        except NNCLRHubError as error:
+            work.fail(error)
+        except Exception as error:
+            log.exception("an errand failed")
+            work.fail(ServiceError(f"The encoder failed ({type(error).__name__}): the server's log says why."))
+        else:
+            seconds = time.perf_counter() - begun
+            self._forwarded.observe(seconds)
+            work.request.spent("forward", seconds)
+            work.settle(result)
 
     def _embed(self, works: Sequence[Work], worker: Worker) -> None:
         """Every work gets its vector or fails its request; a failed batch is run again in smaller ones."""
@@ -89,7 +109,7 @@ class Device:
 
     def _forward(self, works: Sequence[Work]) -> np.ndarray:
         """(N, D) float32."""
-        crops = np.stack([work.crop for work in works])  # type: ignore[arg-type]  # decoded works have crops
+        crops = np.stack([work.crop for work in works])
         vectors = self._encoder.forward_crops(crops)
         if vectors.shape != (len(works), self._encoder.embed_dim):
             raise ValueError(f"{vectors.shape} from {len(works)} crops")

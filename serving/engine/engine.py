@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -30,7 +31,7 @@ from .crew import shut_down
 from .decoding import Decoding
 from .device import Device
 from .line import Line
-from .request import Request, Result
+from .request import Errand, Request, Result
 from .watchdog import Watchdog
 
 JOIN_S = 5.0  # for threads that have nothing left to do
@@ -85,11 +86,37 @@ class Engine:
             NotReady: the engine is closed, or ill.
             ServiceError: the encoder failed on a picture.
         """
+        return self.each(images, deadline_s=deadline_s)
+
+    def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
+        """(N, D) float32 unit rows; raises the first ImageError."""
+        vectors = _good(self.each(images))
+        return np.stack(vectors) if vectors else np.zeros((0, self.embed_dim), np.float32)
+
+    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
+        """`embed_each` for the event loop, which hears of a request once; cancelling it drops what has not begun."""
+        return await self.each_async(images, deadline_s=deadline_s)
+
+    def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
+        """(N, h, w, D) float32 feature maps; raises the first ImageError."""
+        transform = self._encoder.transform
+        errand = Errand(
+            self._encoder.prepare, lambda crop: self._encoder.tokens(transform.normalise(crop[np.newaxis]))[0]
+        )
+        maps = _good(self.each(images, errand))
+        if not maps:
+            raise InvalidRequest("No image was given: tokens needs at least one.")
+        return np.stack(maps)
+
+    def each(
+        self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """`embed_each`, of whatever is wanted of each picture; None: its vector."""
         images = list(images)
         if not images:
             return []
         with measured(self._metrics, "embed"):
-            request = self._submit(images, deadline_s)
+            request = self._submit(images, errand, deadline_s)
             try:
                 return request.answer.result(request.remaining)
             except TimeoutError:
@@ -99,36 +126,20 @@ class Engine:
                 request.answer.cancel()  # of use where the wait itself was broken off
                 _tell(request)
 
-    def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """(N, D) float32 unit rows; raises the first ImageError."""
-        results = self.embed_each(images)
-        for result in results:
-            if isinstance(result, ImageError):
-                raise result
-        return np.stack(results) if results else np.zeros((0, self.embed_dim), np.float32)  # type: ignore[arg-type]
-
-    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
-        """`embed_each` for the event loop, which hears of a request once; cancelling it drops what has not begun."""
+    async def each_async(
+        self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """`embed_each_async`, of whatever is wanted of each picture; None: its vector."""
         if not images:
             return []
         with measured(self._metrics, "embed"):
-            request = self._submit(images, deadline_s)
+            request = self._submit(images, errand, deadline_s)
             timer = asyncio.get_running_loop().call_later(request.remaining, request.expire)
             try:
                 return await asyncio.wrap_future(request.answer)
             finally:
                 timer.cancel()
                 _tell(request)
-
-    def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """(N, h, w, D) float32 feature maps, straight from the encoder: admitted, but not batched with others."""
-        images = list(images)
-        size = sum(map(_size_of, images))
-        self._admission.enter(len(images), size)
-        try:
-            return self._encoder.tokens(images)
-        finally:
-            self._admission.leave(len(images), size)
 
     # ---- health
 
@@ -191,7 +202,7 @@ class Engine:
         size = self._encoder.transform.preprocessing.input_size
         return np.zeros((size, size, 3), np.uint8)
 
-    def _submit(self, images: Sequence[ImageLike], deadline_s: float | None) -> Request:
+    def _submit(self, images: Sequence[ImageLike], errand: Errand | None, deadline_s: float | None) -> Request:
         """A request with all its permits, on its way."""
         seconds = self._settings.deadline_s
         if deadline_s is not None:
@@ -206,6 +217,7 @@ class Engine:
         request = Request(
             images,
             time.monotonic() + seconds,
+            errand=errand,
             counted=lambda outcome: outcomes.labels(public_name(self.name), outcome).inc(),
             withdrawn=self._withdraw,
             gone=lambda: self._admission.leave(len(images), size),
@@ -229,6 +241,14 @@ class Engine:
         for line in (self._decoding.line, self._device.line):
             for work in line.forget(request):
                 work.drop()
+
+
+def _good(results: list[Any]) -> list[Any]:
+    """The results; raises the first ImageError among them."""
+    for result in results:
+        if isinstance(result, ImageError):
+            raise result
+    return results
 
 
 def _send(line: Line, request: Request) -> None:

@@ -12,14 +12,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError
 
-Result = np.ndarray | ImageError
+Result = np.ndarray | ImageError  # of an errand, whatever its forward gives
 STAGES = ("decode", "queue", "forward")
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a network is asked for that is no vector: picture by picture, in the threads that vectors come from.
+
+    prepare: of a picture as it came, in a decoding thread; an ImageError is that picture's own.
+    forward: of what that gave, in the thread that owns the device.
+    """
+
+    prepare: Callable[[ImageLike], Any]
+    forward: Callable[[Any], Any]
 
 
 class Request:
@@ -27,6 +40,7 @@ class Request:
 
     Args:
         images: one or more.
+        errand: what is wanted of them; None: their vectors.
         deadline: of time.monotonic(); what is not done by then is not wanted any more.
         counted: called with the outcome of each picture that leaves: embedded, broken, failed, expired, cancelled.
         withdrawn: called once if the request is over before its pictures have left.
@@ -38,12 +52,14 @@ class Request:
         images: Sequence[ImageLike],
         deadline: float,
         *,
+        errand: Errand | None = None,
         counted: Callable[[str], None],
         withdrawn: Callable[[Request], None],
         gone: Callable[[], None],
     ) -> None:
         self.works = [Work(self, index, image) for index, image in enumerate(images)]
         self.deadline = deadline
+        self.errand = errand
         self.answer: Future[list[Result]] = Future()
         self.over = False
         self._fate = "failed"
@@ -124,14 +140,14 @@ class Work:
     """One picture of a request, on its way.
 
     image: as it was given; None once decoded.
-    crop: (S, S, 3) uint8, once decoded.
+    crop: (S, S, 3) uint8, or what the errand's `prepare` gave, once decoded.
     since: when it entered the line that it stands in, by time.monotonic().
     """
 
     request: Request
     index: int
     image: ImageLike | None
-    crop: np.ndarray | None = None
+    crop: Any = None
     since: float = 0.0
 
     def wanted(self) -> bool:

@@ -65,11 +65,13 @@ class Jobs:
     # ---- life
 
     def start(self) -> None:
-        """Takes up what the last server left."""
+        """Takes up what the last server left; beside a store that is open for reading, jobs can only be looked at."""
         board = Board(Ledger(self._bench.store.records, self._keep), self._metrics)
         self._performer = Performer(board, self._bench, self._kinds, self._source_folders, self._stop)
         with board.lock:
             self._board = board
+            if self._bench.read_only:  # they are another server's
+                return
             for job in reversed([job for job in board.ledger.newest_first() if not job.has_ended]):
                 self._take_up(board, replace(job, changes=job.changes + RESTARTED))
 

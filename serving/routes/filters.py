@@ -30,7 +30,7 @@ def read_where(text: str | None) -> dict[str, Any] | None:
         where = _WHERE.validate_json(text)
         public_where(where)
     except ValidationError as error:
-        raise InvalidFilter(f"where is not a JSON object: {error.errors()[0]['msg']}.") from error
+        raise InvalidFilter("where is no JSON object.") from error
     except ValueError as error:
         raise InvalidFilter(f"where: {error}.") from error
     return where

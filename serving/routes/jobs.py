@@ -19,6 +19,7 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
+from nnclr_hub.store.duplicates import check_pair_score
 from nnclr_hub.store.succession import successor_of
 from nnclr_hub.workbench.reembedding import abandon
 
@@ -148,6 +149,8 @@ def find_duplicates(
     collection = bench.collection(name)
     if body.threshold is None and (body.where is not None or body.exact):
         raise InvalidRequest("where and exact go with a threshold: give one, or leave them out.")
+    if body.threshold is not None:
+        check_pair_score(collection, body.threshold)
     if body.where is not None:
         collection.count(body.where)  # a filter that cannot be read is refused now
     return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}, mark=mark), response)

@@ -12,6 +12,7 @@ class Readiness(BaseModel):
 
     status: Literal["ready", "loading", "ill", "failed"]
     detail: str | None = None
+    read_only: bool = Field(description="whether every write is answered with 403")
     model_warm: bool
     threads_alive: bool = Field(description="of every model; the server is ill only with its default one")
     collections_loaded: int

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nnclr_hub.errors import NNCLRHubError, RateLimited
+from nnclr_hub.errors import NNCLRHubError, OpenedForReading, RateLimited
 
-from ..keys import Key
-from ..problems import problem, told
+from ..keys import WRITE, Key
+from ..problems import problem, status_of, told
 from ..settings import Settings, is_loopback
 from . import login, rates
 from .body import BodyLimits
@@ -42,13 +42,15 @@ class Door:
     Args:
         app: behind the door.
         settings: keys, hosts, origins, rates and limits.
+        read_only: whether to let nothing in that writes, whoever asks.
 
     Raises:
         InvalidRequest: a key of the settings is no key, or a weak one.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, *, read_only: bool = False) -> None:
         self._app = app
+        self._read_only = read_only
         keys = settings.keys()
         self._sessions = Sessions(settings.session_hours * 3600)
         self._callers = Callers(keys, self._sessions)
@@ -98,6 +100,9 @@ class Door:
         key = self._callers.of_request(scope, headers, address)
         if isinstance(key, Key) and rule.scope not in key.scopes:
             return Refusal(403, "forbidden", "This key may read but not write.")
+        if isinstance(key, Key) and self._read_only and rule.scope == WRITE:
+            error = OpenedForReading()
+            return Refusal(status_of(error), error.code, str(error))
         return key
 
     def _refusal(self, headers: Headers, rule: Rule, allowance: Allowance) -> Refusal | None:

@@ -3,7 +3,8 @@
 uvicorn counts none of these: one connection could fill the memory with a head or with trailers that never end, and
 many silent ones could take every socket. All that is no body has 64 KiB, and a head ten seconds. After an early
 answer (413) what still comes of the body is thrown away for ten seconds, for a client that is cut off while it sends
-would not read why. Connections are counted too: whoever comes above the limit is told 503, and soon cut off.
+would not read why. What nobody reads of an answer has a clock of its own (`unread.py`). Connections are counted too:
+whoever comes above the limit is told 503, and soon cut off.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..problems import problem
 from .routes import LIVENESS
+from .unread import Unread
 
 MAX_HEAD = 64 * 1024
 MAX_WASTE = 128 * 1024 * 1024  # bytes of a body that is answered already
@@ -41,6 +43,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unread = Unread(self.loop, transport)
         self._start_clock()
         above = len(self.connections) - self._most if self._most is not None else 0
         if above > TOLD:
@@ -50,7 +53,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._unread.stop()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread.taken()
 
     def data_received(self, data: bytes) -> None:
         self._beside += len(data)
@@ -91,6 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._unread.watch()
         if self._in_body and not self.transport.is_closing():
             self._start_clock()
 

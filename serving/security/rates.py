@@ -104,7 +104,7 @@ class Allowance:
             )
 
 
-# set by the door for the request in work; the engine charges it when it admits pictures
+# set by the door for the request in work, and by the page in the threads that it works in
 _current: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 
 

@@ -98,13 +98,6 @@ def test_many_callers_with_bad_pictures_among_them_all_get_their_own(real, pictu
             np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
 
 
-def test_feature_maps_come_straight_from_the_encoder(real, model, pictures):
-    np.testing.assert_allclose(
-        real.tokens(pictures[:2]), load_encoder(model, device="cpu").tokens(pictures[:2]), atol=1e-5
-    )
-    assert real.in_work == 0
-
-
 # ---- batches
 
 
@@ -256,6 +249,27 @@ def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
     assert first_column(engine.embed_each(numbers(1, 2))) == [1, 2]
     assert sum(encoder.batches) == 2
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
+
+
+def test_what_is_given_up_while_it_is_decoded_does_not_wait_for_the_device(make):
+    """It stands in no line then; its permits come back all the same, though the device is busy for long."""
+    decoding, decoded, release = threading.Event(), threading.Event(), threading.Event()
+    encoder = FakeEncoder(decoding={"slow": lambda: (decoding.set(), decoded.wait(10))})
+    engine = make(encoder)
+
+    async def give_up() -> None:
+        task = asyncio.create_task(engine.embed_each_async([b"slow"]))
+        assert await asyncio.to_thread(decoding.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with busy(engine, encoder, release):
+        asyncio.run(give_up())
+        assert engine.in_work == 2
+        decoded.set()
+        until(lambda: engine.in_work == 1)
+        release.set()
 
 
 def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):

@@ -1,6 +1,7 @@
 """Several models: each is loaded once, idle ones make room, and whoever works with one keeps it."""
 
 import asyncio
+import contextvars
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,22 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError, NotReady, Overloaded, UnknownModel
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import (
+    FingerprintMismatch,
+    InvalidRequest,
+    ModelError,
+    NotReady,
+    Overloaded,
+    RateLimited,
+    UnknownModel,
+)
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
+from serving.memory import weight_of
 from serving.models import Engines
+from serving.security.rates import Allowance, Buckets, use
 from serving.settings import Settings
 from serving.telemetry import Metrics
 
@@ -25,18 +37,25 @@ class Shelf:
 
     def __init__(self, **weights: int) -> None:
         self.weights = weights
+        self.files: dict[str, int] = {}
         self.loads: list[str] = []
+        self.loading = lambda: None
         self.made: dict[str, FakeEncoder] = {}
         self.wait = threading.Event()
         self.wait.set()
 
     def __call__(self, source: str) -> FakeEncoder:
         self.loads.append(source)
+        self.loading()
         self.wait.wait(10)
         if source not in self.weights:
             raise UnknownModel(f"There is no {source}.")
         self.made[source] = FakeEncoder(name=source, fingerprint=source[0], weights=self.weights[source])
         return self.made[source]
+
+    def weigh(self, source: str) -> int:
+        """What the files say; most tests have none."""
+        return self.files.get(source, 0)
 
 
 @pytest.fixture
@@ -44,7 +63,7 @@ def make():
     made = []
 
     def start(shelf: Shelf, **settings) -> Engines:
-        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf))
+        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf, weigh=shelf.weigh))
         return made[-1]
 
     yield start
@@ -158,6 +177,40 @@ def test_a_model_that_can_never_fit_is_refused_by_the_settings_name(make):
         Settings.read(model_memory="much")
 
 
+def test_room_is_made_before_a_model_is_loaded(make):
+    """Else both would be in memory for a while, which is what the limit is there to prevent."""
+    shelf = Shelf(a=KB, b=KB, c=KB)
+    shelf.files = {"a": 1000, "b": 1000, "c": 1600}
+    engines = make(shelf, model_memory=1500)
+    engines.get("a")
+    seen = []
+    shelf.loading = lambda: seen.append((engines.loaded("a"), sample(engines, "nnclr_model_bytes")))
+    engines.get("b")
+    assert seen == [(None, 1000)]
+    with pytest.raises(ModelError, match="NNCLR_MODEL_MEMORY"):
+        engines.get("c")
+    assert shelf.loads == ["a", "b"]
+    assert (sample(engines, "nnclr_models_loaded"), sample(engines, "nnclr_model_bytes")) == (1, 1000)
+
+
+def test_a_load_that_fails_gives_its_room_back(make):
+    shelf = Shelf(a=KB)
+    shelf.files = {"b": 1000}
+    engines = make(shelf, model_memory=1500)
+    with pytest.raises(UnknownModel):
+        engines.get("b")
+    assert sample(engines, "nnclr_model_bytes") == 0
+    assert engines.get("a").embed_each([b"1"])[0][0] == 1
+
+
+def test_a_file_tells_what_a_model_will_take(model):
+    loaded = sum(one.nbytes for one in load_encoder(str(model), device="cpu").backbone.state_dict().values())
+    assert loaded <= weight_of(str(model)) < loaded + 100_000
+    assert weight_of("random:test_resnet@0") == 0
+    with pytest.raises(UnknownModel):
+        weight_of("no/where")
+
+
 def test_many_callers_and_little_room_still_give_everyone_their_vectors(make):
     shelf = Shelf(a=KB, b=KB, c=KB)
     engines = make(shelf, model_memory=1000)
@@ -190,6 +243,22 @@ def test_weights_that_changed_while_a_model_was_out_are_noticed(make):
         a.embed_each([b"1"])
     engines._memory._load = load
     assert engines.get("a").fingerprint == "other"
+
+
+def test_who_asks_from_a_thread_counts_as_a_request_does(make):
+    """The page does; a job, which no request waits for, does not."""
+    engines = make(Shelf(a=KB))
+    model, allowed = engines.get("a"), Allowance("x", Buckets(0), Buckets(3))
+
+    def work() -> None:
+        use(allowed)
+        model.embed_each([b"1", b"2"])
+        with pytest.raises(RateLimited, match="3 pictures a minute"):
+            model.tokens([b"1", b"2"])
+        model.embed([b"1"])
+
+    contextvars.copy_context().run(work)
+    assert len(model.embed([b"1"] * 5)) == 5
 
 
 def test_closing_ends_every_engine_and_loads_none_any_more(make):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import Response
 
-from serving.security import protocol
+from serving.security import protocol, unread
 
 GET = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -114,6 +114,54 @@ def test_a_connection_goes_on_after_blank_lines(server):
         for _ in range(3):
             connection.sendall(b"\r\n" + get)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+# ---- answers that are not read
+
+LARGE = 20_000_000  # bytes of an answer: more than sockets hold
+
+
+@contextlib.contextmanager
+def answering(server, piece: int) -> Iterator[None]:
+    """Every answer is large, and sent in such pieces."""
+
+    async def sending(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        for left in range(LARGE - piece, -1, -piece):
+            await send({"type": "http.response.body", "body": b" " * piece, "more_body": left > 0})
+
+    inner, server.app.middleware_stack = server.app.middleware_stack, sending
+    try:
+        yield
+    finally:
+        server.app.middleware_stack = inner
+
+
+def read_on(connection: socket.socket, pause_s: float) -> int:
+    """Bytes that are there to be read until the end of the answer, or of the connection."""
+    got = 0
+    with contextlib.suppress(ConnectionError):
+        while got < LARGE and (data := connection.recv(1_000_000)):
+            got += len(data)
+            time.sleep(pause_s)
+    return got
+
+
+@pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
+def test_who_takes_nothing_of_an_answer_is_cut_off(server, monkeypatch, piece):
+    monkeypatch.setattr(unread, "UNREAD_S", 0.2)
+    with answering(server, piece), connection_of(server) as connection:
+        connection.sendall(GET % b"/")
+        time.sleep(1.5)
+        assert read_on(connection, 0) < LARGE
+
+
+@pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
+def test_who_reads_slowly_gets_it_all_however_long_it_takes(server, monkeypatch, piece):
+    monkeypatch.setattr(unread, "UNREAD_S", 0.4)
+    with answering(server, piece), connection_of(server) as connection:
+        connection.sendall(GET % b"/")
+        assert read_on(connection, 0.05) >= LARGE
 
 
 # ---- connections

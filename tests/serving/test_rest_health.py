@@ -36,6 +36,7 @@ def test_alive_and_ready(client, collection):
     body = ready.json()
     assert (body["status"], body["model_warm"], body["threads_alive"]) == ("ready", True, True)
     assert body["collection_states"] == {"ready": 1}
+    assert (body["collections_loaded"], body["collections_total"]) == (1, 1)  # made after the start
     assert "photos" not in ready.text
 
 
@@ -85,7 +86,7 @@ def test_only_the_default_models_illness_is_the_servers_and_any_is_told(tmp_path
 
     well = threading.Event()
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
-    engines = Engines("default", Settings(), load=encoders.__getitem__)
+    engines = Engines("default", Settings(), load=encoders.__getitem__, weigh=lambda source: 0)
     try:
         with open_store(tmp_path / "store") as store:
             bench = Workbench(engines, store)

@@ -26,6 +26,41 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     is_problem(client.put(f"{collection}/items", json=[{"id": "a/b", "vector": [1.0] * 32}]), 422, "invalid_request")
 
 
+def test_parameters_that_a_path_does_not_take_are_refused_by_name(client, collection):
+    said = is_problem(client.get(f"{collection}/items", params={"limt": 5}), 422, "invalid_request")
+    assert said == "The path has no parameter 'limt': it takes cursor, limit, where, with_vector."
+    assert "given 2 times" in is_problem(client.get(f"{collection}/items?limit=1&limit=2"), 422, "invalid_request")
+    answer = client.get("/v1/models", params={"x": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            response = client.request(method, path.replace("{name}", "photos"), params={"no_such": 1}, json={})
+            assert response.status_code in (400, 422), (method, path)
+            assert "no parameter 'no_such'" in response.text, (method, path)
+    assert client.get("/docs", params={"theme": "dark"}).status_code == 200
+
+
+def test_what_is_wrong_is_said_in_words(client, collection):
+    for body, words in (
+        ({"id": 5, "more": 1}, "id must be a text; more is not known here"),
+        ({"id": "a", "k": "5"}, "k must be a whole number"),
+        ({"vector": {}}, "vector must be a list or a text"),
+        ({"vector": [1.0, "x"]}, "vector[1] must be a number"),
+        ({"image": "x", "box": [1, 2]}, "box[2] is missing; box[3] is missing"),
+        ({"id": "a", "where": {"must": [{"key": "root", "exists": True}]}}, "where: the key 'root' names a folder"),
+        ([], "it must be an object"),
+    ):
+        said = is_problem(client.post(f"{collection}/search", json=body), 422, "invalid_request")
+        assert words in said, said
+    [error] = client.put("/api/v1/aliases/x", json={}).json()["errors"]
+    assert error == {"loc": "body.collection", "msg": "collection is missing"}
+    said = is_problem(client.get("/api/v1/jobs", params={"limit": "x", "kind": "y"}), 422, "invalid_request")
+    assert "limit must be a whole number; kind must be 'probe_fit', 'reembed'," in said
+    answer = client.post("/v1/embeddings", json={"model": "default"}).json()["error"]
+    assert answer["param"] == "input"
+    assert answer["message"].endswith(": input is missing.")
+
+
 def test_a_body_with_a_million_faults_is_refused_as_fast_as_one_with_one(client, collection):
     """Not with a million sentences, which would take all the server's time and memory."""
     faults = {

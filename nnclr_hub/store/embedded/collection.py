@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.errors import ItemNotFound, StoreReadOnly
+from nnclr_hub.errors import ItemNotFound, OpenedForReading
 from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import (
@@ -274,7 +274,7 @@ class EmbeddedCollection:
 
     def _writing(self) -> Writer:
         if self._writer is None:
-            raise StoreReadOnly(f"Collection {self.name!r} was opened for reading: open the store without read_only.")
+            raise OpenedForReading
         return self._writer
 
     def _follow(self, connection: sqlite3.Connection) -> None:

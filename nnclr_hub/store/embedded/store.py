@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, OpenedForReading, StoreError
 from nnclr_hub.store.ann.kinds import default_budget
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
 from nnclr_hub.store.checks import check_name
@@ -263,7 +263,7 @@ class EmbeddedStore:
 
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
-            raise StoreReadOnly(f"The store {self.folder} was opened for reading: open it without read_only.")
+            raise OpenedForReading
 
     def _release_lock(self) -> None:
         if self._lock is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import ItemNotFound, StoreError, StoreReadOnly
+from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import (
     CollectionInfo,
     CollectionSpec,
@@ -229,7 +229,7 @@ class MilvusCollection:
 
     def refuse_if_read_only(self) -> None:
         if self._read_only:
-            raise StoreReadOnly(f"Collection {self.name!r} was opened for reading: open the store without read_only.")
+            raise OpenedForReading
 
     # ---- inside
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.care import make_ready
@@ -261,4 +261,4 @@ class MilvusStore:
 
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
-            raise StoreReadOnly(f"The store {self.connection.name} was opened for reading: open it without read_only.")
+            raise OpenedForReading

@@ -1,0 +1,155 @@
+"""A server over a store that it was told to leave as it is."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rest_requests import as_text, is_problem, upload
+from running_server import free_port
+from typer.testing import CliRunner
+
+from nnclr_hub import Client
+from nnclr_hub.cli.app import app as cli
+from nnclr_hub.errors import OpenedForReading
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.records import Record
+from nnclr_hub.workbench import Encoders, NewImage, Workbench
+from nnclr_hub.workbench.probes import delete_probe
+from nnclr_hub.workbench.reembedding import reembed
+from serving.jobs.ledger import JOB
+from serving.openapi import document
+from serving.security.routes import rule_of
+
+WAITING = "0123456789abcd"
+NAMES = {"name": "photos", "id": "x", "alias": "live"}
+
+
+@pytest.fixture(scope="module")
+def store(model, photos, tmp_path_factory) -> Path:
+    """With a collection, a probe, and a job that another server has yet to do."""
+    folder = tmp_path_factory.mktemp("shown") / "store"
+    with open_store(str(folder)) as opened:
+        bench = Workbench(Encoders(str(model), device="cpu"), opened)
+        bench.index_folder("photos", photos)
+        bench.fit_probe("things", "photos", "label")
+        opened.alias("live", "photos")
+        about = {"id": WAITING, "kind": "compact", "params": {"collection": "photos"}, "state": "queued"}
+        opened.records.put(Record(JOB, WAITING, {**about, "created": 1.0}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model, store, serve):
+    yield from serve(model, store, read_only=True)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Of all that a store is made of; SQLite's own way of taking turns is no part of it."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def writes() -> list[tuple[str, str]]:
+    """(method, path) of all operations that need the scope to write, and of two that no route knows."""
+    filled = {
+        (method.upper(), re.sub(r"\{(\w+)\}", lambda found: NAMES[found[1]], path))
+        for path, methods in document()["paths"].items()
+        for method in methods
+    }
+    return sorted(
+        one for one in filled | {("POST", "/v1/files"), ("PATCH", "/api/v2")} if rule_of(*one).scope == "write"
+    )
+
+
+def test_every_write_is_refused_and_changes_nothing(client, store):
+    before = contents(store)
+    assert len(writes()) > 12
+    for method, path in writes():
+        response = client.request(method, path, json={}, headers={"Idempotency-Key": "k"})
+        if path.startswith("/v1/"):
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "read_only")
+            continue
+        assert "opened for reading" in is_problem(response, 403, "read_only")
+    assert contents(store) == before
+
+
+def test_every_write_is_described_with_its_refusal():
+    for path, methods in document()["paths"].items():
+        for method, operation in methods.items():
+            told = "`read_only`" in operation["responses"]["403"]["description"]
+            assert told == (rule_of(method.upper(), path).scope == "write"), (method, path)
+
+
+def test_reading_is_as_ever(client, pictures):
+    ready = client.get("/readyz").json()
+    assert (ready["status"], ready["read_only"]) == ("ready", True)
+    files = upload(pictures[:2])
+    assert len(client.post("/api/v1/embed", files=files).json()["data"]) == 2
+    assert client.post("/v1/embeddings", json={"model": "default", "input": as_text(pictures[0])}).status_code == 200
+    found = client.post("/api/v1/collections/live/search", json={"image": as_text(pictures[0]), "k": 1}).json()
+    assert found["matches"][0]["score"] == pytest.approx(1.0, abs=1e-5)
+    items = [found["matches"][0]["id"]]
+    predicted = client.post("/api/v1/probes/things/predict", files=files).json()["results"][0]
+    by_id = client.post("/api/v1/probes/things/predict", json={"collection": "live", "ids": items}).json()["results"][0]
+    assert predicted["label"] == by_id["label"] in {path.parent.name for path in pictures}
+
+
+def test_a_job_of_another_server_is_shown_and_not_begun(client):
+    jobs = client.get("/api/v1/jobs").json()["jobs"]
+    assert [(job["id"], job["state"]) for job in jobs] == [(WAITING, "queued")]
+    assert client.get(f"/api/v1/jobs/{WAITING}").json()["state"] == "queued"
+    is_problem(client.delete(f"/api/v1/jobs/{WAITING}"), 403, "read_only")
+
+
+def test_what_a_writer_beside_it_commits_is_found(client, store):
+    with open_store(str(store)) as writer:
+        collection = writer.get("photos")
+        vector = np.full(collection.spec.dim, 3.0, np.float32)
+        collection.upsert([Item("new", vector)])
+        found = client.post("/api/v1/collections/photos/search", json={"vector": vector.tolist(), "k": 1}).json()
+        assert found["matches"][0]["id"] == "new"
+        collection.delete(["new"])
+
+
+def test_the_workbench_refuses_whoever_writes_by_it(server, photos, pictures):
+    """Pages work on it, and come by no route."""
+    bench = server.bench
+    assert bench.read_only
+    item = Item("x", np.ones(32, np.float32))
+    for write in (
+        lambda: bench.ensure_collection("other"),
+        lambda: bench.index_folder("photos", photos),
+        lambda: bench.add_images("photos", [NewImage("x", pictures[0])]),
+        lambda: bench.adding("photos", [NewImage("x", pictures[0])]).store(),
+        lambda: bench.upsert("photos", [item]),
+        lambda: bench.delete("photos", ["x"]),
+        lambda: bench.drop("photos"),
+        lambda: bench.fit_probe("other", "photos", "label"),
+        lambda: reembed(bench, "photos", bench.models.default),
+        lambda: delete_probe(bench.store.records, "things"),
+        lambda: bench.store.alias("other", "photos"),
+        lambda: bench.collection("photos").upsert([item]),
+        lambda: bench.collection("photos").snapshot(),
+        lambda: bench.collection("photos").compact(),
+        lambda: server.app.state.jobs.submit("compact", {"collection": "photos"}),
+    ):
+        with pytest.raises(OpenedForReading, match="opened for reading") as refusal:
+            write()
+        assert str(bench.store.folder) not in str(refusal.value)
+
+
+def test_the_client_raises_the_same_error(server):
+    with Client(server.url) as client, pytest.raises(OpenedForReading, match="opened for reading"):
+        client.collection("photos").delete(["x"])
+
+
+def test_the_verb_takes_it_from_the_environment_too(tmp_path, model):
+    """A store that is to be shown must be there; none is made."""
+    asked = ["serve", "--store", str(tmp_path / "store"), "--model", str(model), "--port", str(free_port())]
+    for flags, environment in ((["--read-only"], {}), ([], {"NNCLR_READ_ONLY": "1"})):
+        said = CliRunner().invoke(cli, [*asked, *flags], env=environment)
+        assert "holds no store" in said.output
+        assert not (tmp_path / "store").exists()
