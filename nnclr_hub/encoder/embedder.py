@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
+from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.errors import ImageError
 
-ImageLike = Path | str | bytes | Image.Image | np.ndarray
+if TYPE_CHECKING:  # it builds on timm, which takes a second to import
+    from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 
 class Embedder(Protocol):
@@ -41,4 +41,10 @@ class Embedder(Protocol):
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
+        ...
+
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """The attention map of a picture, or one for each target; see `encoder.attending.Attends`."""
         ...
