@@ -27,7 +27,7 @@ def settings_of(question: AttentionQuestion, most_side: int) -> AttentionSetting
     """What the library is asked.
 
     Raises:
-        InvalidRequest: a point and a box, or what the library refuses.
+        InvalidRequest: a point and a box, a side above `most_side`, or what the library refuses.
     """
     if question.point is not None and question.box is not None:
         raise InvalidRequest("A question has a point or a box, not both: leave one of them out.")
@@ -35,6 +35,8 @@ def settings_of(question: AttentionQuestion, most_side: int) -> AttentionSetting
     if question.box is not None:
         query = Box(*question.box)
     side = min(MAX_SIDE, most_side) if question.max_side is None else question.max_side
+    if side > most_side:
+        raise InvalidRequest(f"max_side={side} is more than this server gives a picture: ask for {most_side} at most.")
     return AttentionSettings(query, question.similarity, question.head, question.threshold, side)
 
 

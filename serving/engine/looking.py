@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, Looker, Prepared, Seen
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
+from nnclr_hub.errors import ImageError, RequestTooLarge
 
 from .request import Errand
 
@@ -31,13 +32,13 @@ class Looking:
 
     Args:
         looker: the encoder's.
-        most_side: the largest `max_side` that may be asked for.
+        most_side: of the network's input, whatever `max_side` is asked for: what it was, each map says.
         settings: the question.
         image: the picture that is asked about.
         targets: pictures that the query is looked for in.
 
     Raises:
-        InvalidRequest: the encoder has no answer to it, or it asks for more than `most_side`.
+        InvalidRequest: the encoder has no answer to it.
     """
 
     def __init__(
@@ -48,10 +49,7 @@ class Looking:
         image: ImageLike,
         targets: Sequence[ImageLike] = (),
     ) -> None:
-        if settings.max_side > most_side:
-            raise InvalidRequest(
-                f"max_side={settings.max_side} is more than this server gives a picture: ask for {most_side} at most."
-            )
+        settings = replace(settings, max_side=min(settings.max_side, most_side))
         looker.check(settings, len(targets))
         self.pictures = [image, *targets]
         self.errand = Errand(self._prepare, looker.forward)
