@@ -42,7 +42,7 @@ def test_maps_are_those_of_the_library(client, encoder, pictures):
     turned = Image.open(pictures[3]).resize((90, 64))  # a map with more columns than rows
     alike(client.attention(pictures[0]), encoder.attention(pictures[0]))
     alike(client.attention(turned, Point(80, 10)), encoder.attention(turned, Point(80, 10)))
-    asked = {"query": Box(4, 4, 40, 40), "similarity": "cosine", "max_side": 300}
+    asked = {"query": Box(4, 4, 40, 40), "similarity": "cosine", "max_side": 336}
     alike(client.attention(pictures[0], target=turned, **asked), encoder.attention(pictures[0], target=turned, **asked))
     targets = [pictures[1], np.asarray(turned)]
     found = client.attention(pictures[0].read_bytes(), Point(1, 2), targets)

@@ -24,13 +24,13 @@ def vit(server):
     return load_encoder(VIT, device="cpu")
 
 
-def form(image, targets=(), **query) -> dict:
+def form(image, targets=(), /, **query) -> dict:
     """A multipart request."""
     files = [("image", ("image", image.read_bytes())), *(("target", ("t", one.read_bytes())) for one in targets)]
     return {"files": files, "data": {"query": json.dumps(query)}}
 
 
-def body(image, targets=(), **query) -> dict:
+def body(image, targets=(), /, **query) -> dict:
     """The same as JSON."""
     return {"json": {"image": as_text(image), "target": [as_text(one) for one in targets], **query}}
 

@@ -41,7 +41,7 @@ def test_who_waits_too_long_or_is_broken_off_leaves_the_others_their_turns():
         turns = Turns(1, waiting=3, metrics=Metrics())
         async with turns.taken(1):
             with pytest.raises(DeadlineExceeded):
-                await turns.taken(0.01).__aenter__()
+                await asyncio.create_task(turns.taken(0.01).__aenter__())
             waiting = asyncio.create_task(turns.taken(10).__aenter__())
             await asyncio.sleep(0.01)
             waiting.cancel()
