@@ -14,13 +14,15 @@ import numpy as np
 from fastapi.responses import Response
 
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Box, Point, check_opacity
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.encoder.decoding import MAX_PIXELS
+from nnclr_hub.errors import InvalidRequest, RequestTooLarge
 
 from .responses import JSON, NPY, PNG, VectorResponse, array_response
 from .schemas import AttentionQuestion
 
 AT_ONCE = 3  # questions in work: one is decoded, one on the device, one rendered, each with all its pictures in memory
 WAITING = 64
+MOST_DRAWN = MAX_PIXELS  # pixels of all PNGs in one JSON
 
 
 def settings_of(question: AttentionQuestion, most_side: int) -> AttentionSettings:
@@ -62,11 +64,18 @@ def rendered(
 
     Raises:
         InvalidRequest: maps of several shapes, which make no one array.
+        RequestTooLarge: JSON with more of PNG than is kept in memory for one answer.
     """
     if kind == PNG:
         return Response(maps[0].png(question.opacity), media_type=PNG, headers={"Vary": "Accept"})
     if kind == NPY:
         return array_response(_stacked(maps) if targets else maps[0].values, NPY)
+    pixels = sum(width * height for width, height in (one.size for one in maps))
+    if question.with_png and pixels > MOST_DRAWN:
+        raise RequestTooLarge(
+            f"with_png would draw {pixels / 1e6:.0f} megapixels into one answer, and {MOST_DRAWN / 1e6:g} go: ask for "
+            "image/png, one target at a time."
+        )
     return VectorResponse({"model": model, "maps": [_entry(one, question) for one in maps]}, headers={"Vary": "Accept"})
 
 

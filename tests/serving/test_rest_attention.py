@@ -186,6 +186,15 @@ def test_too_much_is_refused(client, pictures):
     assert "goes with JSON" in is_problem(drawn, 422, "invalid_request")
 
 
+def test_json_holds_no_more_pictures_than_one_large_one(client, pictures, monkeypatch):
+    monkeypatch.setattr("serving.looking.MOST_DRAWN", 2 * 64 * 64)
+    for targets, status in ((2, 200), (3, 413)):
+        response = client.post(PATH, **form(pictures[0], pictures[1 : 1 + targets], with_png=True))
+        assert response.status_code == status, response.text
+    assert "one target at a time" in is_problem(response, 413, "request_too_large")
+    assert client.post(PATH, **form(pictures[0], pictures[1:4])).status_code == 200
+
+
 def test_its_time_is_told_by_stage_and_its_pictures_are_counted(client, pictures):
     def mapped() -> float:
         lines = client.get("/metrics").text.splitlines()
