@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nnclr_hub.encoder.attention import AttentionMap
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.attention import Box as BoxQuery
 from nnclr_hub.encoder.attention import Query as Attended
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
@@ -50,9 +50,7 @@ def maps_of(
     embedder: Embedder, image: ImageLike, query: Attended | None, targets: Sequence[ImageLike] = (), **options: Any
 ) -> list[AttentionMap]:
     """The map of the image, or one a target; see `Encoder.attention`."""
-    if targets:
-        return embedder.attention(image, query, target=list(targets), **options)
-    return [embedder.attention(image, query, **options)]
+    return embedder.look(AttentionSettings(query, **options), image, targets)
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

@@ -25,6 +25,7 @@ from .heads import Heads
 from .idempotency import Idempotency
 from .ingesting import Ingest
 from .jobs import Jobs
+from .looking import AT_ONCE, WAITING
 from .models import Engines
 from .observing import Observing
 from .readiness import Loading
@@ -34,6 +35,7 @@ from .routes.query import known_query
 from .security.door import Door
 from .security.fetching import Fetcher
 from .settings import Settings
+from .turns import Turns
 
 
 class Service(FastAPI):
@@ -86,6 +88,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.readiness = Loading(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.cropping = CapacityLimiter(settings.decode_threads)
+    state.looking = Turns(AT_ONCE, waiting=WAITING, metrics=state.metrics)
     state.ingest = Ingest(settings.decode_threads)
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
 

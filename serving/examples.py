@@ -131,6 +131,21 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("openai-model", Example("GET", "/v1/models/default")),
     ("embed-embed", Example("POST", "/api/v1/embed", files=("files",), accept="application/x-npy", save="vectors.npy")),
     ("embed-embed", Example("POST", "/api/v1/embed", json={"images": [PICTURE]})),
+    (
+        "attention-attention",
+        Example(
+            "POST",
+            "/api/v1/attention",
+            files=("image",),
+            form={"query": '{"point": [20, 30]}'},
+            accept="image/png",
+            save="map.png",
+        ),
+    ),
+    (
+        "attention-attention",
+        Example("POST", "/api/v1/attention", json={"image": PICTURE, "box": [8, 8, 40, 40], "target": [PICTURE]}),
+    ),
     ("collections-create", Example("PUT", _PHOTOS, json={"indexed": ["label"]})),
     ("collections-list-collections", Example("GET", "/api/v1/collections")),
     ("collections-describe", Example("GET", _PHOTOS)),

@@ -8,27 +8,27 @@ model.embed_each([data])
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
+from nnclr_hub.encoder.attending import Attends
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .engine import Engine, Errand, Result
-from .looking import look
 from .memory import ModelMemory
 from .security.rates import charge_images
 from .settings import Settings
 from .telemetry import Metrics
 
 
-class Model:
+class Model(Attends):
     """An `Embedder` whose engine may go out of memory and come back: good for as long as anybody wants.
 
     config: the model folder's config.json, if it came from one.
@@ -82,12 +82,8 @@ class Model:
         self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """See `Engine.each_async`."""
-        while (engine := self._memory.hold_loaded(self.name)) is None:
-            await asyncio.to_thread(self._load)
-        try:
-            return await self._same(engine).each_async(images, errand, deadline_s=deadline_s)
-        finally:
-            self._memory.release(self.name)
+        async with self._held_async() as engine:
+            return await engine.each_async(images, errand, deadline_s=deadline_s)
 
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """See `Engine.tokens`."""
@@ -95,48 +91,33 @@ class Model:
         with self._counted(len(images)) as engine:
             return engine.tokens(images)
 
-    @overload
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        target: ImageLike | None = None,
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = MAX_SIDE,
-    ) -> AttentionMap: ...
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """See `Engine.look`."""
+        with self._counted(1 + len(targets)) as engine:
+            return engine.look(settings, image, targets)
 
-    @overload
-    def attention(
+    async def look_async(
         self,
+        settings: AttentionSettings,
         image: ImageLike,
-        query: Query | None = None,
+        targets: Sequence[ImageLike] = (),
         *,
-        target: list[Any] | tuple[Any, ...],
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = MAX_SIDE,
-    ) -> list[AttentionMap]: ...
+        deadline_s: float | None = None,
+    ) -> list[AttentionMap]:
+        """See `Engine.look_async`."""
+        async with self._held_async() as engine:
+            return await engine.look_async(settings, image, targets, deadline_s=deadline_s)
 
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = MAX_SIDE,
-    ) -> AttentionMap | list[AttentionMap]:
-        """See `Encoder.attention`; each picture takes its turn in the engine."""
-        several = isinstance(target, list | tuple)
-        targets: list[Any] = [] if target is None else list(target) if several else [target]
-        settings = AttentionSettings(query, similarity, head, threshold, max_side)
-        with self._memory.held(self.name) as engine:
-            maps = look(self._same(engine).encoder.looker, self.each, settings, image, targets)
-        return maps if several else maps[0]
+    @asynccontextmanager
+    async def _held_async(self) -> AsyncIterator[Engine]:
+        while (engine := self._memory.hold_loaded(self.name)) is None:
+            await asyncio.to_thread(self._load)
+        try:
+            yield self._same(engine)
+        finally:
+            self._memory.release(self.name)
 
     @contextmanager
     def _counted(self, images: int) -> Iterator[Engine]:

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 NPY = "application/x-npy"
 BYTES = "application/octet-stream"
 JSON = "application/json"
+PNG = "image/png"
 DType = Literal["float32", "float16"]
 
 
@@ -31,10 +32,10 @@ class VectorResponse(JSONResponse):
             return json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=np.ndarray.tolist).encode()
 
 
-def wanted(request: Request) -> str:
-    """The first of JSON, NPY and BYTES that the Accept header names; JSON where it names none of them."""
+def wanted(request: Request, *kinds: str) -> str:
+    """The first of JSON and further kinds that the Accept header names; JSON where it names none of them."""
     named = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
-    return next((one for one in named if one in (JSON, NPY, BYTES)), JSON)
+    return next((one for one in named if one in (JSON, *kinds)), JSON)
 
 
 def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> Response:

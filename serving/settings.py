@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     model_memory: int | None = Field(
         None, ge=1, description="bytes of weights in memory, or 4GB; above, idle models go"
     )
+    attention_side: int = Field(1024, ge=224, description="pixels of the long side that attention is given at most")
     max_images: int = Field(64, ge=1, description="pictures a request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
     bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of bodies in memory at once; above, 429")

@@ -58,8 +58,9 @@ def note_images(count: int) -> None:
 class Metrics:
     """Prometheus metrics in a registry of their own, so that two apps in one process do not meet.
 
-    Stages: decode, queue, forward (engine); embed (all of the engine, as a request sees it); body (reading it), search,
-    store, ingest (pictures into a collection, embedding and storing), fetch.
+    Stages: decode, queue, forward (engine); embed or, of feature and attention maps, map (all of the engine, as a
+    request sees it); body (reading it), search, store, ingest (pictures into a collection, embedding and storing),
+    render (attention maps to what is sent), fetch.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class Metrics:
         self.refused = Counter("nnclr_refused", "Requests that were not let in.", ("reason",), **on)
         self.images = Counter(
             "nnclr_images",
-            "Pictures by outcome: embedded, broken, failed, expired, cancelled.",
+            "Pictures by outcome: embedded, mapped, broken, failed, expired, cancelled.",
             ("model", "outcome"),
             **on,
         )

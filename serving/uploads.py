@@ -101,11 +101,11 @@ def json_of(model: type[T]) -> Any:
     return Depends(read)
 
 
-async def read_form(request: Request, files: str = "files", texts: Sequence[str] = ()) -> Form:
+async def read_form(request: Request, files: Sequence[str] = ("files",), texts: Sequence[str] = ()) -> Form:
     """The whole multipart body.
 
     Args:
-        files: the field that holds pictures.
+        files: the fields that hold pictures.
         texts: fields that are text, even where a client sends them as files.
 
     Raises:
@@ -115,8 +115,8 @@ async def read_form(request: Request, files: str = "files", texts: Sequence[str]
     # a part that is text may be as large as the body, which was limited before
     async with request.form(max_part_size=request.app.state.settings.max_bytes) as parts:
         for name, part in parts.multi_items():
-            if name not in (files, *texts):
-                raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((files, *texts))}.")
+            if name not in (*files, *texts):
+                raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((*files, *texts))}.")
             if isinstance(part, str):
                 form.texts[name] = part
             elif name in texts:

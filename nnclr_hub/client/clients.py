@@ -1,14 +1,15 @@
 """Client and AsyncClient: the same calls, one that waits and one that is awaited.
 
-Each call is described once, in `embedding`, `collections`, `aliases`, `searching`, `uploading`, `probes` and `jobs`;
-its signature and docstring are those of the method. The verbs are listed once, here, for both (`verbs.py`).
+Each call is described once, in `embedding`, `looking`, `collections`, `aliases`, `searching`, `uploading`,
+`probes` and `jobs`; its signature and docstring are those of the method. The verbs are listed once, here, for both
+(`verbs.py`).
 """
 
 from __future__ import annotations
 
 from typing import Self
 
-from nnclr_hub.client import aliases, collections, embedding, jobs, probes, searching, uploading
+from nnclr_hub.client import aliases, collections, embedding, jobs, looking, probes, searching, uploading
 from nnclr_hub.client.drivers import Awaiting, Blocking
 from nnclr_hub.client.http import Address
 from nnclr_hub.client.retrying import Policy
@@ -75,6 +76,7 @@ class _Server:
     model = Verb(embedding.served_model)
     embed = Verb(embedding.embed)
     embed_each = Verb(embedding.embed_each)
+    attention = Verb(looking.attention)
 
 
 # ------------------------------------------------------------------------------ blocking

@@ -1,7 +1,8 @@
-"""Attending: the part of an Encoder that says what it looks at."""
+"""Attending: the part of an encoder, or of what stands for one, that says what it looks at."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -9,18 +10,23 @@ import torch
 from torch import nn
 
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
-from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import InvalidRequest
 
 
-class Attending:
-    """What has a network and its preprocessing, and so can show where in a picture it finds what."""
+class Attends:
+    """What can show where in a picture it finds what: an Encoder, or a server's engine around one."""
 
-    backbone: nn.Module
-    transform: EvalTransform
-    device: torch.device
-    name: str
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """`attention` with its question in one piece: the map of the image, or one for each target.
+
+        Raises:
+            ImageError, InvalidRequest: as there.
+        """
+        raise NotImplementedError
 
     @overload
     def attention(
@@ -80,8 +86,23 @@ class Attending:
         settings = AttentionSettings(query, similarity, head, threshold, max_side)
         if several and not targets:
             raise InvalidRequest("The list of target pictures is empty: leave target out, or name one.")
-        maps = self.looker.attention(settings, image, targets)
+        maps = self.look(settings, image, targets)
         return maps if several else maps[0]
+
+
+class Attending(Attends):
+    """What has a network and its preprocessing, and so attends by itself."""
+
+    backbone: nn.Module
+    transform: EvalTransform
+    device: torch.device
+    name: str
+
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """See `Attends.look`."""
+        return self.looker.attention(settings, image, targets)
 
     @cached_property
     def looker(self) -> Looker:

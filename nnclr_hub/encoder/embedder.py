@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
+from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.errors import ImageError
 
-if TYPE_CHECKING:
-    from nnclr_hub.encoder.attention import AttentionMap, Query
-
-ImageLike = Path | str | bytes | Image.Image | np.ndarray
+if TYPE_CHECKING:  # it builds on timm, which takes a second to import
+    from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 
 class Embedder(Protocol):
@@ -46,40 +43,8 @@ class Embedder(Protocol):
         """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
         ...
 
-    @overload
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        target: ImageLike | None = None,
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = 1024,
-    ) -> AttentionMap: ...
-
-    @overload
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        *,
-        target: list[Any] | tuple[Any, ...],
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = 1024,
-    ) -> list[AttentionMap]: ...
-
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = 1024,
-    ) -> AttentionMap | list[AttentionMap]:
-        """What it looks at: the map of the image or of the one target, a list for a list; see `Encoder.attention`."""
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """The attention map of a picture, or one for each target; see `encoder.attending.Attends`."""
         ...

@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.decoding import Source
-from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import InvalidRequest
+
+ImageLike = Source | np.ndarray
 
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:

@@ -26,9 +26,10 @@ from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, successor_of
 from nnclr_hub.workbench.adding import Adding, NewImage
+from nnclr_hub.workbench.choosing import Choosing
 from nnclr_hub.workbench.indexing import add_images, index_folder
 from nnclr_hub.workbench.labelling import label_images, label_items
-from nnclr_hub.workbench.models import Models, embedder_for
+from nnclr_hub.workbench.models import Models
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
 from nnclr_hub.workbench.probes import KeptProbe, get_probe, keep_probe, label_rows, refuse_taken_probe
@@ -36,7 +37,7 @@ from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_v
 from nnclr_hub.workbench.writing import Gate, Target
 
 
-class Workbench:
+class Workbench(Choosing):
     """See the module.
 
     Args:
@@ -52,14 +53,6 @@ class Workbench:
         self.reembedding = threading.Lock()  # one at a time
 
     # ---- collections
-
-    def collection(self, name: str) -> Collection:
-        """An existing collection.
-
-        Raises:
-            CollectionNotFound: names those that exist.
-        """
-        return self.store.get(name)
 
     def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
         """The collection, created for the model if it is not there, with the embedder that fills it.
@@ -77,16 +70,6 @@ class Workbench:
             return self.store.create(name, CollectionSpec.of(embedder)), embedder
         embedder = self.embedder_of(collection, model)
         return collection, embedder
-
-    def embedder_of(self, collection: Collection, model: str | None = None) -> Embedder:
-        """The embedder whose vectors the collection holds.
-
-        Raises:
-            FingerprintMismatch: the model is not the one the collection was made with.
-        """
-        embedder = self.models.get(model) if model else embedder_for(self.models, collection.spec)
-        collection.check(embedder)
-        return embedder
 
     def drop(self, name: str) -> tuple[str, ...]:
         """Deletes a collection, with what was to take its place; returns the names of both.
@@ -234,19 +217,6 @@ class Workbench:
         kept = fit_on_collection(self.collection(collection), name, field, where, options, progress=progress)
         keep_probe(self.store.records, kept, replace=replace)
         return kept
-
-    def embedder_of_probe(self, probe: str) -> Embedder:
-        """The embedder whose vectors a probe was fitted on.
-
-        Raises:
-            FingerprintMismatch: what its source gives now is another one.
-            ProbeNotFound, ModelError.
-        """
-        kept = get_probe(self.store.records, probe)
-        own = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
-        embedder = embedder_for(self.models, own)
-        kept.probe.require(embedder.fingerprint)
-        return embedder
 
     def predict(
         self,

@@ -6,6 +6,7 @@
     crew        threads that can be seen to be dead or stuck, and be replaced
     decoding    a thread a core; a picture that cannot be read fails alone
     device      the one thread that owns the device: batches, buckets, what to do when a batch fails
+    looking     attention through all this: what is done for each picture, and what becomes of it
     watchdog    replaces threads that died or stalled, and says so until a test picture has come through
     engine      Engine: all of it together, for threads and for the event loop
 

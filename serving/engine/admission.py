@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
 
 from ..telemetry import Metrics
@@ -112,3 +117,17 @@ class _Pace:
         elapsed = time.monotonic() - self._since
         needed = max(images / self._images, size / self._bytes if self._bytes else 0.0)
         return max(0.1, needed * elapsed)
+
+
+def size_of(image: ImageLike) -> int:
+    """Bytes of a picture as it came, 0 for a file that cannot be looked at: decoding will say why."""
+    if isinstance(image, bytes):
+        return len(image)
+    if isinstance(image, np.ndarray):
+        return image.nbytes
+    if isinstance(image, Image.Image):
+        return image.width * image.height * len(image.getbands())
+    try:
+        return Path(image).stat().st_size
+    except OSError:
+        return 0

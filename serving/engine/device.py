@@ -1,5 +1,6 @@
 """Device: the one thread that runs the encoder's forward pass, on batches of whatever waits.
 
+Whatever else is asked of the network (an errand) has its turn between two batches, one a turn.
 A batch that fails is run again picture by picture, so that only the culprit's request fails; one that does not
 fit into the GPU's memory is halved, and batches stay at that size.
 """
@@ -71,6 +72,9 @@ class Device:
             result = errand.forward(work.crop)
         except NNCLRHubError as error:
             work.fail(error)
+        except torch.OutOfMemoryError:
+            log.warning("an errand does not fit into the device's memory")
+            work.fail(ServiceError("The encoder has not enough memory for this picture: ask for a smaller one."))
         except Exception as error:
             log.exception("an errand failed")
             work.fail(ServiceError(f"The encoder failed ({type(error).__name__}): the server's log says why."))

@@ -13,12 +13,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from nnclr_hub.encoder.attending import Attends
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NotReady
@@ -26,18 +26,19 @@ from nnclr_hub.workbench.privacy import public_name
 
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
-from .admission import Admission
+from .admission import Admission, size_of
 from .crew import shut_down
 from .decoding import Decoding
 from .device import Device
 from .line import Line
+from .looking import Looking
 from .request import Errand, Request, Result
 from .watchdog import Watchdog
 
 JOIN_S = 5.0  # for threads that have nothing left to do
 
 
-class Engine:
+class Engine(Attends):
     """See the package; has the attributes of its encoder that an `Embedder` promises.
 
     Args:
@@ -108,6 +109,26 @@ class Engine:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.stack(maps)
 
+    def look(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """See `Attends.look`; also raises what `embed_each` does, and RequestTooLarge of too many pixels together."""
+        looking = Looking(self._encoder.looker, self._settings.attention_side, settings, image, targets)
+        return looking.maps(self.each(looking.pictures, looking.errand))
+
+    async def look_async(
+        self,
+        settings: AttentionSettings,
+        image: ImageLike,
+        targets: Sequence[ImageLike] = (),
+        *,
+        deadline_s: float | None = None,
+    ) -> list[AttentionMap]:
+        """`look` for the event loop."""
+        looking = Looking(self._encoder.looker, self._settings.attention_side, settings, image, targets)
+        seen = await self.each_async(looking.pictures, looking.errand, deadline_s=deadline_s)
+        return await asyncio.to_thread(looking.maps, seen)
+
     def each(
         self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
@@ -115,7 +136,7 @@ class Engine:
         images = list(images)
         if not images:
             return []
-        with measured(self._metrics, "embed"):
+        with measured(self._metrics, _stage(errand)):
             request = self._submit(images, errand, deadline_s)
             try:
                 return request.answer.result(request.remaining)
@@ -132,7 +153,7 @@ class Engine:
         """`embed_each_async`, of whatever is wanted of each picture; None: its vector."""
         if not images:
             return []
-        with measured(self._metrics, "embed"):
+        with measured(self._metrics, _stage(errand)):
             request = self._submit(images, errand, deadline_s)
             timer = asyncio.get_running_loop().call_later(request.remaining, request.expire)
             try:
@@ -211,7 +232,7 @@ class Engine:
             seconds = min(seconds, deadline_s)
         if self.illness is not None:
             raise NotReady(f"The server is not well ({self.illness}): try again in a moment.")
-        size = sum(map(_size_of, images))
+        size = sum(map(size_of, images))
         self._admission.enter(len(images), size)
         outcomes = self._metrics.images
         request = Request(
@@ -243,6 +264,10 @@ class Engine:
                 work.drop()
 
 
+def _stage(errand: Errand | None) -> str:
+    return "embed" if errand is None else "map"
+
+
 def _good(results: list[Any]) -> list[Any]:
     """The results; raises the first ImageError among them."""
     for result in results:
@@ -255,20 +280,6 @@ def _send(line: Line, request: Request) -> None:
     if not line.put(request.works):
         for work in request.works:
             work.fail(shut_down())
-
-
-def _size_of(image: ImageLike) -> int:
-    """Bytes of a picture as it came, 0 for a file that cannot be looked at: decoding will say why."""
-    if isinstance(image, bytes):
-        return len(image)
-    if isinstance(image, np.ndarray):
-        return image.nbytes
-    if isinstance(image, Image.Image):
-        return image.width * image.height * len(image.getbands())
-    try:
-        return Path(image).stat().st_size
-    except OSError:
-        return 0
 
 
 def _tell(request: Request) -> None:

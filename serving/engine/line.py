@@ -42,7 +42,10 @@ class Line:
         return True
 
     def take(self, most: int, wait_s: float = 0.0) -> list[Work]:
-        """Up to `most` works; blocks until there is one, and gives none only when the line is closed and empty.
+        """Up to `most` works, of errands one at most; blocks until there is one.
+
+        None are given only when the line is closed and empty. An errand takes the device as long as many vectors, so
+        that between two batches of vectors, of which any number may have come meanwhile, there is one at most.
 
         Args:
             wait_s: a taker that finds works waiting (it was busy) gives more of them so long to come, counted from
@@ -55,7 +58,7 @@ class Line:
                     self._changed.wait()
                 left = self._works[0].since + wait_s - time.monotonic() if was_busy and self._works else 0.0
                 if left <= 0 or len(self._works) >= most or self._closed:
-                    taken = [self._works.popleft() for _ in range(min(most, len(self._works)))]
+                    taken = self._first(most)
                     self._grew(-len(taken))
                     return taken
                 self._changed.wait(left)
@@ -81,6 +84,21 @@ class Line:
             works, self._works = list(self._works), deque()
             self._grew(-len(works))
         return works
+
+    def _first(self, most: int) -> list[Work]:
+        """Takes them out; errands that have to wait keep their places."""
+        taken: list[Work] = []
+        waiting: list[Work] = []
+        errand = False
+        while self._works and len(taken) < most:
+            work = self._works.popleft()
+            if errand and work.request.errand is not None:
+                waiting.append(work)
+            else:
+                errand = errand or work.request.errand is not None
+                taken.append(work)
+        self._works.extendleft(reversed(waiting))
+        return taken
 
     def _grew(self, count: int) -> None:
         if self._length is not None:

@@ -42,7 +42,8 @@ class Request:
         images: one or more.
         errand: what is wanted of them; None: their vectors.
         deadline: of time.monotonic(); what is not done by then is not wanted any more.
-        counted: called with the outcome of each picture that leaves: embedded, broken, failed, expired, cancelled.
+        counted: called with the outcome of each picture that leaves: embedded or mapped, broken, failed, expired,
+            cancelled.
         withdrawn: called once if the request is over before its pictures have left.
         gone: called once when the last picture has left.
     """
@@ -105,7 +106,8 @@ class Request:
 
     def settle(self, index: int, result: Result) -> None:
         """One picture is done."""
-        self._leave(index, "broken" if isinstance(result, ImageError) else "embedded", result)
+        done = "embedded" if self.errand is None else "mapped"
+        self._leave(index, "broken" if isinstance(result, ImageError) else done, result)
 
     def drop(self, index: int) -> None:
         """One picture is given up, after the request was over."""

@@ -64,7 +64,7 @@ async def embed(
         for i, result in enumerate(results)
         if isinstance(result, ImageError)
     ]
-    kind = wanted(request)
+    kind = wanted(request, NPY, BYTES)
     if len(broken) == len(results) or (kind != JSON and broken):
         detail = f"{len(broken)} of {len(results)} pictures could not be read; the first: {broken[0]['detail']}"
         return problem(request.url.path, 422, "undecodable_image", detail, items=broken)

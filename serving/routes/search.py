@@ -115,7 +115,7 @@ async def _read(request: Request) -> SearchRequest:
         return await read_json(request, SearchRequest)
     if kind != FORM:
         raise unsupported(request, JSON, FORM)
-    form = await read_form(request, files="image", texts=("query",))
+    form = await read_form(request, files=("image",), texts=("query",))
     pictures = form.pictures("image", 1)
     text = form.texts.get("query") or "{}"
     query = await aside(len(text), parse, text, SearchRequest, ("query",))

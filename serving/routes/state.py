@@ -16,6 +16,7 @@ from ..models import Engines, Model
 from ..security.fetching import Fetcher
 from ..settings import Settings
 from ..telemetry import Metrics
+from ..turns import Turns
 
 DEFAULT = "default"
 
@@ -54,6 +55,10 @@ async def _watching(request: Request) -> CapacityLimiter:
     return request.app.state.watching
 
 
+async def _looking(request: Request) -> Turns:
+    return request.app.state.looking
+
+
 async def _lengthy(request: Request) -> CapacityLimiter:
     return request.app.state.lengthy
 
@@ -66,6 +71,8 @@ AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppIngest = Annotated[Ingest, Depends(_ingest)]
 # how many searches may decode a picture to cut a box out of it at once
 AppCropping = Annotated[CapacityLimiter, Depends(_cropping)]
+# how many questions about attention are in work at once
+AppLooking = Annotated[Turns, Depends(_looking)]
 # threads for those who look whether the server is well, which they must not wait with the others for
 AppWatching = Annotated[CapacityLimiter, Depends(_watching)]
 # threads for what goes through a whole collection, so that it leaves the others' alone

@@ -1,5 +1,6 @@
 """The bodies of requests and responses, one file a resource."""
 
+from .attention import AttentionEntry, AttentionQuestion, AttentionRequest, AttentionResponse
 from .collections import (
     AliasesResponse,
     AliasRequest,
@@ -52,6 +53,10 @@ __all__ = [
     "AliasRequest",
     "AliasResponse",
     "AliasesResponse",
+    "AttentionEntry",
+    "AttentionQuestion",
+    "AttentionRequest",
+    "AttentionResponse",
     "Box",
     "CollectionRequest",
     "CollectionResponse",

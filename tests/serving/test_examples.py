@@ -21,6 +21,8 @@ def folder(tmp_path_factory, pictures):
 
 def check_what_was_saved(folder) -> None:
     assert np.load(folder / "vectors.npy").shape == (1, 32)
+    with Image.open(folder / "map.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (64, 64))
     with Image.open(folder / "thumbnail.jpg") as picture:
         assert picture.format == "JPEG"
 

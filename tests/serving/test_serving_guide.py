@@ -39,7 +39,7 @@ def test_the_table_is_that_of_the_settings():
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_the_curl_examples_run(server, here):
     lines = [line for block in examples("bash") for line in block.splitlines()]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         command = line.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
         done = subprocess.run(
@@ -47,6 +47,7 @@ def test_the_curl_examples_run(server, here):
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
     assert (here / "vectors.npy").stat().st_size > 128
+    assert (here / "map.png").read_bytes().startswith(b"\x89PNG")
     assert '"id":"cat-1"' in done.stdout.replace(" ", "")
 
 
@@ -59,6 +60,7 @@ def test_the_python_examples_run(server, here):
             assert names["vectors"].shape == (2, 32)
             assert names["report"].added == 20
             assert len(names["matches"]) == 5
+            assert [one.values.shape for one in names["found"]] == [(7, 7)]
         else:
             assert len(names["vector"]) == 32
             names["client"].close()

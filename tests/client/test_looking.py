@@ -1,0 +1,79 @@
+"""Attention by the client: the library's maps, drawn over pictures that never left this side."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub import AsyncClient, AttentionMap, Box, Client, ImageError, Point, load_encoder
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(model, tmp_path_factory.mktemp("looking") / "store")
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+@pytest.fixture
+def client(server) -> Iterator[Client]:
+    with Client(server.url, timeout=60) as opened:
+        yield opened
+
+
+def alike(found, want: AttentionMap) -> None:
+    assert isinstance(found, AttentionMap)
+    np.testing.assert_allclose(found.values, want.values, rtol=1e-4, atol=1e-5)
+    assert found.values.dtype == np.float32
+    assert (found.kind, found.grid) == (want.kind, want.grid)
+    assert found.limits == pytest.approx(want.limits, rel=1e-4)
+    assert found.peak == want.peak
+    np.testing.assert_allclose(found.scaled(), want.scaled(), atol=1e-3)
+    assert np.abs(np.asarray(found.overlay(), int) - np.asarray(want.overlay(), int)).max() <= 2
+
+
+def test_maps_are_those_of_the_library(client, encoder, pictures):
+    turned = Image.open(pictures[3]).resize((90, 64))  # a map with more columns than rows
+    alike(client.attention(pictures[0]), encoder.attention(pictures[0]))
+    alike(client.attention(turned, Point(80, 10)), encoder.attention(turned, Point(80, 10)))
+    asked = {"query": Box(4, 4, 40, 40), "similarity": "cosine", "max_side": 336}
+    alike(client.attention(pictures[0], target=turned, **asked), encoder.attention(pictures[0], target=turned, **asked))
+    targets = [pictures[1], np.asarray(turned)]
+    found = client.attention(pictures[0].read_bytes(), Point(1, 2), targets)
+    for one, other in zip(found, encoder.attention(pictures[0], Point(1, 2), targets), strict=True):
+        alike(one, other)
+
+
+def test_it_can_be_awaited_and_asked_of_a_collections_encoder(server, client, encoder, pictures):
+    async def run():
+        async with AsyncClient(server.url) as opened:
+            return await asyncio.gather(*(opened.attention(one, collection="seen") for one in pictures[:3]))
+
+    client.collections.create("seen")
+    for one, picture in zip(asyncio.run(run()), pictures[:3], strict=True):
+        alike(one, encoder.attention(picture))
+
+
+def test_errors_are_the_librarys(client, pictures, tmp_path):
+    with pytest.raises(InvalidRequest, match="not inside"):
+        client.attention(pictures[0], Box(0, 0, 99, 9))
+    with pytest.raises(InvalidRequest, match="does not have"):
+        client.attention(pictures[0], head=0)
+    with pytest.raises(InvalidRequest, match="7 target"):
+        client.attention(pictures[0], target=pictures[:7])
+    with pytest.raises(InvalidRequest, match="empty"):
+        client.attention(pictures[0], target=[])
+    with pytest.raises(InvalidRequest, match="A query is"):
+        client.attention(pictures[0], query=(1, 2))
+    with pytest.raises(ImageError):
+        client.attention(b"garbage")
+    with pytest.raises(ImageError, match="cannot be opened"):
+        client.attention(tmp_path / "none.jpg")
+    with pytest.raises(CollectionNotFound):
+        client.attention(pictures[0], collection="none")

@@ -1,0 +1,207 @@
+"""Attention over REST: the library's own maps, in three forms, and one sentence for whatever has no answer."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from rest_requests import as_text, is_problem
+
+from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub.encoder.attention import AttentionSettings
+
+PATH = "/api/v1/attention"
+VIT = "random:test_vit"
+NPY, PNG = {"Accept": "application/x-npy"}, {"Accept": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def vit(server):
+    """Served beside the default, a ResNet."""
+    server.engines.get(VIT)
+    return load_encoder(VIT, device="cpu")
+
+
+def form(image, targets=(), /, **query) -> dict:
+    """A multipart request."""
+    files = [("image", ("image", image.read_bytes())), *(("target", ("t", one.read_bytes())) for one in targets)]
+    return {"files": files, "data": {"query": json.dumps(query)}}
+
+
+def body(image, targets=(), /, **query) -> dict:
+    """The same as JSON."""
+    return {"json": {"image": as_text(image), "target": [as_text(one) for one in targets], **query}}
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+QUESTIONS = [
+    ({}, AttentionSettings()),
+    ({"point": [20, 30.5], "similarity": "cosine"}, AttentionSettings(Point(20, 30.5), "cosine")),
+    ({"box": [8, 8, 40, 64], "max_side": 320}, AttentionSettings(Box(8, 8, 40, 64), max_side=320)),
+]
+
+
+@pytest.mark.parametrize("send", [form, body])
+@pytest.mark.parametrize(("query", "settings"), QUESTIONS)
+def test_json_tells_all_of_the_librarys_own_map(client, encoder, pictures, send, query, settings):
+    [want] = encoder.look(settings, pictures[0])
+    response = client.post(PATH, **send(pictures[0], **query))
+    assert response.status_code == 200, response.text
+    [found] = response.json()["maps"]
+    np.testing.assert_allclose(found["values"], want.values, rtol=1e-4, atol=1e-5)
+    told = {**want.describe(), "shape": list(want.values.shape)}
+    for name in ("kind", "shape", "size", "input_size", "first", "stride", "peak"):
+        assert found[name] == told[name], name
+    assert found["limits"] == pytest.approx(want.limits, rel=1e-4)
+    assert "png" not in found
+
+
+def test_it_comes_as_an_array_or_as_a_picture(client, encoder, pictures):
+    [want] = encoder.look(AttentionSettings(Point(20, 30)), pictures[0])
+    array = client.post(PATH, headers=NPY, **form(pictures[0], point=[20, 30]))
+    assert array.headers["X-Shape"] == "7,7"
+    np.testing.assert_allclose(np.load(io.BytesIO(array.content)), want.values, rtol=1e-4)
+    for opacity in (0, 0.3):
+        drawn = client.post(PATH, headers=PNG, **form(pictures[0], point=[20, 30], opacity=opacity))
+        assert drawn.headers["content-type"] == "image/png"
+        overlay = np.asarray(Image.open(io.BytesIO(drawn.content)), int)
+        assert np.abs(overlay - np.asarray(want.overlay(opacity), int)).max() <= 1
+    told = client.post(PATH, **form(pictures[0], point=[20, 30], opacity=0.3, with_png=True)).json()["maps"][0]
+    assert base64.b64decode(told["png"]) == drawn.content
+
+
+def test_what_is_in_one_picture_is_looked_for_in_others_on_one_scale(client, encoder, pictures, photos, tmp_path):
+    wide = tmp_path / "wide.png"
+    Image.open(pictures[2]).resize((96, 64)).save(wide)
+    question, query = AttentionSettings(Box(0, 0, 32, 32)), {"box": [0, 0, 32, 32]}
+    for send in (form, body):
+        targets = [pictures[1], wide]
+        want = encoder.look(question, pictures[0], targets)
+        found = client.post(PATH, **send(pictures[0], targets, **query)).json()["maps"]
+        assert [one["size"] for one in found] == [[64, 64], [96, 64]]
+        assert found[0]["limits"] == found[1]["limits"] == pytest.approx(want[0].limits, rel=1e-4)
+        for one, other in zip(found, want, strict=True):
+            np.testing.assert_allclose(one["values"], other.values, rtol=1e-4)
+    stacked = client.post(PATH, headers=NPY, **form(pictures[0], pictures[1:4], **query))
+    assert np.load(io.BytesIO(stacked.content)).shape == (3, 7, 7)
+    one = client.post(PATH, headers=NPY, **form(pictures[0], pictures[1:2], **query))
+    assert np.load(io.BytesIO(one.content)).shape == (1, 7, 7)
+    assert client.post(PATH, headers=PNG, **form(pictures[0], [wide], **query)).status_code == 200
+    several = client.post(PATH, headers=NPY, **form(pictures[0], [pictures[1], wide], **query))
+    assert "7 x 7, 7 x 11" in is_problem(several, 422, "invalid_request")
+    drawn = client.post(PATH, headers=PNG, **form(pictures[0], pictures[1:3], **query))
+    assert "one map" in is_problem(drawn, 422, "invalid_request")
+
+
+def test_the_encoder_is_the_one_that_is_named_or_the_collections_own(client, server, vit, pictures, encoder):
+    row = vit.look(AttentionSettings(head=1, threshold=0.6), pictures[0])[0]
+    answer = client.post(PATH, **form(pictures[0], model=VIT, head=1, threshold=0.6)).json()
+    assert answer["model"] == VIT
+    [found] = answer["maps"]
+    assert found["kind"] == "class_token"
+    np.testing.assert_allclose(found["values"], row.values, atol=1e-6)
+    assert (np.array(found["values"]) == 0).sum() > 0
+
+    assert client.put("/api/v1/collections/seen", json={"model": VIT}).status_code == 201
+    try:
+        by_collection = client.post(PATH, **form(pictures[0], collection="seen")).json()
+        assert (by_collection["model"], by_collection["maps"][0]["kind"]) == (VIT, "class_token")
+        default = client.get("/v1/models").json()["data"][0]["id"]
+        other = client.post(PATH, **form(pictures[0], collection="seen", model=default))
+        is_problem(other, 409, "fingerprint_mismatch")
+    finally:
+        client.delete("/api/v1/collections/seen")
+    is_problem(client.post(PATH, **form(pictures[0], collection="seen")), 404, "collection_not_found")
+    is_problem(client.post(PATH, **form(pictures[0], model="other")), 404, "unknown_model")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"box": [0, 0, 65, 64]}, "not inside"),
+        ({"box": [8, 8, 8, 20]}, "no area"),
+        ({"point": [64, 3]}, "not inside"),
+        ({"point": [1, 2], "box": [0, 0, 9, 9]}, "not both"),
+        ({"head": 0}, "does not have"),
+        ({"threshold": 0.5}, "does not have"),
+        ({"model": VIT, "head": 3}, "no head 3"),
+        ({"model": VIT, "head": -1}, "no head"),
+        ({"model": VIT, "threshold": 0}, "(0, 1]"),
+        ({"model": VIT, "threshold": 0.5, "point": [1, 2]}, "leave out"),
+        ({"model": "random:test_convnext"}, "no map"),
+        ({"max_side": 1025}, "1024 at most"),
+        ({"max_side": 100}, "too little"),
+        ({"opacity": 1.5}, "[0, 1]"),
+        ({"similarity": "l2"}, "similarity"),
+        ({"point": [1]}, "point"),
+        ({"pint": [1, 2]}, "pint"),
+        ({"image": "YQ=="}, "image"),
+    ],
+)
+def test_what_has_no_answer_is_one_sentence(client, server, vit, pictures, query, words):
+    server.engines.get("random:test_convnext")
+    told = is_problem(client.post(PATH, **form(pictures[0], **query)), 422, "invalid_request")
+    assert words in told
+    assert told.endswith(".")
+    assert ". " not in told
+
+
+@pytest.mark.parametrize(
+    ("picture", "status", "code", "words"),
+    [
+        (png(Image.new("RGB", (1, 1))), 422, "undecodable_image", "too small"),
+        (png(Image.new("RGB", (10, 3000))), 422, "undecodable_image", "too long"),
+        (png(Image.new("RGB", (1, 3000))), 422, "undecodable_image", "1 x 3000"),
+        (b"garbage", 415, "unsupported_image", ""),
+        (b"", 415, "unsupported_image", ""),
+    ],
+)
+def test_pictures_that_have_no_map_say_which_and_why(client, pictures, picture, status, code, words):
+    alone = client.post(PATH, files=[("image", ("x", picture))])
+    assert words in is_problem(alone, status, code)
+    good = ("image", ("x", pictures[0].read_bytes()))
+    target = ("target", ("y", pictures[1].read_bytes()))
+    among = client.post(PATH, files=[good, target, ("target", ("z", picture))])
+    assert "number 1" in is_problem(among, status, code)
+
+
+def test_too_much_is_refused(client, pictures):
+    assert client.post(PATH, **form(pictures[0], pictures[1:7])).status_code == 200
+    for send in (form, body):
+        is_problem(client.post(PATH, **send(pictures[0], pictures[1:8])), 422, "invalid_request")
+    two = [("image", ("x", pictures[0].read_bytes()))] * 2
+    is_problem(client.post(PATH, files=two), 413, "request_too_large")
+    is_problem(client.post(PATH, json={"target": []}), 422, "invalid_request")
+    is_problem(client.post(PATH, json={"image": "***"}), 422, "invalid_request")
+    is_problem(client.post(PATH, files=[("target", ("x", b"y"))]), 422, "invalid_request")
+    is_problem(client.post(PATH, content=b"x", headers={"Content-Type": "image/png"}), 415, "unsupported_media_type")
+    drawn = client.post(PATH, headers=NPY, **form(pictures[0], with_png=True))
+    assert "goes with JSON" in is_problem(drawn, 422, "invalid_request")
+
+
+def test_json_holds_no_more_pictures_than_one_large_one(client, pictures, monkeypatch):
+    monkeypatch.setattr("serving.looking.MOST_DRAWN", 2 * 64 * 64)
+    for targets, status in ((2, 200), (3, 413)):
+        response = client.post(PATH, **form(pictures[0], pictures[1 : 1 + targets], with_png=True))
+        assert response.status_code == status, response.text
+    assert "one target at a time" in is_problem(response, 413, "request_too_large")
+    assert client.post(PATH, **form(pictures[0], pictures[1:4])).status_code == 200
+
+
+def test_its_time_is_told_by_stage_and_its_pictures_are_counted(client, pictures):
+    def mapped() -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(float(one.split()[-1]) for one in lines if 'outcome="mapped"' in one and "_total" in one)
+
+    before = mapped()
+    response = client.post(PATH, headers=PNG, **form(pictures[0], pictures[1:2]))
+    stages = [part.partition(";")[0] for part in response.headers["Server-Timing"].split(", ")]
+    assert stages == ["body", "decode", "queue", "forward", "map", "render", "total"]
+    assert mapped() == before + 2

@@ -1,0 +1,52 @@
+"""So many at once, so many who wait, and a sentence for all others."""
+
+import asyncio
+
+import pytest
+
+from nnclr_hub.errors import DeadlineExceeded, Overloaded
+from serving.telemetry import Metrics
+from serving.turns import Turns
+
+
+def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
+    waits: list[float] = []
+
+    async def run() -> int:
+        turns, inside, most = Turns(2, waiting=3, metrics=Metrics()), 0, 0
+
+        async def one() -> None:
+            nonlocal inside, most
+            try:
+                async with turns.taken(10):
+                    inside += 1
+                    most = max(most, inside)
+                    await asyncio.sleep(0.01)
+                    inside -= 1
+            except Overloaded as error:
+                waits.append(error.retry_after)
+
+        await asyncio.gather(*(one() for _ in range(8)))
+        async with turns.taken(1):
+            pass
+        return most
+
+    assert asyncio.run(run()) == 2
+    assert len(waits) == 3
+    assert min(waits) > 0
+
+
+def test_who_waits_too_long_or_is_broken_off_leaves_the_others_their_turns():
+    async def run() -> None:
+        turns = Turns(1, waiting=3, metrics=Metrics())
+        async with turns.taken(1):
+            with pytest.raises(DeadlineExceeded):
+                await asyncio.create_task(turns.taken(0.01).__aenter__())
+            waiting = asyncio.create_task(turns.taken(10).__aenter__())
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        async with turns.taken(0.01):
+            pass
+
+    asyncio.run(run())
