@@ -17,6 +17,7 @@ from nnclr_hub.hub.layout import WEIGHTS
 _BY = {
     "registry": "as recorded by the registry",
     "address": "as its address says",
+    "Hub": "as the Hub announced it",
     "config.json": "as recorded by config.json",
     "nobody": "recorded nowhere",
 }

@@ -87,10 +87,10 @@ def registered(hub: Hub, cache, model, repository: str, folder, *sources: str) -
 
 
 def test_a_published_model_comes_from_the_hub_pinned(hub, model, tmp_path):
-    """Our revision is held against the registry's hashes, another one against its own record alone."""
+    """Our revision is held against the registry's hashes, another one against what the Hub announced of it."""
     at = f"{NAME}@{commit_of(model)}"
     answers = registered(hub, tmp_path, model, "org/name", model, NAME, at, f"{NAME}@v1.0", f"{NAME}@v9")
-    assert answers[:3] == ["registry registry", "registry registry", "nobody config.json"]
+    assert answers[:3] == ["registry registry", "registry registry", "nobody Hub"]
     assert answers[3].startswith("UnknownModel: org/name has no revision 'v9'")
 
 
