@@ -54,28 +54,26 @@ class Preprocessing:
         """Reads timm's names; what is left out has timm's defaults, which are those of this class.
 
         Raises:
-            WeightsMismatch: a field is not of its kind, or the input is not square.
-            InvalidRequest: a value is not possible.
+            WeightsMismatch: a field is not of its kind, or no preprocessing that we could do.
         """
         named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
-            read = {
-                "crop_pct": float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
-                "mean": tuple(map(float, config.get("mean") or cls.mean)),
-                "std": tuple(map(float, config.get("std") or cls.std)),
-            }
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WeightsMismatch(
-                f"The preprocessing in pretrained_cfg cannot be read ({error}): mend config.json, or fetch or export "
-                "the model again."
-            ) from error
-        if len(size) != 3 or size[1] != size[2]:
-            raise WeightsMismatch(
-                f"pretrained_cfg has the input_size {list(size)}, and only squares (3, S, S) are read."
+            if len(size) != 3 or size[1] != size[2]:
+                raise ValueError(f"input_size {list(size)} is no square (3, S, S)")
+            return cls(
+                input_size=size[-1],
+                crop_pct=float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
+                mean=tuple(map(float, config.get("mean") or cls.mean)),
+                std=tuple(map(float, config.get("std") or cls.std)),
+                interpolation=cls.interpolation if named in (None, "", "random") else str(named),
             )
-        interpolation = cls.interpolation if named in (None, "", "random") else str(named)
-        return cls(input_size=size[-1], interpolation=interpolation, **read)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = str(error).partition(":")[0].rstrip(".")
+            raise WeightsMismatch(
+                f"This preprocessing cannot be done ({reason}): correct pretrained_cfg in the model's config.json, or "
+                "export the model again."
+            ) from error
 
 
 class EvalTransform:

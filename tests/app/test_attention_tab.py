@@ -24,13 +24,13 @@ def served(model, tmp_path_factory, serve) -> Iterator:
 def asked(monkeypatch) -> list:
     """The queries that the encoder was asked."""
     queries = []
-    attention = Model.attention
+    look = Model.look
 
-    def noting(self, image, query=None, **options):
-        queries.append(query)
-        return attention(self, image, query, **options)
+    def noting(self, settings, image, targets=()):
+        queries.append(settings.query)
+        return look(self, settings, image, targets)
 
-    monkeypatch.setattr(Model, "attention", noting)
+    monkeypatch.setattr(Model, "look", noting)
     return queries
 
 
