@@ -42,6 +42,7 @@
     │   │   └── RateLimited         this caller has used up what it may send in a minute
     │   ├── DeadlineExceeded        the answer would have come too late
     │   ├── JobNotFound
+    │   ├── RunNotFound             no pretraining run of that name, or without a report
     │   ├── RequestTooLarge         too many bytes or pictures in one request
     │   ├── RequestTooSlow          its body did not come in time
     │   ├── ServerUnreachable       no server of ours answers at the address
@@ -75,6 +76,7 @@ from nnclr_hub.errors.service import (
     RateLimited,
     RequestTooLarge,
     RequestTooSlow,
+    RunNotFound,
     ServerUnreachable,
     ServiceError,
 )
@@ -128,6 +130,7 @@ __all__ = [
     "RequestTooLarge",
     "RequestTooSlow",
     "RunExists",
+    "RunNotFound",
     "ServerUnreachable",
     "ServiceError",
     "StoreCorrupt",

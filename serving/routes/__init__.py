@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import aliases, collections, embed, health, items, jobs, openai, probes, search
+from . import aliases, collections, embed, health, items, jobs, openai, probes, runs, search
 
 ROUTERS: tuple[APIRouter, ...] = tuple(
-    resource.router for resource in (health, openai, embed, collections, aliases, items, search, jobs, probes)
+    resource.router for resource in (health, openai, embed, collections, aliases, items, search, jobs, probes, runs)
 )
