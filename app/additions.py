@@ -41,7 +41,7 @@ class Additions:
         try:
             for file in staged(ticket):
                 if file.name.lower().endswith(SUFFIX):  # refused now rather than when nobody looks
-                    PictureZip(file.path, file.name, self._page.terms.max_bytes).__exit__()
+                    PictureZip(file.path, file.name, self._page.terms.max_bytes).close()
             params = {"collection": name, "upload": ticket, "max_bytes": self._page.terms.max_bytes}
             job = self._submit("add", params)
         except BaseException:
@@ -93,8 +93,8 @@ class Additions:
         embedder = self._page.bench.embedder_of(collection)
         if collection.spec.dim != embedder.embed_dim:
             raise InvalidRequest(
-                f"Collection {name!r} holds vectors of {collection.spec.dim} numbers that were made elsewhere, and this "
-                f"server's encoder gives {embedder.embed_dim}: make a collection of its own for these pictures."
+                f"Collection {name!r} holds vectors of {collection.spec.dim} numbers that were made elsewhere, and the "
+                f"encoder here gives {embedder.embed_dim}: make a collection of its own for these pictures."
             )
         return name
 

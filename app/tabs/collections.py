@@ -115,7 +115,7 @@ class CollectionsTab:
         jobs = [page.kept, self.works]
         page.on(page.blocks.load, jobs_of, page.kept, self.works)
         page.on(self.shelf.change, intake_of, self.shelf, self.intake)
-        page.on(self.intake.add, self._add, page.kept, jobs, writes=True, trigger_mode="multiple", concurrency_limit=1)
+        page.on(self.intake.give, self._add, page.kept, jobs, writes=True, trigger_mode="multiple", concurrency_limit=1)
         page.on(self.works.cancel, self._cancel, None, None, writes=True)
         page.on(self.works.forget, self._forget, page.kept, jobs, trigger_mode="multiple", concurrency_limit=1)
         page.on(self.works.ended, self._shelves.start, self.shelf, out)

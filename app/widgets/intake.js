@@ -1,4 +1,4 @@
-// Intake: see intake.py. A selection is cut into groups; each is uploaded in requests, then said with one 'add'.
+// Intake: see intake.py. A selection is cut into groups; each is uploaded in requests, then said with one 'give'.
 let busy = false, stopped = false;
 const files = make('input', {type: 'file', multiple: true, hidden: true, class: 'choose-files', onchange: chosen,
   accept: ['image/*', settings.zip, ...settings.suffixes].join(',')});
@@ -82,7 +82,7 @@ async function take(list) {
     for (const group of adds) {
       const parts = await uploadGroup(group, done => show(sent + done, total));
       if (stopped) break;
-      trigger('add', {collection, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
+      trigger('give', {collection, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
       sent += group.length;
       show(sent, total);
     }

@@ -1,11 +1,11 @@
 """Intake: pictures, a folder of them or a zip, from a person's disk to the server, however many there are.
 
     intake = Intake(elem_id="intake", most_bytes=20_000_000)
-    page.on(intake.add, self.add, [...], [...], writes=True)    # event.collection, event.files: see `chosen_files`
+    page.on(intake.give, self.add, [...], [...], writes=True)    # event.collection, event.files: see `chosen_files`
     return intake_value("photos")                               # the collection that they are for
 
 Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
-GB. This one sends batches, large files in parts, and after every few hundred pictures says `add`: what was said is safe
+GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: what was said is safe
 when the browser is closed.
 """
 
@@ -22,17 +22,17 @@ from nnclr_hub.workbench.zips import SUFFIX
 
 from .widget import Widget
 
-MOST_FILES = 500  # of one `add`
+MOST_FILES = 500  # of one `give`
 MOST_PARTS = 1000
 MOST_NAME = 1000
-ADD_BYTES = 100_000_000  # after which there is an `add`
+ADD_BYTES = 100_000_000  # after which there is a `give`
 REQUEST_BYTES = 8_000_000
 REQUEST_FILES = 64
 MOST_ZIP = 400_000_000  # bytes; all uploads that wait may have 500 MB
 
 
 class Intake(Widget):
-    """Event: `add`.
+    """Event: `give`.
 
     Args:
         most_bytes: of a request, and of one picture.
@@ -60,7 +60,7 @@ def intake_value(collection: str) -> dict[str, Any]:
 
 
 def chosen_files(given: Any) -> list[tuple[str, list[Path]]]:
-    """The files of an `add`, each its name and its parts, all of them uploads of this server.
+    """The files of a `give`, each its name and its parts, all of them uploads of this server.
 
     Raises:
         InvalidRequest: it is nothing that the intake sends.

@@ -70,6 +70,9 @@ class PictureZip:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._zip.close()
 
     def read(self, name: str) -> bytes:
