@@ -169,7 +169,7 @@ class Shelves:
         info = self._page.bench.collection(shelf.collection).info()
         name, encoder = plain(shelf.collection), plain(public_name(info.spec.model)) if info.spec.model else "unknown"
         if not info.count:
-            todo = "drop pictures on it, beside" if self._page.writable else "its operator fills it"
+            todo = "give it pictures, a folder of them or a zip" if self._page.writable else "its operator fills it"
             return f"**{name}** is empty: {todo}. Encoder: {encoder}."
         first = (len(shelf.starts) - 1) * A_PAGE + 1
         return f"Pictures {first:,} to {first + here - 1:,} of {info.count:,} in **{name}**. Encoder: {encoder}."

@@ -75,12 +75,13 @@ class CollectionsTab:
     def _show(self) -> None:
         self.status = gr.Markdown(elem_id="shelf-status")
         selection = ("delete",) if self._page.writable else ()
-        self.tiles = Tiles(elem_id="shelf", actions=("view",), selection=selection)
+        self.tiles = Tiles(elem_id="shelf", selection=selection)
         with gr.Row(elem_classes="bar"):
             self.previous = gr.Button("Previous page", elem_id="shelf-previous", size="sm", visible=False)
             self.next = gr.Button("Next page", elem_id="shelf-next", size="sm", visible=False)
+            if self._page.writable:
+                self.ask = gr.Button("Delete this collection ...", elem_id="drop-ask", size="sm", visible=False)
         if self._page.writable:
-            self.ask = gr.Button("Delete this collection", elem_id="drop-ask", size="sm", visible=False)
             with gr.Group(visible=False, elem_id="drop-sure") as self.sure:
                 self.warning = gr.Markdown(elem_id="drop-warning", padding=True)
                 with gr.Row():
@@ -95,8 +96,7 @@ class CollectionsTab:
         page.on(self.picker.input, do.choose, self.picker, out, trigger_mode="always_last")
         page.on(self.previous.click, do.previous, self.shelf, out)
         page.on(self.next.click, do.next, self.shelf, out)
-        for event in (self.tiles.open, self.tiles.view):
-            page.on(event, self._view, self.shelf, self.viewer)
+        page.on(self.tiles.open, self._view, self.shelf, self.viewer)
 
     def _wire_writing(self, page: Page) -> None:
         out = [getattr(self, name) for name in FIELDS]

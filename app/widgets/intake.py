@@ -5,8 +5,8 @@
     return intake_value("photos")                               # the collection that they are for
 
 Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
-GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: what was said is safe
-when the browser is closed.
+GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: from then on they
+are safe when the browser is closed.
 """
 
 from __future__ import annotations

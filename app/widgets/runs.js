@@ -46,7 +46,7 @@ function rowOf(run) {
 function draw(runs) {
   empty.hidden = runs.length > 0;
   if (!runs.length) explain(settings.given);
-  if (!runs.some(run => run.name === chosen)) chosen = runs[0]?.name ?? null;
+  if (!runs.some(run => run.name === chosen)) chosen = (runs.find(run => run.report !== null) ?? runs[0])?.name ?? null;
   const focused = document.activeElement?.closest?.('.run')?.dataset.name, text = JSON.stringify([chosen, runs.map(run => [run, ago(run.changed)])]);
   if (text !== drawnList) {
     list.replaceChildren(...runs.map(rowOf));

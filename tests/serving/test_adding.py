@@ -46,7 +46,12 @@ def test_pictures_are_added_with_their_folder_as_label_and_each_error_is_told(
 ):
     one = Image.new("RGB", (1, 1), "red")
     one.save(pictures[0].parent.parent / "one.png")
-    files = {"pets/cat/a.jpg": pictures[0], "b.jpg": pictures[1], "broken.jpg": b"no picture", "large.jpg": bytes(99_999)}
+    files = {
+        "pets/cat/a.jpg": pictures[0],
+        "b.jpg": pictures[1],
+        "broken.jpg": b"no picture",
+        "large.jpg": bytes(99_999),
+    }
     files |= {"one.png": pictures[0].parent.parent / "one.png", "again.jpg": pictures[1]}
     given = ticket(files)
     (pictures[0].parent.parent / "one.png").unlink()
