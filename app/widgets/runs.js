@@ -1,5 +1,4 @@
 // Runs: see runs.py.
-const LOOK_MS = 4000;
 const STATES = {'running': 'running', 'stopped': 'stopped', 'done': 'done'};
 let chosen = null, framed = '', drawnList = '';
 const empty = make('div', {class: 'runs-empty'});
@@ -85,5 +84,5 @@ async function look() {
 }
 
 new IntersectionObserver(look).observe(root);
-setInterval(look, LOOK_MS);
+setInterval(look, settings.look_ms);
 drawn(look);

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 from .widget import Widget
 
+LOOK_MS = 4000  # between two looks
+
 
 class Runs(Widget):
     """No events: it only looks, and only while it is seen."""
@@ -19,4 +21,4 @@ class Runs(Widget):
     script: ClassVar[str] = "runs.js"
 
     def __init__(self, value: Any = None, *, given: bool = False, **options: Any) -> None:
-        super().__init__(value, **{**options, "settings": {"given": given}})
+        super().__init__(value, **{**options, "settings": {"given": given, "look_ms": LOOK_MS}})

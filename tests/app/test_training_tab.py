@@ -6,6 +6,8 @@ import pytest
 from browsing import PHONE
 from fake_runs import write_run
 
+from app.widgets import runs as widget
+
 pytestmark = pytest.mark.browser
 SCRIPT = "<!doctype html><h1>bad</h1><img src=/api/v1/collections><script>parent.document.title = 'taken'</script>"
 
@@ -17,7 +19,9 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(model, runs, tmp_path_factory, serve) -> Iterator:
-    yield from serve(model, tmp_path_factory.mktemp("training") / "store", page=True, runs=runs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(widget, "LOOK_MS", 300)
+        yield from serve(model, tmp_path_factory.mktemp("training") / "store", page=True, runs=runs)
 
 
 def test_a_run_appears_goes_on_and_its_report_with_it(opened, runs):
@@ -41,6 +45,7 @@ def test_a_run_appears_goes_on_and_its_report_with_it(opened, runs):
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 def test_what_a_report_holds_is_not_run(opened, runs):
     write_run(runs / "bad", step=10, report=SCRIPT)
     page = opened("Training", allowed=("Blocked script execution", "Content Security Policy", "ERR_BLOCKED_BY_CSP"))
