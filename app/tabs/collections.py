@@ -105,9 +105,9 @@ class CollectionsTab:
             page.on(made.success, self._blank, None, self.name)
         page.on(self.tiles.delete, self._delete, self.shelf, out, writes=True)
         page.on(self.ask.click, self._ask_sure, self.shelf, [self.sure, self.warning, self.doomed])
-        page.on(self.keep.click, self._hide, None, self.sure)
+        page.on(self.keep.click, self._hide, None, [self.sure])
         dropped = page.on(self.drop.click, self._shelves.drop, self.doomed, out, writes=True)
-        page.on(dropped.success, self._hide, None, self.sure)
+        page.on(dropped.success, self._hide, None, [self.sure])
         page.on(self.shelf.change, self._offer, self.shelf, [self.ask, self.sure])
 
     def _wire_adding(self, page: Page) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-import gradio as gr
+from gradio.utils import get_upload_folder
 
 from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import InvalidRequest
@@ -88,7 +88,7 @@ def _file(given: Any) -> tuple[str, list[Path]]:
 
 def _upload(given: Any, name: str) -> Path:
     """An upload by the path that Gradio told the browser; nothing else of this machine's has one."""
-    folder = Path(gr.utils.get_upload_folder()).resolve()
+    folder = Path(get_upload_folder()).resolve()
     try:
         path = Path(given).resolve() if isinstance(given, str) else folder
         if path.is_relative_to(folder) and path.is_file():
