@@ -6,10 +6,12 @@ import gradio as gr
 
 from .page import Page
 from .tabs.attention import AttentionTab
+from .tabs.collections import CollectionsTab
 from .tabs.search import SearchTab
+from .tabs.training import TrainingTab
 
 # name on the tab -> its class, in the order in which they stand
-TABS = {"Search": SearchTab, "Attention": AttentionTab}
+TABS = {"Search": SearchTab, "Attention": AttentionTab, "Collections": CollectionsTab, "Training": TrainingTab}
 HEADER = """
 <header><h1>nnclr_hub</h1><p>Find pictures by what they look like.</p>
 <nav aria-label="Elsewhere"><a href="/docs">REST API</a></nav></header>

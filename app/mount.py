@@ -50,6 +50,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             source_folders=settings.source_folders,
             local=settings.host in LOCAL,
             read_only=getattr(settings, "read_only", False),
+            runs=settings.runs is not None,
         )
         return build_site(Page(workbench, terms, app.state.jobs), PATH)
 

@@ -201,6 +201,8 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("probes-predict", Example("POST", "/api/v1/probes/axes/predict", json={"vectors": [[0.9, 0.1, 0]]})),
     ("probes-export", Example("GET", "/api/v1/probes/axes/export", params={"format": "zip"}, save="axes.zip")),
     ("probes-delete", Example("DELETE", "/api/v1/probes/axes")),
+    ("runs-list-all", Example("GET", "/api/v1/runs")),
+    ("runs-report", Example("GET", "/api/v1/runs/first/report", save="report.html")),
     ("items-delete-item", Example("DELETE", f"{_PHOTOS}/items/tom")),
     ("aliases-forget", Example("DELETE", "/api/v1/aliases/live")),
     ("collections-create", Example("PUT", _POINTS, json={"dim": 3, "metric": "l2"})),

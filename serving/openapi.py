@@ -45,6 +45,7 @@ TAGS = {
     "search": "Neighbours.",
     "jobs": "Work in the background: how far it is, cancelling it, and what starts it.",
     "probes": "Linear classifiers on vectors: fitted from labels, used, exported.",
+    "runs": "Pretraining runs below the server's folder of them, and their reports.",
 }
 # bodies that routes read by themselves, and so the framework does not see
 _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (

@@ -49,6 +49,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.ProbeNotFound: 404,
     errors.ProbeExists: 409,
     errors.JobNotFound: 404,
+    errors.RunNotFound: 404,
     errors.CollectionExists: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,

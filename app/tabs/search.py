@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import gradio as gr
 
 from ..filters import IS, RELATIONS
 from ..finding import Found, csv_of, examples
 from ..looking import why
+from ..originals import original_view
 from ..page import Page
 from ..queries import FIRST, Query
 from ..steps import FIELDS, Steps
@@ -18,13 +18,12 @@ from ..widgets.download import Download, file_value
 from ..widgets.drawing import Drawing, data_uri
 from ..widgets.raw_image import raw_image
 from ..widgets.tiles import Tile, Tiles, shown
-from ..widgets.viewer import Shown, Viewer, view
+from ..widgets.viewer import Viewer
 
 INTRO = (
     "Give a picture, or click one: you get those that **look most like it**. The encoder learned to see from pictures "
     "without labels; the names below are only shown."
 )
-INTERNAL = {"pixel_sha256", "mtime", "size", "root"}  # of the metadata that indexing writes
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}  # of several quick actions the last one counts
 
 
@@ -122,15 +121,7 @@ class SearchTab:
 
     def _view(self, query: Query, event: gr.EventData) -> dict[str, Any]:
         """The original of a picture, or its thumbnail, and says which."""
-        id, finder = str(event.id), self._steps.finder
-        original = finder.original(query.collection, id)
-        path = f"/api/v1/collections/{quote(query.collection, safe='')}/items/{quote(id, safe='')}/original"
-        of = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
-        kept = finder.metadata(query.collection, id)
-        facts = {"id": id, **{name: value for name, value in kept.items() if name not in INTERNAL}}
-        return view(
-            "The original" if original.of == "source" else "The thumbnail", [Shown(path, of, path)], facts=facts
-        )
+        return original_view(self._steps.finder, query.collection, str(event.id))
 
     def _why(self, query: Query, event: gr.EventData) -> dict[str, Any]:
         """What of the query was found on a hit."""

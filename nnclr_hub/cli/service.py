@@ -16,6 +16,7 @@ from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show what is there; every write is refused.")]
+Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of pretraining runs, to show their reports.")]
 DEMO_COLLECTION = "gallery"
 
 
@@ -40,6 +41,7 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+    runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
 ) -> None:
@@ -48,7 +50,7 @@ def serve(
     Example: nnclr serve --store nnclr-store --port 8000
     """
     flags: dict[str, Any] = {"host": host, "port": port, "keys_file": _keys(keys)}
-    flags |= {"insecure": insecure or None, "read_only": read_only or None}
+    flags |= {"insecure": insecure or None, "read_only": read_only or None, "runs": runs}
     flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
     _serve(store, model, flags, page=page)
 
@@ -60,6 +62,7 @@ def demo(
     ] = None,
     model: Model = None,
     port: Port = 8000,
+    runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
 ) -> None:
@@ -84,7 +87,8 @@ def demo(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()]}
-    _serve(str(where), model, flags | ({"read_only": True} if read_only else {}), page=True)
+    flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
+    _serve(str(where), model, flags, page=True)
 
 
 def _keys(file: Path | None) -> Path | None:

@@ -42,6 +42,7 @@
     │   │   └── RateLimited         this caller has used up what it may send in a minute
     │   ├── DeadlineExceeded        the answer would have come too late
     │   ├── JobNotFound
+    │   ├── RunNotFound             no pretraining run of that name, or without a report
     │   ├── RequestTooLarge         too many bytes or pictures in one request
     │   ├── RequestTooSlow          its body did not come in time
     │   ├── Unauthorized            the server wants a key, and this was none
@@ -76,6 +77,7 @@ from nnclr_hub.errors.service import (
     RateLimited,
     RequestTooLarge,
     RequestTooSlow,
+    RunNotFound,
     ServerUnreachable,
     ServiceError,
     Unauthorized,
@@ -130,6 +132,7 @@ __all__ = [
     "RequestTooLarge",
     "RequestTooSlow",
     "RunExists",
+    "RunNotFound",
     "ServerUnreachable",
     "ServiceError",
     "StoreCorrupt",

@@ -45,6 +45,12 @@ class JobNotFound(ServiceError):
     code = "job_not_found"
 
 
+class RunNotFound(ServiceError):
+    """No pretraining run of that name, or it has no report yet."""
+
+    code = "run_not_found"
+
+
 class RequestTooLarge(ServiceError):
     """Too many bytes or pictures in one request."""
 

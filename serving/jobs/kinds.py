@@ -12,6 +12,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
+from .adding import add, clean_up, index
 from .fitting import fit
 from .outcome import Outcome
 from .task import Task
@@ -85,6 +86,8 @@ def _abandon(bench: Workbench, params: Mapping[str, Any]) -> None:
 
 
 KINDS: dict[str, Kind] = {
+    "add": Kind(add, clean_up),
+    "index": Kind(index),
     "probe_fit": Kind(fit),
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),

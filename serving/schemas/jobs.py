@@ -11,8 +11,9 @@ from nnclr_hub.store.checks import MAX_LIMIT
 from ..jobs import Job
 from .words import Name, Strict, Where
 
-SOURCE = "source"  # parameter of a job: of the model, which may be a path of this machine
-JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact"]
+# parameters of jobs that are nobody's affair: a model's source may be a path of this machine, and a ticket is a secret
+SOURCE, UPLOAD = "source", "upload"
+JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
@@ -46,7 +47,7 @@ class JobResponse(Strict):
     def of(cls, job: Job) -> JobResponse:
         """What is told of a job."""
         told = {name: getattr(job, name) for name in cls.model_fields}
-        params = {name: value for name, value in job.params.items() if name != SOURCE}
+        params = {name: value for name, value in job.params.items() if name not in (SOURCE, UPLOAD)}
         return cls.model_validate({**told, "params": params})
 
 

@@ -44,11 +44,13 @@ def captions(page) -> list[str]:
 
 def leave_until(page, field: str, shown: str) -> None:
     """Leaves a field until something shows: on a busy machine the page may not have read yet what was typed."""
-    for _ in range(100):
+    from playwright.sync_api import TimeoutError as NotShown
+
+    for _ in range(40):
         page.locator(field).blur()
         try:
             return page.locator(shown).first.wait_for(timeout=3000)
-        except TimeoutError:
+        except NotShown:
             page.locator(field).focus()
     pytest.fail(f"{shown} never shows")
 

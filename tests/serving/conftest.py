@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from fake_runs import write_run
 from job_worlds import World
 
 from nnclr_hub import load_encoder
@@ -12,7 +13,8 @@ from nnclr_hub import load_encoder
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("serving")
-    yield from serve(model, folder / "store", capacity=100, source_folders=[str(folder)])
+    write_run(folder / "runs" / "first")
+    yield from serve(model, folder / "store", capacity=100, source_folders=[str(folder)], runs=folder / "runs")
 
 
 @pytest.fixture(scope="module")

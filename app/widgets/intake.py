@@ -1,0 +1,98 @@
+"""Intake: pictures, a folder of them or a zip, from a person's disk to the server, however many there are.
+
+    intake = Intake(elem_id="intake", most_bytes=20_000_000)
+    page.on(intake.give, self.add, [...], [...], writes=True)    # event.collection, event.files: see `chosen_files`
+    return intake_value("photos")                               # the collection that they are for
+
+Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
+GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: from then on they
+are safe when the browser is closed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from gradio.utils import get_upload_folder
+
+from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.zips import SUFFIX
+
+from .widget import Widget
+
+MOST_FILES = 500  # of one `give`
+MOST_PARTS = 1000
+MOST_NAME = 1000
+ADD_BYTES = 100_000_000  # after which there is a `give`
+REQUEST_BYTES = 8_000_000
+REQUEST_FILES = 64
+MOST_ZIP = 400_000_000  # bytes; all uploads that wait may have 500 MB
+
+
+class Intake(Widget):
+    """Event: `give`.
+
+    Args:
+        most_bytes: of a request, and of one picture.
+    """
+
+    script: ClassVar[str] = "intake.js"
+
+    def __init__(self, value: Any = None, *, most_bytes: int = 20_000_000, **options: Any) -> None:
+        settings = {
+            "suffixes": sorted(IMAGE_SUFFIXES),
+            "zip": SUFFIX,
+            "most_bytes": most_bytes,
+            "most_zip": MOST_ZIP,
+            "add_files": MOST_FILES,
+            "add_bytes": ADD_BYTES,
+            "request_files": REQUEST_FILES,
+            "request_bytes": min(REQUEST_BYTES, most_bytes * 9 // 10),
+        }
+        super().__init__(value, **{**options, "settings": settings})
+
+
+def intake_value(collection: str) -> dict[str, Any]:
+    """What the intake shows: where the pictures go."""
+    return {"collection": collection}
+
+
+def chosen_files(given: Any) -> list[tuple[str, list[Path]]]:
+    """The files of a `give`, each its name and its parts, all of them uploads of this server.
+
+    Raises:
+        InvalidRequest: it is nothing that the intake sends.
+    """
+    files = given if isinstance(given, list) and 0 < len(given) <= MOST_FILES else []
+    found = [_file(one) for one in files]
+    if not found:
+        raise InvalidRequest(f"1 to {MOST_FILES} files are added at a time: choose some pictures, a folder or a zip.")
+    parts = [part for _, parts in found for part in parts]
+    if len(set(parts)) < len(parts):
+        raise InvalidRequest("A file was sent twice in one: choose the pictures again.")
+    return found
+
+
+def _file(given: Any) -> tuple[str, list[Path]]:
+    name, parts = (given.get("name"), given.get("parts")) if isinstance(given, dict) else (None, None)
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise InvalidRequest(f"A file needs a name of 1 to {MOST_NAME} letters; got {name!r:.60}.")
+    if name.startswith("/") or "\\" in name or ".." in PurePosixPath(name).parts:
+        raise InvalidRequest(f"The name of a file leads nowhere else; got {name!r:.60}.")
+    if not isinstance(parts, list) or not 0 < len(parts) <= MOST_PARTS:
+        raise InvalidRequest(f"{name} came without its parts: choose it again.")
+    return name, [_upload(part, name) for part in parts]
+
+
+def _upload(given: Any, name: str) -> Path:
+    """An upload by the path that Gradio told the browser; nothing else of this machine's has one."""
+    folder = Path(get_upload_folder()).resolve()
+    try:
+        path = Path(given).resolve() if isinstance(given, str) else folder
+        if path.is_relative_to(folder) and path.is_file():
+            return path
+    except (OSError, ValueError):
+        pass
+    raise InvalidRequest(f"{name} is not here, for uploads are forgotten after an hour: choose it again.")

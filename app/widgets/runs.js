@@ -1,0 +1,88 @@
+// Runs: see runs.py.
+const STATES = {'running': 'running', 'stopped': 'stopped', 'done': 'done'};
+let chosen = null, framed = '', drawnList = '';
+const empty = make('div', {class: 'runs-empty'});
+const away = make('p', {role: 'alert', class: 'works-away', hidden: true}, 'The server does not answer; this page tries again.');
+const list = make('ul', {class: 'runs-list'});
+const title = make('h2', {}), open = make('a', {target: '_blank', rel: 'noopener'}, 'Open it alone');
+const note = make('p', {role: 'status'});
+const place = make('div', {class: 'report-place'});
+const report = make('section', {class: 'report', hidden: true, 'aria-label': 'Report'}, make('header', {}, title, open), note, place);
+root.className = 'runs';
+root.append(away, empty, list, report);
+
+const path = name => `/api/v1/runs/${name.split('/').map(encodeURIComponent).join('/')}/report`;
+
+function paragraph(...parts) { return make('p', {}, ...parts); }
+function explain(given) {
+  const code = text => make('code', {}, text);
+  empty.hidden = false;
+  empty.replaceChildren(...(given
+    ? [paragraph('There is no run yet. Train an encoder on a folder of pictures of yours, without labels:'),
+      make('pre', {tabindex: 0}, 'nnclr pretrain auto --data PHOTOS --out RUNS/photos'),
+      paragraph('where RUNS is the folder that this server was given as ', code('--runs'), '. It appears here within seconds, and its report with the first checkpoint.')]
+    : [paragraph('This server was given no folder of runs. Start it again with one, to watch encoders learn here:'),
+      make('pre', {tabindex: 0}, 'nnclr serve --runs RUNS'),
+      paragraph('RUNS is the folder in which ', code('nnclr pretrain auto --data PHOTOS --out RUNS/photos'), ' puts a run.')]));
+}
+
+function ago(time) {
+  const s = Math.max(0, Date.now() / 1000 - time);
+  return s < 90 ? `${Math.round(s)} s ago` : s < 5400 ? `${Math.round(s / 60)} min ago` : s < 129600 ? `${Math.round(s / 3600)} h ago` : `${Math.round(s / 86400)} days ago`;
+}
+
+function rowOf(run) {
+  const share = run.steps ? run.step / run.steps : 0;
+  const figures = Object.entries(run.figures).map(([name, value]) => `${name} ${value.toPrecision(3)}`).join(', ');
+  const facts = [run.recipe, run.steps ? `step ${run.step.toLocaleString('en')} of ${run.steps.toLocaleString('en')}` : '', figures,
+    run.state === 'done' ? '' : `last heard of ${ago(run.changed)}`].filter(Boolean).join(' \u00b7 ');
+  return make('li', {}, make('button', {type: 'button', class: 'run', 'data-name': run.name,
+    'aria-pressed': String(run.name === chosen), onclick: () => { chosen = run.name; look(); }},
+  make('span', {class: 'run-name'}, run.name), make('span', {class: `run-state ${run.state}`}, STATES[run.state]),
+  make('span', {class: 'run-share', style: `--share: ${100 * share}%`}), make('span', {class: 'run-facts'}, facts)));
+}
+
+function draw(runs) {
+  empty.hidden = runs.length > 0;
+  if (!runs.length) explain(settings.given);
+  if (!runs.some(run => run.name === chosen)) chosen = (runs.find(run => run.report !== null) ?? runs[0])?.name ?? null;
+  const focused = document.activeElement?.closest?.('.run')?.dataset.name, text = JSON.stringify([chosen, runs.map(run => [run, ago(run.changed)])]);
+  if (text !== drawnList) {
+    list.replaceChildren(...runs.map(rowOf));
+    drawnList = text;
+    if (focused) list.querySelector(`[data-name="${CSS.escape(focused)}"]`)?.focus();
+  }
+  const run = runs.find(one => one.name === chosen);
+  report.hidden = !run;
+  if (run) frame(run);
+}
+
+/** A new frame for each state of the report: whole at once, and no entry in the browser's history. */
+function frame(run) {
+  title.textContent = run.name;
+  open.href = path(run.name);
+  open.hidden = run.report === null;
+  note.textContent = run.report === null ? 'There is no report yet: it comes with the first checkpoint.'
+    : run.state === 'running' ? 'The report is written anew with each checkpoint, and shown here as soon as it is.'
+      : run.state === 'stopped' ? 'This run has been silent for minutes. If it was stopped, nnclr pretrain with --resume goes on with it.' : '';
+  const state = run.report === null ? '' : `${run.name} ${run.report}`;
+  if (state === framed) return;
+  framed = state;
+  place.replaceChildren(...(state ? [make('iframe', {sandbox: '', title: `Report of ${run.name}`, src: path(run.name)})] : []));
+}
+
+async function look() {
+  if (!root.isConnected || !root.getClientRects().length || document.hidden) return; // another tab is seen
+  try {
+    const answer = await fetch('/api/v1/runs', {headers: {Accept: 'application/json'}});
+    if (!answer.ok) throw new Error(String(answer.status));
+    draw((await answer.json()).runs);
+    away.hidden = true;
+  } catch {
+    away.hidden = false;
+  }
+}
+
+new IntersectionObserver(look).observe(root);
+setInterval(look, settings.look_ms);
+drawn(look);

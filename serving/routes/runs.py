@@ -1,0 +1,43 @@
+"""/api/v1/runs: pretraining runs below the folder that the operator names, and their reports."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from nnclr_hub.errors import RunNotFound
+from nnclr_hub.workbench.runs import list_runs, read_report
+
+from ..problems import answers
+from ..schemas.runs import RunResponse, RunsResponse
+from .state import AppSettings
+
+router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
+# a report is a file that somebody wrote: it runs nothing, loads nothing, and stands in frames of our own pages alone
+SHUT_IN = (
+    "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'"
+)
+
+
+@router.get("", responses=answers())
+def list_all(settings: AppSettings) -> RunsResponse:
+    """Pretraining runs, those that logged last first; none where the server was given no folder of runs."""
+    found = list_runs(settings.runs) if settings.runs else []
+    return RunsResponse(runs=[RunResponse(**vars(run)) for run in found])
+
+
+@router.get(
+    "/{name:path}/report",
+    response_class=Response,
+    responses={
+        **answers(RunNotFound),
+        200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "HTML without scripts"},
+    },
+)
+def report(name: str, settings: AppSettings) -> Response:
+    """The report of a run as it is now."""
+    if settings.runs is None:
+        raise RunNotFound("This server was given no folder of runs: start it with --runs DIR.")
+    headers = {"Content-Security-Policy": SHUT_IN, "X-Frame-Options": "SAMEORIGIN", "Cache-Control": "no-cache"}
+    return Response(read_report(settings.runs, name), media_type="text/html; charset=utf-8", headers=headers)

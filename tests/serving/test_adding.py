@@ -1,0 +1,112 @@
+"""The jobs that add pictures: those that wait under a ticket, zips among them, and a folder of this machine."""
+
+import hashlib
+import shutil
+import time
+import zipfile
+
+import pytest
+from PIL import Image
+
+from nnclr_hub.workbench.staging import stage, staged
+
+
+@pytest.fixture
+def ticket(tmp_path, pictures):
+    """ticket({name: file or bytes}) -> what waits."""
+
+    def make(files) -> str:
+        parts = []
+        for i, (name, source) in enumerate(files.items()):
+            part = tmp_path / f"{i}.part"
+            part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+            parts.append((name, [part]))
+        return stage(parts)
+
+    return make
+
+
+def run(server, kind: str, **params):
+    """The job when it has ended."""
+    jobs = server.app.state.jobs
+    job = jobs.submit(kind, params)
+    for _ in range(2000):
+        if jobs.get(job.id).has_ended:
+            return jobs.get(job.id)
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+def add(server, ticket: str, most: int = 20_000_000):
+    return run(server, "add", collection="photos", upload=ticket, max_bytes=most)
+
+
+def test_pictures_are_added_with_their_folder_as_label_and_each_error_is_told(
+    server, client, collection, ticket, pictures
+):
+    one = Image.new("RGB", (1, 1), "red")
+    one.save(pictures[0].parent.parent / "one.png")
+    files = {
+        "pets/cat/a.jpg": pictures[0],
+        "b.jpg": pictures[1],
+        "broken.jpg": b"no picture",
+        "large.jpg": bytes(99_999),
+    }
+    files |= {"one.png": pictures[0].parent.parent / "one.png", "again.jpg": pictures[1]}
+    given = ticket(files)
+    (pictures[0].parent.parent / "one.png").unlink()
+    job = add(server, given, most=90_000)
+    assert job.state == "done"
+    assert {name: job.result[name] for name in ("added", "replaced", "errors_count")} == {
+        "added": 3,
+        "replaced": 1,
+        "errors_count": 2,
+    }
+    assert [error["name"] for error in job.result["errors"]] == ["large.jpg", "broken.jpg"]
+    found = {item["id"]: item["metadata"] for item in client.get(f"{collection}/items").json()["items"]}
+    assert len(found) == 3
+    first = found[hashlib.sha256(pictures[0].read_bytes()).hexdigest()[:32]]
+    assert (first["name"], first["label"]) == ("a.jpg", "cat")
+    with pytest.raises(ValueError, match="no longer there"):
+        staged(given)
+    again = add(server, ticket({"b.jpg": pictures[1]}))
+    assert (again.result["added"], again.result["replaced"]) == (0, 1)
+
+
+def test_zips_are_added_picture_by_picture(server, client, collection, ticket, pictures, tmp_path):
+    """The one folder that all lie in is no label."""
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        for path in pictures[:40]:
+            file.write(path, f"photos/{path.parent.name}/{path.name}")
+        file.writestr("photos/inner.zip", b"PK")
+    job = add(server, ticket({"z.zip": tmp_path / "z.zip"}))
+    assert (job.result["added"], job.total) == (40, 40)
+    assert [error["name"] for error in job.result["errors"]] == ["photos/inner.zip"]
+    labels = {item["metadata"]["label"] for item in client.get(f"{collection}/items").json()["items"]}
+    assert labels == {path.parent.name for path in pictures[:40]}
+
+
+def test_a_job_whose_pictures_are_gone_fails_with_a_sentence(server, collection):
+    job = add(server, "0" * 32)
+    assert job.state == "failed"
+    assert "choose them again" in job.error["detail"]
+
+
+def test_nobody_is_told_the_ticket(server, client, collection, ticket, pictures):
+    job = add(server, ticket({"a.jpg": pictures[0]}))
+    told = client.get(f"/api/v1/jobs/{job.id}")
+    assert job.params["upload"] not in told.text
+    assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
+
+
+def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, collection, photos):
+    root = server.app.state.settings.source_folders[0]
+    shutil.copytree(photos, root / "some", dirs_exist_ok=True)
+    (root / "some" / "cat" / "broken.jpg").write_bytes(b"no picture")
+    params = {"collection": "photos", "root": 0, "folder": "some"}
+    job = run(server, "index", **params)
+    assert (job.result["added"], job.result["errors_count"]) == (60, 1)
+    assert job.result["errors"][0]["name"] == "cat/broken.jpg"
+    assert run(server, "index", **params).result["unchanged"] == 60
+    elsewhere = run(server, "index", collection="photos", root=0, folder="..")
+    assert "lies elsewhere" in elsewhere.error["detail"]

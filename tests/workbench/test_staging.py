@@ -1,0 +1,63 @@
+"""Files that wait for a job: kept under a ticket, and gone when they are not wanted."""
+
+import os
+import time
+
+import pytest
+
+from nnclr_hub.errors import InvalidRequest, Overloaded
+from nnclr_hub.workbench import staging
+from nnclr_hub.workbench.staging import stage, staged, unstage
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(path, data: bytes):
+    path.write_bytes(data)
+    return path
+
+
+def test_what_is_staged_is_moved_away_and_found_under_its_ticket(tmp_path):
+    parts = [write(tmp_path / f"{i}.part", data) for i, data in enumerate((b"one", b"two ", b"and ", b"three"))]
+    ticket = stage([("cat/1.jpg", parts[:1]), ("../../2.zip", parts[1:])])
+    assert not any(part.exists() for part in parts)
+    found = staged(ticket)
+    assert [(one.name, one.path.read_bytes()) for one in found] == [
+        ("cat/1.jpg", b"one"),
+        ("../../2.zip", b"two and three"),
+    ]
+    unstage(ticket)
+    unstage(ticket)
+    assert not found[0].path.exists()
+    with pytest.raises(InvalidRequest, match="no longer there"):
+        staged(ticket)
+
+
+@pytest.mark.parametrize("ticket", ["", "..", "../adding", "0" * 31, "0" * 32])
+def test_what_is_no_ticket_finds_nothing_and_removes_nothing(cache, tmp_path, ticket):
+    stage([("a.jpg", [write(tmp_path / "a", b"a")])])
+    with pytest.raises(InvalidRequest):
+        staged(ticket)
+    unstage(ticket)
+    assert len(list((cache / "adding").iterdir())) == 1
+
+
+def test_nothing_is_left_of_what_could_not_be_staged(cache, tmp_path):
+    with pytest.raises(OSError, match="gone"):
+        stage([("a.jpg", [write(tmp_path / "a", b"a")]), ("gone.jpg", [tmp_path / "gone"])])
+    assert list((cache / "adding").iterdir()) == []
+
+
+def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monkeypatch):
+    old = stage([("a.jpg", [write(tmp_path / "a", b"a" * 100)])])
+    monkeypatch.setattr(staging, "MOST_BYTES", 50)
+    with pytest.raises(Overloaded, match="wait to be added"):
+        stage([("b.jpg", [write(tmp_path / "b", b"b")])])
+    past = time.time() - staging.KEPT_S - 1
+    os.utime(cache / "adding" / old, (past, past))
+    new = stage([("b.jpg", [tmp_path / "b"])])
+    assert [path.name for path in (cache / "adding").iterdir()] == [new]
