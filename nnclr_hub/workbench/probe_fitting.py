@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11
@@ -21,6 +22,9 @@ from nnclr_hub.workbench.probing import verdict_of
 HELD_OUT = 0.2
 LEAST = 3  # rows of a class of which one is held out: two are left, of which one may choose the L2
 SEED = 0
+MOST_CONFUSED = 50  # classes of which a table of confusions can be read
+MOST_SHOT = 2000  # rows of a fit of the few-shot curve, of which there are many
+SHOT_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,9 @@ class FittedProbe:
     held_out: rows that were scored; 0 if there were too few of every class.
     scores: top1, mean_per_class and, of more than five classes, top5; for several labels a row map11. In [0, 1].
     none: share of the held-out rows that fell below the threshold.
+    confusion: of the held-out rows of each class (in the order of `per_class`), how many were taken for each; None for
+        several labels a row, above 50 classes, and where nothing was held out.
+    few_shot: how the accuracy on the held-out rows grows with the labels a class; of fits that all are small.
     """
 
     probe: LinearProbe
@@ -70,6 +77,8 @@ class FittedProbe:
     scores: dict[str, float]
     none: float
     per_class: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    few_shot: tuple[Shots, ...] = ()
 
 
 def fit_and_score(
@@ -119,7 +128,12 @@ def fit_and_score(
     each = _per_class(judged, read.vectors[held], targets[held])
     probe = replace(fit(slice(None), 1), model=model)
     scores = tuple(ClassScore(label, n, *each[i]) for i, (label, n) in enumerate(zip(classes, counted, strict=True)))
-    return FittedProbe(probe, len(targets), int(held.sum()), verdict.scores, verdict.none, scores)
+    confusion, curve = None, ()
+    if not read.several:
+        confusion = _confusion(judged, read.vectors[held], targets[held])
+        curve = _curve(read.vectors, targets, held)
+    told = (verdict.scores, verdict.none, scores, confusion, curve)
+    return FittedProbe(probe, len(targets), int(held.sum()), *told)
 
 
 def _held_out(targets: np.ndarray) -> np.ndarray:
@@ -146,3 +160,23 @@ def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> 
         else:
             found.append((int(there.sum()), float((scores[there].argmax(axis=1) == i).mean())))
     return found
+
+
+def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> tuple[tuple[int, ...], ...] | None:
+    """(C, C): rows of each class by what they were taken for."""
+    number = len(probe.classes)
+    if number > MOST_CONFUSED:
+        return None
+    counts = np.zeros((number, number), np.int64)
+    np.add.at(counts, (targets, probe.scores(vectors).argmax(axis=1)), 1)
+    return tuple(tuple(map(int, row)) for row in counts)
+
+
+def _curve(vectors: np.ndarray, targets: np.ndarray, held: np.ndarray) -> tuple[Shots, ...]:
+    """Fits on few of the rows that are not held out, scored on those that are."""
+    fitted = targets[~held]
+    most = min(MOST_SHOT // len(np.unique(fitted)), int(np.bincount(fitted).max()))
+    shots = [n for n in SHOTS if n <= most]
+    if not shots:
+        return ()
+    return tuple(few_shot_curve(vectors[~held], fitted, vectors[held], targets[held], shots=shots, seeds=SHOT_SEEDS))
