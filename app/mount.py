@@ -50,6 +50,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             source_folders=settings.source_folders,
             local=settings.host in LOCAL,
             read_only=getattr(settings, "read_only", False),
+            keys=settings.has_keys,
         )
         return build_site(Page(workbench, terms, app.state.jobs), PATH)
 

@@ -43,6 +43,7 @@ class Terms:
     source_folders: of this machine, from which files may be read.
     local: whether the server listens on this machine alone.
     read_only: nothing is written, by nobody.
+    keys: whether one needs a key.
     """
 
     max_bytes: int = 20_000_000
@@ -50,6 +51,7 @@ class Terms:
     source_folders: tuple[Path, ...] = ()
     local: bool = True
     read_only: bool = False
+    keys: bool = False
 
 
 class Page:
