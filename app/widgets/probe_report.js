@@ -40,7 +40,7 @@ function tableOf(names, rows) {
 
 function classesOf(classes) {
   return make('ul', {class: 'classes'}, ...classes.map(({label, rows, score}) => make('li', {},
-    make('span', {class: 'name'}, label), make('span', {class: 'bar'},
+    make('span', {class: 'name'}, label), make('span', {class: 'gauge'},
       make('span', {style: `width: ${score === null ? 0 : 100 * score}%`})),
     make('span', {class: 'value'}, score === null ? 'not measured' : percent(score)),
     make('span', {class: 'rows'}, `${rows} ${rows === 1 ? 'picture' : 'pictures'}`))));

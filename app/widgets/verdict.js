@@ -7,6 +7,6 @@ drawn(value => {
   if (!value) return;
   root.replaceChildren(make('p', {class: 'said', role: 'status'}, value.said), make('ul', {class: 'classes'},
     ...value.top.map(({label, probability}) => make('li', {}, make('span', {class: 'name'}, label),
-      make('span', {class: 'bar'}, make('span', {style: `width: ${100 * probability}%`})),
+      make('span', {class: 'gauge'}, make('span', {style: `width: ${100 * probability}%`})),
       make('span', {class: 'value'}, percent(probability))))));
 });
