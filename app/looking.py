@@ -50,8 +50,9 @@ def maps_of(
     embedder: Embedder, image: ImageLike, query: Attended | None, targets: Sequence[ImageLike] = (), **options: Any
 ) -> list[AttentionMap]:
     """The map of the image, or one a target; see `Encoder.attention`."""
-    found = embedder.attention(image, query, target=list(targets) or None, **options)
-    return found if isinstance(found, list) else [found]
+    if targets:
+        return embedder.attention(image, query, target=list(targets), **options)
+    return [embedder.attention(image, query, **options)]
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

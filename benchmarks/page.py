@@ -14,11 +14,12 @@ An action is a search by an item, queued as a browser's is; the one that is meas
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ NAME = "photos"
 SEARCH = f"/api/v1/collections/{NAME}/search"
 ACTIONS = 50
 K = 24
+LIMITS = httpx.Limits(max_connections=ACTIONS)
 
 
 def main() -> None:
@@ -46,7 +48,11 @@ def main() -> None:
     parser.add_argument("--clicks", type=int, default=30)
     parser.add_argument("--requests", type=int, default=400, help="of REST, in each state of the page")
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--visit", metavar="URL", help="only send the page's actions there, for ever")
     chosen = parser.parse_args()
+    if chosen.visit:
+        visit(chosen.visit)
+        return
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
     with tempfile.TemporaryDirectory(prefix="nnclr_page_") as folder:
@@ -103,17 +109,13 @@ CLICK = """turn => new Promise(done => {
 
 
 def load(report: Report, url: str, vector: list[float], requests: int) -> None:
-    """REST with the page at rest and with 50 actions at once, by turns."""
+    """REST with the page at rest, and while bursts of 50 actions are in work, which a process of their own sends."""
     alone = rest_times(url, vector, requests)
-    stop = threading.Event()
-    clients = [threading.Thread(target=act, args=[url, stop]) for _ in range(ACTIONS)]
-    for one in clients:
-        one.start()
-    time.sleep(2)
+    visitors = subprocess.Popen([sys.executable, __file__, "--visit", url])
+    time.sleep(3)
     busy = rest_times(url, vector, requests)
-    stop.set()
-    for one in clients:
-        one.join()
+    visitors.kill()
+    visitors.wait()
     rest, beside = (1000 * statistics.quantiles(times, n=100)[98] for times in (alone, busy))
     report.say("rest_p99_ms", rest, f"REST: p99 {rest:.0f} ms of {requests} searches by a vector, the page at rest")
     report.say("rest_p99_busy_ms", beside, f"REST: p99 {beside:.0f} ms beside {ACTIONS} actions of the page at once")
@@ -130,13 +132,21 @@ def rest_times(url: str, vector: list[float], requests: int) -> list[float]:
     return times
 
 
-def act(url: str, stop: threading.Event) -> None:
-    """One visitor, who searches again as soon as the last search is answered."""
-    body: dict[str, Any] = {"data": [f"collection={NAME}", None]}
-    with httpx.Client(base_url=f"{url}/ui/gradio_api/call/start", timeout=120) as client:
-        while not stop.is_set():
-            event = client.post("", json=body).raise_for_status().json()["event_id"]
-            client.get(f"/{event}").raise_for_status()
+def visit(url: str) -> None:
+    """50 visitors who search at once, and again when all are answered, until the process is ended."""
+
+    async def forever() -> None:
+        body: dict[str, Any] = {"data": [f"collection={NAME}", None]}
+        async with httpx.AsyncClient(base_url=f"{url}/ui/gradio_api/call/start", timeout=120, limits=LIMITS) as client:
+
+            async def act() -> None:
+                event = (await client.post("", json=body)).raise_for_status().json()["event_id"]
+                (await client.get(f"/{event}")).raise_for_status()
+
+            while True:
+                await asyncio.gather(*(act() for _ in range(ACTIONS)))
+
+    asyncio.run(forever())
 
 
 if __name__ == "__main__":

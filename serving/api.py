@@ -60,6 +60,19 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         docs_url=None,  # both pages of the framework load their scripts from elsewhere
         redoc_url=None,
     )
+    _equip(app, settings, engines, workbench)
+    problems.install(app)
+    _route(app)
+    app.add_middleware(Heads)
+    if settings.replies_kept and not workbench.read_only:
+        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
+        app.add_middleware(Idempotency, replies=replies)
+    app.add_middleware(Door, settings=settings, read_only=workbench.read_only)
+    return app
+
+
+def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
+    """What the routes work with; see `routes/state.py`."""
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics, state.has_page = engines.metrics, False
@@ -75,7 +88,9 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     state.cropping = CapacityLimiter(settings.decode_threads)
     state.ingest = Ingest(settings.decode_threads)
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
-    problems.install(app)
+
+
+def _route(app: FastAPI) -> None:
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(known_query)])
     app.include_router(docs_page.router)
@@ -83,15 +98,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
 
     @app.get("/", include_in_schema=False)
     def root() -> RedirectResponse:
-        return RedirectResponse("/ui" if state.has_page else "/docs")
+        return RedirectResponse("/ui" if app.state.has_page else "/docs")
 
     @app.get("/favicon.ico", include_in_schema=False)
     def favicon() -> Response:
         return Response(status_code=204)
-
-    app.add_middleware(Heads)
-    if settings.replies_kept and not workbench.read_only:
-        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
-        app.add_middleware(Idempotency, replies=replies)
-    app.add_middleware(Door, settings=settings, read_only=workbench.read_only)
-    return app

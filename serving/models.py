@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -95,11 +95,36 @@ class Model:
         with self._counted(len(images)) as engine:
             return engine.tokens(images)
 
+    @overload
     def attention(
         self,
         image: ImageLike,
         query: Query | None = None,
-        target: ImageLike | Sequence[ImageLike] | None = None,
+        target: ImageLike | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap: ...
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        *,
+        target: list[Any] | tuple[Any, ...],
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> list[AttentionMap]: ...
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
         similarity: str = "dot",
         head: int | None = None,
         threshold: float | None = None,

@@ -247,8 +247,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     found = clauses(parts)
     detail = f"The request is not as it must be: {'; '.join(clause.text for clause in found[:5])}."
     if path.startswith("/v1/"):
-        where = [str(part) for part in parts[0]["loc"] if part != "body"]
-        return problem(path, 400, "invalid_request", detail, param=".".join(where) or None)
+        return problem(path, 400, "invalid_request", detail, param=found[0].name or None)
     items = [{"loc": clause.place, "msg": clause.text} for clause in found]
     return problem(path, 422, "invalid_request", detail, items=items)
 

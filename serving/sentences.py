@@ -1,6 +1,6 @@
 """What is wrong with a request, in words: one clause for each place, of what pydantic found there.
 
-clauses(error.errors())     # [Clause("body.k", "k must be at most 10000")]
+clauses(error.errors())     # [Clause("body.k", "k", "k must be at most 10000")]
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ _PARTS = ("body", "query", "path", "header")
 
 
 class Clause(NamedTuple):
-    """place: where, as programs see it. text: which part of the request, and what is wrong with it."""
+    """What is wrong with one place.
+
+    place: with the part of the request before it. name: without, as one would write it; "" for all of the body.
+    text: the name, and what is wrong.
+    """
 
     place: str
+    name: str
     text: str
 
 
@@ -60,7 +65,7 @@ def clauses(parts: Sequence[Mapping[str, Any]]) -> list[Clause]:
         if (said := _words(part)) not in words:
             words.append(said)
     deepest = [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
-    return [Clause(place, _clause(_called(place), " or ".join(found[place]))) for place in deepest]
+    return [Clause(place, _name(place), _text(_name(place), " or ".join(found[place]))) for place in deepest]
 
 
 def _words(part: Mapping[str, Any]) -> str:
@@ -73,14 +78,13 @@ def _words(part: Mapping[str, Any]) -> str:
     return known.format_map(part.get("ctx", {}))
 
 
-def _called(place: str) -> str:
-    """The place as one would write it."""
+def _name(place: str) -> str:
     part, _, rest = place.partition(".")
     name = rest if part in _PARTS else place
     return re.sub(r"(^|\.)(\d+)(?=\.|$)", r"[\2]", name)
 
 
-def _clause(name: str, words: str) -> str:
+def _text(name: str, words: str) -> str:
     words = words.replace(" or must be ", " or ")
     if words.startswith(": "):
         return f"{name}{words}".removeprefix(": ")

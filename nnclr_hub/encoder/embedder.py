@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 from PIL import Image
@@ -46,11 +46,36 @@ class Embedder(Protocol):
         """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
         ...
 
+    @overload
     def attention(
         self,
         image: ImageLike,
         query: Query | None = None,
-        target: ImageLike | Sequence[ImageLike] | None = None,
+        target: ImageLike | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = 1024,
+    ) -> AttentionMap: ...
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        *,
+        target: list[Any] | tuple[Any, ...],
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = 1024,
+    ) -> list[AttentionMap]: ...
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
         similarity: str = "dot",
         head: int | None = None,
         threshold: float | None = None,

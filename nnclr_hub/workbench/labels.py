@@ -118,15 +118,8 @@ def labelled_items(
         InvalidRequest: no item has the field, its values are no labels, there are fewer than two of them, or more
             vectors than fit into memory.
     """
-    from nnclr_hub.store.ann.kinds import default_budget  # imports faiss, which those who only fit on files may lack
-
     total = require_field(collection, field, where)
-    most = default_budget() // (8 * collection.spec.dim)  # they are held twice
-    if total > most:
-        raise InvalidRequest(
-            f"{total} items are too many to fit on at once: this machine's memory takes {most} vectors of "
-            f"{collection.spec.dim} numbers; choose some of them with a filter."
-        )
+    _refuse_more_than_fit(total, collection.spec.dim)
     vectors, found, done = np.empty((total, collection.spec.dim), np.float32), [], 0
     for items in pages(collection, _with_field(field, where), limit=PAGE):
         for item in items[: total - done]:  # what is added meanwhile comes too late
@@ -136,14 +129,23 @@ def labelled_items(
                 found.append((label, isinstance(item.metadata[field], list)))
         done = min(done + len(items), total)
         progress(done, total)
-    several = any(is_list for _, is_list in found)
-    labels = [label for label, _ in found]
+    labels, several = [label for label, _ in found], any(is_list for _, is_list in found)
     without = collection.count(where) - len(labels)
-    read = LabelledVectors(
-        unit_rows(vectors[: len(labels)]), labels, several, {NO_LABEL: without} if without > 0 else {}
-    )
+    left_out = {NO_LABEL: without} if without > 0 else {}
+    read = LabelledVectors(unit_rows(vectors[: len(labels)]), labels, several, left_out)
     refuse_few(read, f"The field {field!r} of {collection.name!r}", _fields(collection))
     return read
+
+
+def _refuse_more_than_fit(total: int, dim: int) -> None:
+    from nnclr_hub.store.ann.kinds import default_budget  # imports faiss, which those who only fit on files may lack
+
+    most = default_budget() // (8 * dim)  # they are held twice
+    if total > most:
+        raise InvalidRequest(
+            f"{total} items are too many to fit on at once: this machine's memory takes {most} vectors of {dim} "
+            "numbers; choose some of them with a filter."
+        )
 
 
 def refuse_few(read: LabelledVectors, what: str, way_on: str) -> None:

@@ -99,41 +99,43 @@ def fit_and_score(
     Raises:
         InvalidRequest: see `fit_linear_probe`.
     """
-    classes = read.classes
-    targets = read.targets(classes)
+    classes, targets = read.classes, read.targets(read.classes)
     held = _held_out(targets)
-    both = 2 if held.any() else 1
+    fits = 2 if held.any() else 1
+    each: list[tuple[int, float | None]] = [(0, None)] * len(classes)
+    scores, none, more = {}, 0.0, ()
+    if fits == 2:
+        # of the smallest classes a row each is left, so that the classes of both probes are the same
+        judged = _fit(read, ~held, options, fingerprint, lambda step, steps: progress(step, 2 * steps))
+        verdict = verdict_of(judged, read.vectors[held], targets[held])
+        scores, none, each = verdict.scores, verdict.none, _per_class(judged, read.vectors[held], targets[held])
+        more = (None, ()) if read.several else _looked_at(judged, read.vectors, targets, held)
+    every = np.ones(len(targets), bool)
+    probe = _fit(
+        read, every, options, fingerprint, lambda step, steps: progress((fits - 1) * steps + step, fits * steps)
+    )
+    rows = [int((targets[:, i] if read.several else targets == i).sum()) for i in range(len(classes))]
+    per_class = tuple(ClassScore(label, n, *one) for label, n, one in zip(classes, rows, each, strict=True))
+    return FittedProbe(replace(probe, model=model), len(targets), int(held.sum()), scores, none, per_class, *more)
 
-    def fit(rows: np.ndarray | slice, done: int) -> LinearProbe:
-        labels: Any = targets[rows] if read.several else [classes[i] for i in targets[rows]]
-        return fit_linear_probe(
-            read.vectors[rows],
-            labels,
-            classes=classes if read.several else None,
-            l2=options.l2,
-            class_weight="balanced" if options.balanced else None,
-            threshold=options.threshold,
-            fingerprint=fingerprint,
-            progress=lambda step, steps: progress(done * steps + step, both * steps),
-        )
 
-    counted = [int((targets[:, i] if read.several else targets == i).sum()) for i in range(len(classes))]
-    if both == 1:
-        probe = replace(fit(slice(None), 0), model=model)
-        scores = tuple(ClassScore(label, n, 0, None) for label, n in zip(classes, counted, strict=True))
-        return FittedProbe(probe, len(targets), 0, {}, 0.0, scores)
-    # of the smallest classes a row each is left, so that the classes of both probes are the same
-    judged = fit(~held, 0)
-    verdict = verdict_of(judged, read.vectors[held], targets[held])
-    each = _per_class(judged, read.vectors[held], targets[held])
-    probe = replace(fit(slice(None), 1), model=model)
-    scores = tuple(ClassScore(label, n, *each[i]) for i, (label, n) in enumerate(zip(classes, counted, strict=True)))
-    confusion, curve = None, ()
-    if not read.several:
-        confusion = _confusion(judged, read.vectors[held], targets[held])
-        curve = _curve(read.vectors, targets, held)
-    told = (verdict.scores, verdict.none, scores, confusion, curve)
-    return FittedProbe(probe, len(targets), int(held.sum()), *told)
+def _fit(
+    read: LabelledVectors, rows: np.ndarray, options: FitOptions, fingerprint: str, progress: Progress
+) -> LinearProbe:
+    """A probe on those rows, (N,) bool."""
+    classes = read.classes
+    targets = read.targets(classes)[rows]
+    labels: Any = targets if read.several else [classes[i] for i in targets]
+    return fit_linear_probe(
+        read.vectors[rows],
+        labels,
+        classes=classes if read.several else None,
+        l2=options.l2,
+        class_weight="balanced" if options.balanced else None,
+        threshold=options.threshold,
+        fingerprint=fingerprint,
+        progress=progress,
+    )
 
 
 def _held_out(targets: np.ndarray) -> np.ndarray:
@@ -160,6 +162,13 @@ def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> 
         else:
             found.append((int(there.sum()), float((scores[there].argmax(axis=1) == i).mean())))
     return found
+
+
+def _looked_at(
+    judged: LinearProbe, vectors: np.ndarray, targets: np.ndarray, held: np.ndarray
+) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[Shots, ...]]:
+    """What a report shows beside the scores: the confusions and the few-shot curve."""
+    return _confusion(judged, vectors[held], targets[held]), _curve(vectors, targets, held)
 
 
 def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> tuple[tuple[int, ...], ...] | None:

@@ -75,19 +75,13 @@ def fit_probe(
     parts = data / "train" if (data / "train").is_dir() else data
     images = read_labelled(parts).labelled
     classes = images.classes
-    if len(classes) < (1 if images.several else 2):
-        raise InvalidRequest(
-            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give pictures of at least "
-            "two classes, in a folder each or listed in a CSV file with the columns path and label."
-        )
+    _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     images = images.keep(kept)
     validation = None
     if parts != data and (data / "val").is_dir() and l2 is None:
-        held = read_labelled(data / "val").labelled
-        held_vectors, held_kept, held_broken = _vectors(encoder, held.paths, progress)
-        validation = (held_vectors, _targets(held.keep(held_kept), classes))
-        broken += held_broken
+        validation, more = _validation(encoder, data / "val", classes, progress)
+        broken += more
     probe = fit_linear_probe(
         vectors,
         _targets(images, classes),
@@ -100,6 +94,24 @@ def fit_probe(
         device=device,
     )
     return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken))
+
+
+def _validation(
+    encoder: FeatureSource, folder: Path, classes: Sequence[str], progress: Progress
+) -> tuple[tuple[np.ndarray, np.ndarray | list[str]], list[tuple[str, str]]]:
+    """What chooses the L2, as `fit_linear_probe` takes it; and the files that cannot be read."""
+    images = read_labelled(folder).labelled
+    vectors, kept, broken = _vectors(encoder, images.paths, progress)
+    return (vectors, _targets(images.keep(kept), classes)), broken
+
+
+def _refuse_one_class(parts: Path, images: LabelledImages) -> None:
+    classes = images.classes
+    if len(classes) < (1 if images.several else 2):
+        raise InvalidRequest(
+            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give pictures of at least "
+            "two classes, in a folder each or listed in a CSV file with the columns path and label."
+        )
 
 
 def judge_probe(

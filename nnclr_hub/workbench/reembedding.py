@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
@@ -212,10 +213,7 @@ def _catch_up(
 
     wanted = (change for change in differences(old, new) if change.metadata is not None)
     for changes, sources in ahead(batches(wanted, BATCH), source):
-        there = [i for i, image in enumerate(sources) if isinstance(image, Image.Image)]
-        results: list[Any] = list(sources)
-        for i, vector in zip(there, embedder.embed_each([sources[i] for i in there]) if there else [], strict=True):
-            results[i] = str(vector) if isinstance(vector, ImageError) else vector
+        results = _embedded(embedder, sources)
         left_out |= {
             change.id: _LeftOut(change.metadata or {}, result)
             for change, result in zip(changes, results, strict=True)
@@ -228,7 +226,17 @@ def _catch_up(
     return embedded, left_out
 
 
-def _carry_over(old: Collection, new: Collection, changes: Sequence[Change], vectors: Sequence[Any]) -> int:
+def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[np.ndarray | str]:
+    """The vector of each picture; or why there is none, which may stand in the place of a picture already."""
+    pictures = [source for source in sources if not isinstance(source, str)]
+    vectors = iter(embedder.embed_each(pictures) if pictures else [])
+    found = [source if isinstance(source, str) else next(vectors) for source in sources]
+    return [str(one) if isinstance(one, ImageError) else one for one in found]
+
+
+def _carry_over(
+    old: Collection, new: Collection, changes: Sequence[Change], vectors: Sequence[np.ndarray | str]
+) -> int:
     """Stores what was embedded, with the metadata and thumbnails of the old items; returns how many.
 
     An item that was deleted or replaced since it was looked at is left to whoever did that.

@@ -56,5 +56,10 @@ class Decoding:
         seconds = time.perf_counter() - begun
         self._observed.observe(seconds)
         work.request.spent("decode", seconds)
-        if work.crop is not None and not self._onward.put([work]):
+        if work.crop is None:
+            return
+        if not self._onward.put([work]):
             work.fail(shut_down())
+        elif work.request.over:  # it was given up while this one stood in no line, and the device may be long in coming
+            for one in self._onward.forget(work.request):
+                one.drop()

@@ -52,7 +52,7 @@ def given(opened, path, **context):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
+@pytest.mark.parametrize("touch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mouse", "finger"])
 def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated, touch):
     page = given(opened, rotated, **(PHONE if touch else {}))
     stage = page.locator("#attention-picture .stage")

@@ -102,6 +102,7 @@ def test_a_link_reopens_the_search_elsewhere(opened, pictures):
     assert "link cannot be read" in broken.inner_text(".toast-body")
 
 
+@pytest.mark.slow
 def test_an_example_picture_searches_and_another_can_be_given(opened):
     page = opened()
     page.locator("#tries .picture", has_text="a cat").click()
@@ -198,6 +199,7 @@ def test_a_filter_and_a_least_score_leave_out(opened):
     page.wait_for_function("() => document.querySelector('#where textarea').value === ''")
 
 
+@pytest.mark.slow
 def test_why_shows_where_on_the_hit_the_query_is_found(opened, pictures):
     page = opened()
     upload(page, pictures[5])
@@ -293,6 +295,7 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, c
     assert "Traceback" not in capfd.readouterr().err, "the server failed on what it sent"
 
 
+@pytest.mark.slow
 def test_a_picture_of_one_pixel_searches(opened, tmp_path):
     page = opened()
     Image.new("RGB", (1, 1), (200, 30, 30)).save(tmp_path / "dot.png")

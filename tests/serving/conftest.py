@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from job_worlds import World
 
 from nnclr_hub import load_encoder
 
@@ -32,3 +33,23 @@ def collection(client) -> Iterator[str]:
     assert client.put("/api/v1/collections/photos", json={}).status_code == 201
     yield "/api/v1/collections/photos"
     client.delete("/api/v1/collections/photos")
+
+
+@pytest.fixture
+def make_world(tmp_path) -> Iterator:
+    """make_world(**options of Jobs) -> a World, which is stopped at the end."""
+    worlds: list[World] = []
+
+    def make(**options) -> World:
+        worlds.append(World(tmp_path / f"store{len(worlds)}", **options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.jobs.stop()
+        world.store.close()
+
+
+@pytest.fixture
+def world(make_world) -> World:
+    return make_world()

@@ -251,6 +251,27 @@ def test_cancelled_work_leaves_the_lines_and_is_not_computed(make):
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
 
 
+def test_what_is_given_up_while_it_is_decoded_does_not_wait_for_the_device(make):
+    """It stands in no line then; its permits come back all the same, though the device is busy for long."""
+    decoding, decoded, release = threading.Event(), threading.Event(), threading.Event()
+    encoder = FakeEncoder(decoding={"slow": lambda: (decoding.set(), decoded.wait(10))})
+    engine = make(encoder)
+
+    async def give_up() -> None:
+        task = asyncio.create_task(engine.embed_each_async([b"slow"]))
+        assert await asyncio.to_thread(decoding.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with busy(engine, encoder, release):
+        asyncio.run(give_up())
+        assert engine.in_work == 2
+        decoded.set()
+        until(lambda: engine.in_work == 1)
+        release.set()
+
+
 def test_a_closed_engine_finishes_its_work_and_takes_no_more(make):
     encoder, release = FakeEncoder(), threading.Event()
     engine = make(encoder, max_batch=2)

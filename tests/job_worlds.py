@@ -1,0 +1,83 @@
+"""Jobs whose steps a test allows one by one, on a store of their own."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store import open_store
+from nnclr_hub.store.records import Record
+from nnclr_hub.workbench import Workbench
+from serving.jobs import Jobs, Kind, Outcome
+from serving.telemetry import Metrics
+
+
+class Work:
+    """A kind of job whose steps the test allows one by one."""
+
+    def __init__(self) -> None:
+        self.steps = threading.Semaphore(0)
+        self.begun: list[str] = []
+        self.cleaned: list[str] = []
+        self.inputs: list[bytes] = []
+
+    def run(self, task) -> Outcome:
+        self.begun.append(task.params["name"])
+        self.inputs.append(task.input)
+        for step in range(task.params.get("steps", 3)):
+            task.progress(step, task.params.get("steps", 3))
+            while not self.steps.acquire(timeout=0.01):
+                task.check()
+        if task.params.get("fails"):
+            raise InvalidRequest(f"No such thing in {Path(__file__).resolve()}.")
+        if task.params.get("breaks"):
+            raise ZeroDivisionError
+        name = task.params["name"]
+        return Outcome({"made": name}, lambda records: records.put(Record("made", name, {})))
+
+    def clean(self, bench, params) -> None:
+        self.cleaned.append(params["name"])
+
+    def let(self, steps: int) -> None:
+        for _ in range(steps):
+            self.steps.release()
+
+
+class World:
+    """A store, jobs on it, and their work."""
+
+    def __init__(self, folder: Path, **options) -> None:
+        self.store = open_store(str(folder))
+        self.metrics = Metrics()
+        self.work, self.other = Work(), Work()
+        self.options = {"waiting": 3, "keep": 100, **options}
+        self.jobs = self.new()
+        self.jobs.start()
+
+    def new(self) -> Jobs:
+        bench = Workbench(None, self.store)  # type: ignore[arg-type]
+        kinds = {"work": Kind(self.work.run, self.work.clean), "other": Kind(self.other.run)}
+        return Jobs(bench, self.metrics, kinds=kinds, **self.options)
+
+    def restart(self) -> None:
+        self.jobs.stop()
+        self.jobs = self.new()
+        self.jobs.start()
+
+    def submit(self, name: str, kind: str = "work", **params):
+        return self.jobs.submit(kind, {"name": name, **params})
+
+    def made(self) -> list[str]:
+        return [record.name for record in self.store.records.list("made")]
+
+
+def until(jobs: Jobs, id: str, *states: str):
+    for _ in range(1000):
+        job = jobs.get(id)
+        # one that runs has its total once it is at work
+        if job.state in states and (job.state != "running" or job.total):
+            return job
+        time.sleep(0.005)
+    pytest.fail(f"{job} does not become {states}")

@@ -1,0 +1,158 @@
+"""Jobs and what ends the server, or fails under it: none is lost, and none is done twice."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from job_worlds import until
+
+from nnclr_hub.errors import DiskFull, NotReady, StoreError
+from nnclr_hub.store import open_store
+from serving.jobs.ledger import JOB, Ledger
+
+
+def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
+    running, waiting = world.submit("a"), world.submit("b")
+    until(world.jobs, running.id, "running")
+    world.jobs.stop()
+    with pytest.raises(NotReady):
+        world.submit("c")
+    stored = [Ledger(world.store.records, 9).get(job.id) for job in (running, waiting)]
+    assert [(job.state, job.attempts) for job in stored if job] == [("queued", 0), ("queued", 0)]
+    world.jobs = world.new()
+    with pytest.raises(NotReady):
+        world.jobs.get(running.id)
+    world.jobs.start()
+    world.work.let(6)
+    until(world.jobs, waiting.id, "done")
+    assert world.work.begun == ["a", "a", "b"]
+    assert world.made() == ["a", "b"]
+    assert world.work.cleaned == []
+
+
+def test_a_job_that_took_the_server_down_thrice_is_given_up(world):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.stop()
+    ledger = Ledger(world.store.records, 9)
+    left = ledger.get(job.id)
+    assert left is not None
+    ledger.note(replace(left, state="running", attempts=3))
+    ledger.add(replace(left, id=ledger.new_id(), kind="of the future"), None)
+    world.jobs = world.new()
+    world.jobs.start()
+    given_up = world.jobs.get(job.id)
+    assert (given_up.state, given_up.error["code"]) == ("failed", "interrupted")
+    assert "3 times" in given_up.error["detail"]
+    assert world.jobs.list(1)[0][0].error["detail"] == "This version of the server has no jobs of this kind."
+    assert world.work.begun == ["a"]
+
+
+def test_a_full_disk_delays_the_end_and_loses_nothing(world, monkeypatch):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    monkeypatch.setattr("serving.jobs.performing.RETRY_S", 0.01)
+    refused = threading.Event()
+    put = world.store.records.put
+
+    def full(*records):
+        refused.set()
+        raise DiskFull("The disk is full.")
+
+    monkeypatch.setattr(world.store.records, "put", full)
+    world.work.let(3)
+    assert refused.wait(5)
+    assert world.jobs.get(job.id).state == "running"
+    monkeypatch.setattr(world.store.records, "put", put)
+    assert until(world.jobs, job.id, "done").result == {"made": "a"}
+    assert world.made() == ["a"]
+
+
+def test_a_job_whose_beginning_cannot_be_noted_fails(world, monkeypatch):
+    note = world.jobs._board.ledger.note
+
+    def refuses(job, *commit):
+        if job.state == "running":
+            raise StoreError("The disk answers with an error.")
+        note(job, *commit)
+
+    monkeypatch.setattr(world.jobs._board.ledger, "note", refuses)
+    job = until(world.jobs, world.submit("a").id, "failed")
+    assert "The disk answers" in job.error["detail"]
+    monkeypatch.undo()
+    world.work.let(3)
+    until(world.jobs, world.submit("b").id, "done")
+
+
+KILLS = 2
+SERVER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from nnclr_hub.store import open_store
+from nnclr_hub.store.records import Record
+from nnclr_hub.workbench import Workbench
+from serving.jobs import Jobs, Kind, Outcome
+from serving.telemetry import Metrics
+import serving.jobs.jobs as module
+module.MOST_ATTEMPTS = 1000
+
+def run(task):
+    for step in range(5):
+        task.progress(step, 5)
+        time.sleep(0.002)
+    def commit(records):
+        there = records.get("made", task.params["name"])
+        records.put(Record("made", task.params["name"], {"times": (there.content["times"] if there else 0) + 1}))
+    return Outcome({}, commit)
+
+with open_store(sys.argv[1]) as store:
+    jobs = Jobs(Workbench(None, store), Metrics(), waiting=10000, keep=10000, kinds={"a": Kind(run), "b": Kind(run)})
+    jobs.start()
+    number = int(sys.argv[3])
+    while number < int(sys.argv[4]):
+        print("begin", number, flush=True)
+        jobs.submit("ab"[number % 2], {"name": str(number)})
+        print("done", number, flush=True)
+        number += 1
+        time.sleep(0.003)
+    while any(job.state in ("queued", "running") for job in jobs.list(100000)[0]):
+        time.sleep(0.01)
+    print("idle", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
+    """kill -9 at any moment; what was acknowledged is done in the end, exactly once, and so is what was on its way."""
+    root, total = str(Path(__file__).parents[2]), 120
+    acknowledged: set[int] = set()
+    begun: set[int] = set()
+    for kills in range(KILLS + 1):
+        first = max(begun, default=-1) + 1
+        command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), root, str(first), str(total)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            lines = [child.stdout.readline()]
+            if kills < KILLS:
+                time.sleep(0.1 + 0.15 * kills)
+                child.send_signal(signal.SIGKILL)
+                lines += child.stdout
+            else:
+                while lines[-1] != "idle\n":
+                    assert lines[-1], "it ended by itself"
+                    lines.append(child.stdout.readline())
+                child.send_signal(signal.SIGKILL)
+        for line in lines:
+            word, _, number = line.rstrip("\n").partition(" ")
+            (acknowledged if word == "done" else begun if word == "begin" else set()).add(int(number or 0))
+    with open_store(str(tmp_path / "store")) as store:
+        made = {int(record.name): record.content["times"] for record in store.records.list("made")}
+        states = {record.content["state"] for record in store.records.list(JOB)}
+    assert states == {"done"}
+    assert acknowledged <= made.keys() <= begun
+    assert set(made.values()) == {1}
