@@ -31,3 +31,7 @@ class Action:
     form: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[tuple[str, str], ...] = ()
     call: str = ""
+
+    def __hash__(self) -> int:
+        """Of its text: Gradio hashes states to see whether they have changed, and a body is a dict."""
+        return hash(repr(self))

@@ -5,13 +5,22 @@ from __future__ import annotations
 import gradio as gr
 
 from .page import Page
+from .tabs.api import ApiTab
 from .tabs.attention import AttentionTab
 from .tabs.collections import CollectionsTab
+from .tabs.probe import ProbeTab
 from .tabs.search import SearchTab
 from .tabs.training import TrainingTab
 
 # name on the tab -> its class, in the order in which they stand
-TABS = {"Search": SearchTab, "Attention": AttentionTab, "Collections": CollectionsTab, "Training": TrainingTab}
+TABS = {
+    "Search": SearchTab,
+    "Attention": AttentionTab,
+    "Collections": CollectionsTab,
+    "Probe": ProbeTab,
+    "Training": TrainingTab,
+    "API": ApiTab,
+}
 HEADER = """
 <header><h1>nnclr_hub</h1><p>Find pictures by what they look like.</p>
 <nav aria-label="Elsewhere"><a href="/docs">REST API</a></nav></header>

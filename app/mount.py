@@ -51,6 +51,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             local=settings.host in LOCAL,
             read_only=getattr(settings, "read_only", False),
             runs=settings.runs is not None,
+            keys=settings.has_keys,
         )
         return build_site(Page(workbench, terms, app.state.jobs), PATH)
 

@@ -44,6 +44,7 @@ class Terms:
     local: whether the server listens on this machine alone.
     read_only: nothing is written, by nobody.
     runs: whether there is a folder of pretraining runs.
+    keys: whether one needs a key.
     """
 
     max_bytes: int = 20_000_000
@@ -52,6 +53,7 @@ class Terms:
     local: bool = True
     read_only: bool = False
     runs: bool = False
+    keys: bool = False
 
 
 class Page:

@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     session_hours: float = Field(12.0, gt=0, description="hours that a login to the page lasts")
     allowed_hosts: tuple[str, ...] = Field((), description="further names in the Host header, as JSON")
     cors_origins: tuple[str, ...] = Field((), description="origins of pages elsewhere that may use the API, as JSON")
+    frame_ancestors: tuple[str, ...] = Field((), description="origins of pages that may show ours in a frame, as JSON")
     trusted_proxies: tuple[str, ...] = Field((), description="addresses whose X-Forwarded headers count, as JSON")
     rate_requests: int = Field(0, ge=0, description="requests a minute and key; 0: no limit")
     rate_images: int = Field(0, ge=0, description="pictures a minute and key; 0: no limit")
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         return value if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
-    @field_validator("cors_origins")
+    @field_validator("cors_origins", "frame_ancestors")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:

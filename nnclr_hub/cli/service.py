@@ -1,4 +1,4 @@
-"""nnclr serve, demo."""
+"""nnclr serve, demo, space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, err
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, err, out
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     """Adds the verbs."""
     app.command()(serve)
     app.command()(demo)
+    app.command()(space)
 
 
 def serve(
@@ -75,7 +76,7 @@ def demo(
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
-    _check_port("127.0.0.1", port)
+    _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
     gallery = load_program("app", "gallery")
     folder, told = (
         (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
@@ -89,6 +90,15 @@ def demo(
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()]}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
     _serve(str(where), model, flags, page=True)
+
+
+def space(folder: Annotated[Path, typer.Argument(help="A new folder to write.")]) -> None:
+    """Write a Hugging Face Space of the demo, read-only, ready to be pushed.
+
+    Example: nnclr space my-space
+    """
+    size = load_program("app", "space").write_space(folder)
+    out.print(f"written: {folder} ({size / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 
 
 def _keys(file: Path | None) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11
@@ -21,6 +22,9 @@ from nnclr_hub.workbench.probing import verdict_of
 HELD_OUT = 0.2
 LEAST = 3  # rows of a class of which one is held out: two are left, of which one may choose the L2
 SEED = 0
+MOST_CONFUSED = 50  # classes of which a table of confusions can be read
+MOST_SHOT = 2000  # rows of a fit of the few-shot curve, of which there are many
+SHOT_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,9 @@ class FittedProbe:
     held_out: rows that were scored; 0 if there were too few of every class.
     scores: top1, mean_per_class and, of more than five classes, top5; for several labels a row map11. In [0, 1].
     none: share of the held-out rows that fell below the threshold.
+    confusion: of the held-out rows of each class (in the order of `per_class`), how many were taken for each; None for
+        several labels a row, above 50 classes, and where nothing was held out.
+    few_shot: how the accuracy on the held-out rows grows with the labels a class; of fits that all are small.
     """
 
     probe: LinearProbe
@@ -70,6 +77,8 @@ class FittedProbe:
     scores: dict[str, float]
     none: float
     per_class: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    few_shot: tuple[Shots, ...] = ()
 
 
 def fit_and_score(
@@ -94,19 +103,20 @@ def fit_and_score(
     held = _held_out(targets)
     fits = 2 if held.any() else 1
     each: list[tuple[int, float | None]] = [(0, None)] * len(classes)
-    scores, none = {}, 0.0
+    scores, none, more = {}, 0.0, ()
     if fits == 2:
         # of the smallest classes a row each is left, so that the classes of both probes are the same
         judged = _fit(read, ~held, options, fingerprint, lambda step, steps: progress(step, 2 * steps))
         verdict = verdict_of(judged, read.vectors[held], targets[held])
         scores, none, each = verdict.scores, verdict.none, _per_class(judged, read.vectors[held], targets[held])
+        more = (None, ()) if read.several else _looked_at(judged, read.vectors, targets, held)
     every = np.ones(len(targets), bool)
     probe = _fit(
         read, every, options, fingerprint, lambda step, steps: progress((fits - 1) * steps + step, fits * steps)
     )
     rows = [int((targets[:, i] if read.several else targets == i).sum()) for i in range(len(classes))]
     per_class = tuple(ClassScore(label, n, *one) for label, n, one in zip(classes, rows, each, strict=True))
-    return FittedProbe(replace(probe, model=model), len(targets), int(held.sum()), scores, none, per_class)
+    return FittedProbe(replace(probe, model=model), len(targets), int(held.sum()), scores, none, per_class, *more)
 
 
 def _fit(
@@ -152,3 +162,30 @@ def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> 
         else:
             found.append((int(there.sum()), float((scores[there].argmax(axis=1) == i).mean())))
     return found
+
+
+def _looked_at(
+    judged: LinearProbe, vectors: np.ndarray, targets: np.ndarray, held: np.ndarray
+) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[Shots, ...]]:
+    """What a report shows beside the scores: the confusions and the few-shot curve."""
+    return _confusion(judged, vectors[held], targets[held]), _curve(vectors, targets, held)
+
+
+def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> tuple[tuple[int, ...], ...] | None:
+    """(C, C): rows of each class by what they were taken for."""
+    number = len(probe.classes)
+    if number > MOST_CONFUSED:
+        return None
+    counts = np.zeros((number, number), np.int64)
+    np.add.at(counts, (targets, probe.scores(vectors).argmax(axis=1)), 1)
+    return tuple(tuple(map(int, row)) for row in counts)
+
+
+def _curve(vectors: np.ndarray, targets: np.ndarray, held: np.ndarray) -> tuple[Shots, ...]:
+    """Fits on few of the rows that are not held out, scored on those that are."""
+    fitted = targets[~held]
+    most = min(MOST_SHOT // len(np.unique(fitted)), int(np.bincount(fitted).max()))
+    shots = [n for n in SHOTS if n <= most]
+    if not shots:
+        return ()
+    return tuple(few_shot_curve(vectors[~held], fitted, vectors[held], targets[held], shots=shots, seeds=SHOT_SEEDS))

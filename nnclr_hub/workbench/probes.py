@@ -34,7 +34,8 @@ class KeptProbe:
     """A probe by name, and what is known about it.
 
     probe: its weights are empty where a listing gives it.
-    about: JSON: created (seconds since 1970), source, rows, left_out, held_out, scores, none, per_class, dim.
+    about: JSON: created (seconds since 1970), source, rows, left_out, held_out, scores, none, per_class, dim,
+        confusion and few_shot (of probes that were fitted before there were any, not).
     """
 
     name: str
@@ -59,6 +60,8 @@ def about_fit(fitted: FittedProbe, source: Mapping[str, Any], left_out: Mapping[
         "scores": fitted.scores,
         "none": fitted.none,
         "per_class": [asdict(one) for one in fitted.per_class],
+        "confusion": None if fitted.confusion is None else [list(row) for row in fitted.confusion],
+        "few_shot": [{"labels": one.per_class, "top1": list(one.accuracy)} for one in fitted.few_shot],
     }
 
 

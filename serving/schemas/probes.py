@@ -66,6 +66,13 @@ class ProbeClass(Strict):
     score: float | None = Field(description="accuracy, of several labels a row average precision; null: none held out")
 
 
+class FewShot(Strict):
+    """How far a few labels go, on the held-out rows."""
+
+    labels: int = Field(description="a class; classes with fewer gave all of theirs")
+    top1: list[float] = Field(description="accuracy, of several draws of the labels")
+
+
 class ProbeResponse(Strict):
     """A probe, and how one like it, fitted on four fifths of the rows, does on the others."""
 
@@ -85,6 +92,10 @@ class ProbeResponse(Strict):
     scores: dict[str, float] = Field(description="top1, mean_per_class, top5; of several labels a row map11")
     none: float = Field(description="share of the held-out rows below the threshold")
     per_class: list[ProbeClass]
+    confusion: list[list[int]] | None = Field(
+        None, description="held-out rows of each class by what they were taken for; null: there is none"
+    )
+    few_shot: list[FewShot] = Field([], description="accuracy by labels a class")
 
     @classmethod
     def of(cls, kept: KeptProbe) -> ProbeResponse:

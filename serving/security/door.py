@@ -60,6 +60,7 @@ class Door:
         checked = local or settings.allowed_hosts or not len(keys)
         hosts = own_names(settings.host, settings.allowed_hosts) if checked else None
         self._sites = Sites(hosts, literals=not local, origins=settings.cors_origins)
+        self._frames = settings.frame_ancestors
         self._requests = Buckets(settings.rate_requests)
         self._images = Buckets(settings.rate_images, settings.max_images)
         self._body = BodyLimits(settings.max_bytes, settings.body_idle_s, settings.body_s, settings.bodies_bytes)
@@ -72,7 +73,7 @@ class Door:
         rule = rule_of(scope.get("method", "GET"), scope["path"])
         key = self._key(scope, headers, rule, address)
         allowance = Allowance(getattr(key, "name", "") or address, self._requests, self._images)
-        send = dressed(scope, send, self._sites.cors(headers), allowance)
+        send = dressed(scope, send, self._sites.cors(headers), allowance, self._frames)
         refusal = key if isinstance(key, Refusal) else self._refusal(headers, rule, allowance)
         if isinstance(refusal, Refusal):
             await self._refuse(refusal, scope, receive, send)

@@ -5,6 +5,8 @@ A header that an answer has already is left as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope, Send
 
@@ -32,12 +34,14 @@ EXPOSED = (
 )
 
 
-def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance) -> Send:
+def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance, frames: Sequence[str] = ()) -> Send:
     """`send` that puts the headers on the answer's start.
 
     Args:
         origin: of a page elsewhere that may read the answer.
         allowance: what the caller has left when the answer starts.
+        frames: origins of pages that may show ours in a frame; browsers that know the policy's word for it leave
+            X-Frame-Options aside.
     """
     path: str = scope["path"]
 
@@ -46,7 +50,7 @@ def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance) 
             headers = MutableHeaders(scope=message)
             for name, value in (ALWAYS | allowance.headers()).items():
                 headers.setdefault(name, value)
-            headers.setdefault("Content-Security-Policy", _policy(path))
+            headers.setdefault("Content-Security-Policy", _policy(path, frames))
             if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's own files may be kept
                 headers.setdefault("Cache-Control", "no-store")
             if origin is not None:
@@ -69,7 +73,7 @@ def preflight(origin: str) -> dict[str, str]:
     }
 
 
-def _policy(path: str) -> str:
+def _policy(path: str, frames: Sequence[str]) -> str:
     if path == PAGE or path.startswith(f"{PAGE}/"):
-        return GRADIO
+        return GRADIO.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(frames)}") if frames else GRADIO
     return NOTHING

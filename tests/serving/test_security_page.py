@@ -7,7 +7,16 @@ from serving.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 FIELDS = (
-    *("host", "api_keys", "write_keys", "keys_file", "allowed_hosts", "cors_origins", "trusted_proxies"),
+    *(
+        "host",
+        "api_keys",
+        "write_keys",
+        "keys_file",
+        "allowed_hosts",
+        "cors_origins",
+        "frame_ancestors",
+        "trusted_proxies",
+    ),
     *("session_hours", "rate_requests", "rate_images", "max_bytes", "max_images", "body_idle_s", "body_s"),
     *("bodies_bytes", "connections"),
     *("allow_urls", "url_domains", "url_ports", "url_s"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import (
     FingerprintMismatch,
     InvalidFilter,
@@ -17,7 +18,7 @@ from nnclr_hub.probe.metrics import average_precision_11
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.labels import label_of, labelled_items
+from nnclr_hub.workbench.labels import LabelledVectors, label_of, labelled_items
 from nnclr_hub.workbench.probe_fitting import FitOptions, fit_and_score
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
@@ -231,3 +232,19 @@ def test_a_reader_uses_probes_and_fits_none(bench):
         assert reader.predict("p", vectors=np.ones((1, 8)))[0].label in "xyz"
         with pytest.raises(StoreReadOnly):
             reader.fit_probe("q", "points", "label")
+
+
+def test_confusions_and_few_shots_are_of_the_rows_that_were_held_out():
+    vectors, which = rows(30, noise=0.8)
+    labels = [("xyz"[c],) for c in which]
+    read = LabelledVectors(unit_rows(vectors), labels, False, {})
+    fitted = fit_and_score(read, FitOptions(), fingerprint="f", model="m")
+    table = np.array(fitted.confusion)
+    assert table.sum(axis=1).tolist() == [one.held_out for one in fitted.per_class]
+    np.testing.assert_allclose(np.diag(table) / table.sum(axis=1), [one.score for one in fitted.per_class])
+    assert np.trace(table) / table.sum() == pytest.approx(fitted.scores["top1"])
+    assert [one.per_class for one in fitted.few_shot] == [1, 2, 5, 10, 20]
+    assert np.mean(fitted.few_shot[-1].accuracy) >= np.mean(fitted.few_shot[0].accuracy)
+    few = LabelledVectors(read.vectors[[0, 1, 31, 32]], [("x",), ("x",), ("y",), ("y",)], False, {})
+    without = fit_and_score(few, FitOptions(), fingerprint="f", model="m")
+    assert (without.held_out, without.confusion, without.few_shot) == (0, None, ())

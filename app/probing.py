@@ -1,0 +1,188 @@
+"""Probing: labels that a person gave to a probe, as the job that REST would begin; nothing of Gradio."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest, NotReady
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.privacy import public_metadata
+from nnclr_hub.workbench.probes import refuse_taken_probe
+
+from .actions import Action
+from .page import Page
+from .widgets.tiles import Tile, tile
+
+FIT = "probe_fit"  # the kind of the job
+MOST_LABELS = 10_000
+MOST_LETTERS = 80  # of a label
+OPTIONS = {"l2": None, "balanced": False, "threshold": None}
+ROOT = "/api/v1/probes"
+
+
+class Prober:
+    """See the module.
+
+    Args:
+        page: whose workbench and jobs are used.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def pictures(self, collection: str, number: int) -> tuple[list[Tile], bool]:
+        """The collection's first pictures, and whether there are more."""
+        page = self._page.bench.collection(collection).scroll(limit=number, with_vector=False)
+        tiles = [tile(collection, item.id, public_metadata(item.metadata)) for item in page.items]
+        return tiles, page.cursor is not None
+
+    def tiles(self, collection: str, ids: Sequence[str]) -> list[Tile]:
+        """Those of some items.
+
+        Raises:
+            InvalidRequest: one is not there.
+        """
+        items = _items(self._page.bench.collection(collection), ids)
+        return [tile(collection, item.id, public_metadata(item.metadata)) for item in items]
+
+    def by_labels(self, name: str, replace: bool, collection: str, labels: Mapping[str, str]) -> tuple[str, Action]:
+        """Begins to fit on labelled items; the job's id, and the REST call that does the same.
+
+        Raises:
+            InvalidRequest: fewer than two labels, or an item is not there.
+            FingerprintMismatch, ModelError: the collection is of an encoder that this server does not have.
+            ProbeExists, CollectionNotFound.
+        """
+        self._check(name, replace)
+        counted = Counter(labels.values())
+        if len(counted) < 2:
+            all_one = f"All {len(labels)} labelled pictures are {next(iter(counted), '')!r:.90}"
+            has = all_one if counted else "No picture is labelled"
+            raise InvalidRequest(f"{has}, and a probe tells at least two apart: label some pictures as something else.")
+        there = self._page.bench.collection(collection)
+        source = self._page.bench.embedder_of(there).name
+        ids = list(labels)
+        rows = [{"label": labels[item.id], "vector": _text(item.vector)} for item in _items(there, ids)]
+        params = self._params(name, replace) | {"items": len(rows), "source": source}
+        job = self._jobs().submit(FIT, params, json.dumps(rows).encode())
+        vectors = f"[item.vector for item in client.collection({collection!r}).get({ids!r})]"
+        call = f"client.probes.fit({name!r}, vectors={vectors}, labels={list(labels.values())!r}, replace={replace})"
+        return job.id, Action("POST", ROOT, json={"name": name, "items": rows, "replace": replace}, call=call)
+
+    def by_field(self, name: str, replace: bool, collection: str, field: str) -> tuple[str, Action]:
+        """Begins to fit on a field of the items' metadata; see `by_labels`.
+
+        Raises:
+            InvalidRequest: no item has the field.
+            ProbeExists, CollectionNotFound.
+        """
+        self._check(name, replace)
+        require_field(self._page.bench.collection(collection), field, None)
+        asked = {"collection": collection, "field": field}
+        job = self._jobs().submit(FIT, self._params(name, replace) | asked)
+        call = f"client.probes.fit({name!r}, collection={collection!r}, field={field!r}, replace={replace})"
+        return job.id, Action("POST", ROOT, json={"name": name, **asked, "replace": replace}, call=call)
+
+    def _check(self, name: str, replace: bool) -> None:
+        if not name:
+            raise InvalidRequest("The probe needs a name, such as my-pets.")
+        check_name(name, "Probe name")
+        if not replace:
+            refuse_taken_probe(self._page.bench.store.records, name)
+
+    def _jobs(self) -> Any:
+        if self._page.jobs is None:
+            raise NotReady("This page stands without a server that could fit: open that of `nnclr serve`.")
+        return self._page.jobs
+
+    @staticmethod
+    def _params(name: str, replace: bool) -> dict[str, Any]:
+        nothing = dict.fromkeys(("collection", "field", "where", "model", "items", "source"))
+        return {"name": name, "replace": replace, "options": OPTIONS, **nothing}
+
+
+def read_labels(text: str) -> dict[str, str]:
+    """Labels by id, as the browser has them.
+
+    Raises:
+        InvalidRequest: they are none.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest("The labels cannot be read: reload the page and label again.") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest("The labels cannot be read: reload the page and label again.")
+    return _checked(list(found.items()))
+
+
+def read_csv(path: Path) -> dict[str, str]:
+    """Labels by id, of a CSV file with the columns id and label.
+
+    Raises:
+        InvalidRequest: it has no such columns, or is no text.
+    """
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequest("The file is no CSV in UTF-8: give one with the columns id and label.") from error
+    if not rows or not {"id", "label"} <= set(rows[0]):
+        raise InvalidRequest(
+            "The CSV file needs the columns id and label, and a row a picture: the tab Search exports such files."
+        )
+    return _checked([(row["id"], row["label"]) for row in rows if row["label"]])
+
+
+def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
+    if len(pairs) > MOST_LABELS:
+        raise InvalidRequest(
+            f"{len(pairs)} labels are more than the {MOST_LABELS} taken here: put them into the pictures' metadata "
+            "and fit on that field."
+        )
+    for id, label in pairs:
+        if not isinstance(id, str) or not isinstance(label, str) or not 0 < len(label) <= MOST_LETTERS:
+            raise InvalidRequest(f"{label!r:.100} is no label: one is a text of 1 to {MOST_LETTERS} letters.")
+        check_name(id, "Item id")
+    labels = dict(pairs)
+    if len(labels) < len(pairs):
+        twice = next(id for id, number in Counter(id for id, _ in pairs).items() if number > 1)
+        raise InvalidRequest(f"The picture {twice!r:.100} is labelled twice: give each one label.")
+    return labels
+
+
+def predict_action(probe: str, file: str) -> Action:
+    """The REST call that asks a probe about a picture."""
+    call = f"client.probes.predict({probe!r}, [Path({file!r})])"
+    return Action("POST", f"{ROOT}/{quote(probe, safe='')}/predict", files=(("files", file),), call=call)
+
+
+def export_path(probe: str) -> str:
+    """Where REST has the files of a probe."""
+    return f"{ROOT}/{quote(probe, safe='')}/export"
+
+
+def _items(collection: Collection, ids: Sequence[str]) -> list[Item]:
+    found = list(collection.get(ids))
+    for id, item in zip(ids, found, strict=True):
+        if item is None:
+            raise InvalidRequest(
+                f"{collection.name!r} has no picture {id!r:.100}, which is labelled: take its label off, or choose the "
+                "collection that it is in."
+            )
+    return [item for item in found if item is not None]
+
+
+def _text(vector: np.ndarray) -> str:
+    return base64.b64encode(np.asarray(vector).astype("<f4").tobytes()).decode()

@@ -1,0 +1,78 @@
+"""Snippets: an action as curl and as Python, which run as they stand.
+
+    curl(action, "http://127.0.0.1:8000")
+    python(action, "http://127.0.0.1:8000", key=True)
+
+Files are named as they are at the person's side: the commands run where these lie. A key is taken from NNCLR_API_KEY.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from .actions import Action
+
+KEY = "NNCLR_API_KEY"
+BODY = "JSON"  # ends a body; JSON has no line that is this word
+
+
+def curl(action: Action, base: str, *, key: bool = False) -> str:
+    """The shell command.
+
+    Args:
+        base: where the server is.
+        key: whether it asks for one.
+    """
+    lines = [
+        "curl -sS" + ("" if action.method == "GET" else f" -X {action.method}") + f" {_quoted(base + action.path)}"
+    ]
+    lines += [f'-H "Authorization: Bearer ${KEY}"'] if key else []
+    lines += [f"--form-string {_quoted(f'{name}={json.dumps(value)}')}" for name, value in action.form.items()]
+    lines += [f"-F {_quoted(f'{name}=@{_file(file)}')}" for name, file in action.files]
+    if action.json is None:
+        return " \\\n  ".join(lines)
+    lines += ["-H 'Content-Type: application/json'", f"--data-binary @- <<'{BODY}'"]
+    return " \\\n  ".join(lines) + f"\n{json.dumps(action.json, indent=2)}\n{BODY}"
+
+
+def python(action: Action, base: str, *, key: bool = False) -> str:
+    """The program: with our client where that has a verb for it, else with httpx."""
+    if not action.call:
+        return _bare(action, base, key)
+    path = "from pathlib import Path\n\n" if "Path(" in action.call else ""
+    system = "import os\n" if key else ""
+    given = f'"{base}"' if not key else f'"{base}", os.environ["{KEY}"]'
+    blank = "\n" if system and not path else ""
+    head = f"{system}{path}{blank}from nnclr_hub import Client\n\n"
+    return f"{head}with Client({given}) as client:\n    print({action.call})"
+
+
+def _bare(action: Action, base: str, key: bool) -> str:
+    lines = ["import json", *(["import os"] if key else []), "", "import httpx", ""]
+    options = [f'headers={{"Authorization": "Bearer " + os.environ["{KEY}"]}}'] if key else []
+    if action.json is not None:
+        lines += [f"body = json.loads({json.dumps(json.dumps(action.json))})"]
+        options += ["json=body"]
+    if action.files or action.form:
+        parts = [f"({name!r}, (None, {json.dumps(value)!r}))" for name, value in action.form.items()]
+        parts += [f"({name!r}, open({file!r}, 'rb'))" for name, file in action.files]
+        options += [f"files=[{', '.join(parts)}]"]
+    call = ", ".join([repr(action.method), repr(base + action.path), *options, "timeout=60"])
+    lines += [
+        f"answer = httpx.request({call})",
+        "answer.raise_for_status()",
+        "print(json.dumps(answer.json(), indent=2))",
+    ]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return text if text == shlex.quote(text) else "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _file(name: str) -> str:
+    """A file's name as curl's -F takes it: quoted, if it holds what would end it."""
+    if not set(name) & set(';,"\\'):
+        return name
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

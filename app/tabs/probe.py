@@ -1,0 +1,210 @@
+"""Probe: a few labelled pictures to a classifier, how well it does, and what it says of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
+from nnclr_hub.workbench.probes import get_probe, list_probes
+
+from ..finding import Finder
+from ..page import Page
+from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
+from ..steps import plain
+from ..widgets.labeller import LABELS, Labeller, labelled
+from ..widgets.probe_report import ProbeReport, report_of
+from ..widgets.raw_image import raw_image
+from ..widgets.verdict import Verdict, verdict_of
+
+INTRO = (
+    "Teach it **classes of your own**: label a handful of pictures, and a *linear probe*, a small classifier on what "
+    "the encoder already sees, learns to tell them apart in seconds."
+)
+CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
+FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
+NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
+NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
+JOB = "probe_job"  # in what the browser keeps
+ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
+
+
+class ProbeTab:
+    """Builds the tab inside an open gr.Tab."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._prober, self._finder = page, Prober(page), Finder(page)
+        gr.Markdown(INTRO)
+        if page.writable:
+            with gr.Row(elem_classes="search-row"):
+                with gr.Column(scale=1, min_width=280):
+                    self._ask()
+                with gr.Column(scale=3, min_width=300):
+                    self.labeller = Labeller(elem_id="labeller")
+        gr.Markdown("### How well it does, and what it says", elem_classes="step")
+        with gr.Row(elem_classes="search-row"):
+            with gr.Column(scale=1, min_width=280):
+                self.probe = gr.Dropdown([], label="Probe", elem_id="probe", interactive=True)
+                self.picker = raw_image("Try it on a picture", elem_id="probe-image")
+                self.verdict = Verdict(elem_id="probe-verdict")
+            with gr.Column(scale=3, min_width=300):
+                self.told = gr.Markdown(elem_id="probe-told")
+                self.report = ProbeReport(elem_id="probe-report")
+        self._wire(page)
+
+    def _ask(self) -> None:
+        self.way = gr.Radio(
+            [CLICK, FIELD], value=CLICK, label="Where the labels are", elem_id="probe-way", interactive=True
+        )
+        self.collection = gr.Dropdown([], label="Collection", elem_id="probe-collection", interactive=True)
+        self.field = gr.Dropdown([], label="Field", elem_id="probe-field", interactive=True, visible=False)
+        self.csv = gr.UploadButton(
+            "Take labels from a CSV file (id, label)", file_types=[".csv"], elem_id="probe-csv", size="sm"
+        )
+        self.name = gr.Textbox("", label="Name of the probe", placeholder="my-pets", max_lines=1, elem_id="probe-name")
+        self.replace = gr.Checkbox(False, label="Replace one of that name", elem_id="probe-replace", interactive=True)
+        self.fit = gr.Button("Fit", elem_id="probe-fit", variant="primary")
+        self.status = gr.Markdown(elem_id="probe-status")
+        self.timer = gr.Timer(0.7, active=False)
+
+    def _wire(self, page: Page) -> None:
+        shown = [self.probe, self.told, self.report]
+        page.on(
+            self.probe.input, self._choose_probe, self.probe, [self.told, self.report, self.verdict], **ONE_AT_A_TIME
+        )
+        page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
+        page.on(page.blocks.load, self._start_probes, None, shown)
+        if not page.writable:
+            return
+        source = [self.collection, self.field, self.labeller]
+        page.on(page.blocks.load, self._start_fitting, page.kept, [*source, self.status, self.timer])
+        page.on(self.collection.input, self._choose_collection, self.collection, source[1:], **ONE_AT_A_TIME)
+        page.on(self.way.input, self._choose_way, self.way, [self.field, self.csv, self.labeller])
+        page.on(self.labeller.more, self._more, self.collection, self.labeller)
+        page.on(self.csv.upload, self._labels_of, [self.csv, self.collection], self.labeller)
+        asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, page.kept]
+        page.on(self.fit.click, self._fit, asked, [self.status, self.timer, page.kept], writes=True, js=LABELS)
+        page.on(self.timer.tick, self._look, page.kept, [self.status, self.timer, *shown])
+
+    # ---- what is labelled
+
+    def _start_fitting(self, kept: dict[str, Any]) -> tuple[Any, ...]:
+        """The first collection; and the job that went on while the page was closed."""
+        names = self._finder.names()
+        picked = gr.Dropdown(choices=names, value=names[0] if names else None)
+        fields, wall = self._choose_collection(names[0]) if names else (gr.skip(), None)
+        status = "" if names else NOTHING
+        running = self._job(kept) is not None
+        return picked, fields, wall, "Looking after your probe ..." if running else status, gr.Timer(active=running)
+
+    def _choose_collection(self, collection: str | None) -> tuple[Any, ...]:
+        if not collection:
+            return gr.skip(), None
+        keys = self._finder.keys(collection)
+        field = gr.Dropdown(choices=keys, value="label" if "label" in keys else next(iter(keys), None))
+        tiles, more = self._prober.pictures(collection, FIRST)
+        return field, labelled(collection, tiles, more=more)
+
+    def _choose_way(self, way: str) -> tuple[Any, ...]:
+        by_click = way == CLICK
+        return gr.update(visible=not by_click), gr.update(visible=by_click), gr.update(visible=by_click)
+
+    def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
+        number = event.shown if isinstance(event.shown, int) else 0
+        tiles, more = self._prober.pictures(collection or "", min(MOST, max(0, number) + STEP))
+        return labelled(collection or "", tiles, more=more and len(tiles) < MOST)
+
+    def _labels_of(self, path: str | None, collection: str | None) -> Any:
+        """Labels from a file, with the pictures that it names shown first."""
+        if path is None or not collection:
+            raise InvalidRequest("Choose the collection first that the file has labels of.")
+        labels = read_csv(Path(path))
+        named = self._prober.tiles(collection, list(labels))
+        first, more = self._prober.pictures(collection, FIRST)
+        tiles = [*named, *(one for one in first if one.id not in labels)]
+        return labelled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
+
+    # ---- the fit
+
+    def _fit(
+        self,
+        labels: str,
+        way: str,
+        collection: str | None,
+        field: str | None,
+        name: str,
+        replace: bool,
+        kept: dict[str, Any],
+    ) -> tuple[Any, ...]:
+        if not collection:
+            raise InvalidRequest("There is no collection to fit on: choose one first.")
+        if way == FIELD:
+            if not field:
+                raise InvalidRequest("There is no field to fit on: choose the one that has the labels.")
+            job, action = self._prober.by_field(str(name or "").strip(), bool(replace), collection, field)
+        else:
+            given = read_labels(labels or "{}")
+            job, action = self._prober.by_labels(str(name or "").strip(), bool(replace), collection, given)
+        self._page.did(action)
+        return "Your probe waits for its turn ...", gr.Timer(active=True), {**(kept or {}), JOB: job}
+
+    def _look(self, kept: dict[str, Any]) -> tuple[Any, ...]:
+        """How far the job is; at its end the probe."""
+        job = self._job(kept)
+        if job is None:
+            return "", gr.Timer(active=False), gr.skip(), gr.skip(), gr.skip()
+        if not job.has_ended:
+            share = f" {job.done / job.total:.0%}" if job.total else ""
+            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), gr.skip(), gr.skip(), gr.skip()
+        if job.state != "done":
+            detail = job.error["detail"] if job.error else "it was cancelled."
+            status = f"**It could not be fitted:** {plain(detail)}"
+            return status, gr.Timer(active=False), gr.skip(), gr.skip(), gr.skip()
+        name = job.result["probe"]
+        status = f"**{plain(name)}** is ready: see below how well it does, and try it."
+        return status, gr.Timer(active=False), *self._probes(name)
+
+    def _job(self, kept: dict[str, Any] | None) -> Any:
+        """The job that this browser waits for; None if there is none."""
+        id = kept.get(JOB) if isinstance(kept, dict) else None
+        if not isinstance(id, str) or self._page.jobs is None:
+            return None
+        try:
+            job = self._page.jobs.get(id)
+        except JobNotFound:
+            return None
+        return job if job.kind == FIT else None
+
+    # ---- the probes
+
+    def _start_probes(self) -> tuple[Any, ...]:
+        return self._probes(None)
+
+    def _probes(self, chosen: str | None) -> tuple[Any, ...]:
+        """All probes, and the report of one of them."""
+        kept = {one.name: one for one in list_probes(self._page.bench.store.records)}
+        if not kept:
+            return gr.Dropdown(choices=[], value=None), NO_PROBE, None
+        last = max(kept.values(), key=lambda one: one.about["created"]).name
+        name = chosen if chosen in kept else last
+        return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name))
+
+    def _choose_probe(self, name: str | None) -> tuple[Any, ...]:
+        if not name:
+            raise ProbeNotFound("Choose one of the probes that there are.")
+        kept = get_probe(self._page.bench.store.records, name)
+        return "", report_of(kept, export_path(name)), None
+
+    def _say(self, path: str | None, probe: str | None) -> Any:
+        """What a probe says of a picture."""
+        if path is None:
+            return None
+        if not probe:
+            raise InvalidRequest("There is no probe to ask yet: label some pictures and fit one.")
+        [said] = self._page.bench.predict(probe, images=[Path(path)])
+        if isinstance(said, NNCLRHubError):
+            raise said
+        self._page.did(predict_action(probe, Path(path).name))
+        return verdict_of(said)

@@ -1,0 +1,150 @@
+"""The probe tab in a real browser: pictures are labelled by clicking, and the probe is that of those labels."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+from page_calls import call, events
+
+from app.probing import read_csv, read_labels
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import InvalidRequest, ProbeNotFound
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.probes import get_probe
+
+
+@pytest.fixture(scope="module")
+def store(model, photos, tmp_path_factory):
+    """A store with the photos in a collection, and one of an encoder that nobody has."""
+    folder = tmp_path_factory.mktemp("probes") / "store"
+    with open_store(str(folder)) as opened:
+        bench = Workbench(Encoders(str(model), device="cpu"), opened)
+        bench.index_folder("photos", photos)
+        bench.fit_probe("before", "photos", "label")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(model, store, serve) -> Iterator:
+    yield from serve(model, store, page=True)
+
+
+def label(page, name: str, ids: list[str]) -> None:
+    page.fill("#labeller-label", name)
+    for id in ids:
+        page.locator(f'#labeller .tile[data-id="{id}"] .picture').click()
+
+
+def ids_of(served, name: str, number: int) -> list[str]:
+    items = served.bench.collection("photos").scroll(limit=60).items
+    return [item.id for item in items if item.metadata["label"] == name][:number]
+
+
+def show_all(page) -> None:
+    page.wait_for_selector("#labeller .tile")
+    page.locator("#labeller > * button", has_text="Show more pictures").click()
+    page.wait_for_function("() => document.querySelectorAll('#labeller .tile').length === 60")
+
+
+@pytest.mark.browser
+def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path):
+    page = opened("Probe", **PHONE)
+    show_all(page)
+    cats, coffees = ids_of(served, "cat", 6), ids_of(served, "coffee", 6)
+    label(page, "a cat", [*cats, coffees[0]])
+    page.locator(f'#labeller .tile[data-id="{coffees[0]}"] .picture').click()  # taken off again
+    label(page, "coffee", coffees)
+    assert "12 pictures with 2 labels" in page.inner_text("#labeller .count")
+    page.fill("#probe-name input, #probe-name textarea", "clicked")
+    page.click("#probe-fit")
+    wait_for(page, "clicked is ready", "#probe-status")
+    kept = get_probe(served.bench.store.records, "clicked")
+    assert kept.probe.classes == ("a cat", "coffee")
+    assert kept.probe.fingerprint == served.bench.models.get().fingerprint
+    assert (kept.about["rows"], kept.about["held_out"]) == (12, 2)
+    wait_for(page, "Learned from 12 pictures of 2 labels", "#probe-report")
+    assert page.inner_text("#probe-report .score strong") == f"{round(100 * kept.about['scores']['top1'])} %"
+    cells = page.locator("#probe-report .confusion tbody td").all_inner_texts()
+    assert [int(one or 0) for one in cells] == [n for row in kept.about["confusion"] for n in row]
+    assert page.locator("#probe-report .curve circle").count() == len(kept.about["few_shot"])
+    page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
+    page.wait_for_selector("#probe-verdict .said:visible")
+    [said] = served.bench.predict("clicked", images=[pictures[3]])
+    assert page.inner_text("#probe-verdict .said") == said.label
+    assert page.locator("#probe-verdict .name").all_inner_texts() == [name for name, _ in said.top]
+    with page.expect_download() as download:
+        page.click("#probe-report header a")
+    assert download.value.suggested_filename == "clicked.zip"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.browser
+def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, served):
+    page = opened("Probe")
+    show_all(page)
+    label(page, "cat", ids_of(served, "cat", 4))
+    label(page, "lonely", ids_of(served, "coffee", 1))
+    page.fill("#probe-name input, #probe-name textarea", "lonely")
+    page.click("#probe-fit")
+    page.wait_for_function("() => document.querySelector('#probe-status').innerText.length > 0")
+    page.reload()
+    open_tab(page, "Probe")
+    wait_for(page, "lonely is ready", "#probe-status")
+    wait_for(page, "Used only once: lonely", "#probe-report")
+
+
+@pytest.mark.browser
+def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path):
+    ids = ids_of(served, "cat", 3)
+    (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"{id},cat\n" for id in ids))
+    page = opened("Probe")
+    page.wait_for_selector("#labeller .tile")
+    page.set_input_files("#probe-csv input[type=file], input#probe-csv", str(tmp_path / "labels.csv"))
+    wait_for(page, "3 pictures with 1 label", "#labeller .count")
+    wait_for_pictures(page, "#labeller img")
+    shown = page.locator("#labeller .tile").evaluate_all("tiles => tiles.slice(0, 3).map(one => one.dataset.id)")
+    assert shown == ids
+    page.fill("#probe-name input, #probe-name textarea", "one")
+    page.click("#probe-fit")
+    page.wait_for_selector(".toast-body")
+    assert "a probe tells at least two apart" in page.inner_text(".toast-body")
+    with pytest.raises(ProbeNotFound):
+        get_probe(served.bench.store.records, "one")
+
+
+def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_model):
+    other = load_encoder(make_model(seed=7), device="cpu")
+    spec_of = served.bench.collection("photos").spec
+    spec = type(spec_of)(spec_of.dim, fingerprint=other.fingerprint, model="nowhere/at-all")
+    there = served.bench.store.create("others", spec)
+    items = served.bench.collection("photos").scroll(limit=4, with_vector=True).items
+    there.upsert(list(items))
+    labels = json.dumps({item.id: "ab"[i % 2] for i, item in enumerate(items)})
+    answer = call(served.url, "fit", [labels, None, "others", None, "p", False, {}])
+    assert answer.status_code != 200
+    assert "nowhere/at-all" in answer.json()["error"] or "encoder" in answer.json()["error"]
+    served.bench.store.drop("others")
+
+
+def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve):
+    for there in serve(model, store, page=True, read_only=True):
+        names = {event["api_name"] for event in events(there.url)}
+        assert {"say", "choose_probe"} <= names
+        assert not {"fit", "look", "labels_of"} & names
+        assert "before" in call(there.url, "start_probes", []).text
+
+
+def test_labels_are_texts_of_items(tmp_path):
+    assert read_labels('{"a": "cat"}') == {"a": "cat"}
+    for wrong in ("[1]", "{", '{"a": 1}', '{"a": ""}', json.dumps({"a": "x" * 81}), '{"": "cat"}'):
+        with pytest.raises(InvalidRequest):
+            read_labels(wrong)
+    file = tmp_path / "labels.csv"
+    file.write_text("\ufeffid,score,label\na.jpg,0.5,cat\nb.jpg,0.4,\n", encoding="utf-8")
+    assert read_csv(file) == {"a.jpg": "cat"}
+    for wrong in (b"", b"name,kind\na,b\n", b"\xff\xfe\x00", b"id,label\na,x\na,y\n"):
+        file.write_bytes(wrong)
+        with pytest.raises(InvalidRequest):
+            read_csv(file)

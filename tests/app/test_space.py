@@ -1,0 +1,89 @@
+"""nnclr space: a folder that runs by itself, where the package is not installed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from running_server import free_port, wait
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app as cli
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("hub") / "space"
+    done = CliRunner().invoke(cli, ["space", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_it_holds_what_a_space_needs(space):
+    _, front, text = (space / "README.md").read_text().split("---\n", 2)
+    told = dict(line.split(": ", 1) for line in front.splitlines())
+    assert (told["sdk"], told["app_file"]) == ("gradio", "app.py")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", told["sdk_version"])
+    assert "read-only" in text
+    pins = (space / "requirements.txt").read_text().splitlines()
+    assert [line for line in pins if line.startswith("torch==")]
+    assert all("==" in line and "+" not in line for line in pins)
+    assert not [line for line in pins if line.startswith(("gradio", "nnclr"))]
+    for name in ("serving/api.py", "app/mount.py", "app/widgets/dom.js", "app/style/page.css", "cli/app.py"):
+        assert (space / "nnclr_hub" / name).is_file(), name
+    assert (space / "nnclr_hub/weights/nnclr_resnet18_small_cpu_starter/model.safetensors").stat().st_size > 10**7
+    assert len(list((space / "pictures").rglob("*.jpg"))) == 300
+    assert not list(space.rglob("*.pyc"))
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(cli, ["space", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "not empty" in " ".join(done.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_it_runs_where_the_package_is_not_installed(space, tmp_path):
+    """As a Space's machine runs it: the page answers, framed by the Hub alone, and nothing can be written."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHONPATH"))}
+    there = subprocess.run(
+        [sys.executable, "-P", "-c", "import nnclr_hub"], cwd=tmp_path, env=environment, capture_output=True
+    )
+    if there.returncode == 0:
+        pytest.skip("the package is installed here")
+    port = free_port()
+    environment |= {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", "SPACE_HOST": "me-it.hf.space"}
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        running = subprocess.Popen(
+            [sys.executable, "-P", str(space / "app.py")], cwd=tmp_path, env=environment, stdout=out, stderr=out
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_long(f"{url}/readyz", running, log)
+        forwarded = {"Host": "me-it.hf.space", "X-Forwarded-Proto": "https"}
+        page = httpx.get(f"{url}/ui/", headers=forwarded, timeout=60)
+        assert page.status_code == 200
+        assert "frame-ancestors https://huggingface.co;" in page.headers["Content-Security-Policy"]
+        assert httpx.get(f"{url}/ui/", headers={"Host": "elsewhere.example"}).status_code == 403
+        [collection] = httpx.get(f"{url}/api/v1/collections").json()["collections"]
+        assert collection["count"] == 300
+        assert httpx.delete(f"{url}/api/v1/collections/{collection['name']}").status_code == 403
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0, log.read_text()
+
+
+def wait_long(url: str, running: subprocess.Popen, log: Path) -> None:
+    """It indexes its pictures before it listens."""
+    for _ in range(10):
+        try:
+            return wait(url)
+        except pytest.fail.Exception:
+            assert running.poll() is None, log.read_text()
+    pytest.fail(log.read_text())
