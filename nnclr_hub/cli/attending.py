@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.attention import AttentionMap, Query
 
 MaxSide = Annotated[int, typer.Option(help="Long side of the network's input at the most, in pixels.")]
+FIGURE = "figure.png"  # of all maps, in the folder
 Opacity = Annotated[float, typer.Option(help="Of the map over the picture, from 0 to 1.")]
 
 
@@ -69,7 +70,7 @@ def attention(
         _write(one, path, opacity, with_values=to_folder)
     if to_folder and (query is not None or target):
         names = [path.name for path in (image, *(target or [image]))]
-        (to / "figure.png").write_bytes(query_figure(decode_image(image), query, maps, names, opacity))
+        (to / FIGURE).write_bytes(query_figure(decode_image(image), query, maps, names, opacity))
     if as_json:
         print_json([{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown])
         return
@@ -96,6 +97,7 @@ def attention_grid(
 
     check_opacity(opacity)
     _require_png(to)
+    _keep([to], images)
     sources = dict(_named(one) for one in source) if source else COMPARED
     with bar(err, "looking") as advance:
         columns = compare(images, sources, max_side=max_side, progress=advance)
@@ -158,10 +160,16 @@ def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
         places = [to / f"{shown[0].stem}-attention.png"]
     else:
         places = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
-    for place in places:
-        if place.resolve() in {path.resolve() for path in (image, *targets)}:
-            raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
+    _keep(places if to.suffix == ".png" else [*places, to / FIGURE], [image, *targets])
     return places
+
+
+def _keep(places: list[Path], pictures: list[Path]) -> None:
+    """Refuses to write over a picture that was given."""
+    given = {path.resolve() for path in pictures}
+    for place in places:
+        if place.resolve() in given:
+            raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
 
 
 def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) -> None:

@@ -99,8 +99,11 @@ def _png(image: Any) -> bytes:
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
         raise InvalidRequest(f"{type(image).__name__} is no picture: give a path, bytes, a PIL image or an array.")
+    from nnclr_hub.encoder.decoding import decode_image
+
     file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
+    # a PNG has no CMYK, and Pillow leaves the orientation behind
+    decode_image(image).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 

@@ -83,6 +83,18 @@ def test_a_picture_is_never_written_over(model, pictures, tmp_path):
     assert "would write over" in done.output
 
 
+def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
+    picture = tmp_path / "figure.png"
+    Image.open(pictures[0]).save(picture)
+    before = picture.read_bytes()
+    figure = run("attention", picture, "--model", model, "--point", "3,3", "--out", tmp_path)
+    grid = run("attention-grid", picture, "--source", f"it={model}", "--out", picture)
+    assert picture.read_bytes() == before
+    for done in (figure, grid):
+        assert done.exit_code == 2
+        assert "would write over" in done.output
+
+
 def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):
     targets = ["--target", pictures[1], "--target", pictures[2]]
     done = run("attention", pictures[0], *targets, "--model", model, "--out", tmp_path / "map.png")

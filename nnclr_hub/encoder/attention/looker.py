@@ -177,7 +177,8 @@ class Looker:
             attention.register_forward_pre_hook(
                 lambda module, inputs: rows.append(class_token_rows(attention, inputs[0]))
             )
-        tokens = network.forward_features(x)
+        # one of the two is timm's final norm, the other nothing: networks that pool by the mean norm behind the pool
+        tokens = cast(Tensor, network.fc_norm(network.forward_features(x)))
         down, across = self.anatomy.stride
         patches = tokens[:, network.num_prefix_tokens :].unflatten(1, (x.shape[2] // down, x.shape[3] // across))
         return patches, tokens[:, 0] if self.anatomy.class_token else None, rows[0] if rows else None

@@ -81,9 +81,16 @@ def require_inside(query: Query, size: tuple[int, int]) -> None:
 
 def _require_numbers(query: Query, what: str) -> None:
     values = astuple(query)
-    if not all(isinstance(value, Real) and math.isfinite(value) for value in values):
+    if not all(map(_finite, values)):
         raise InvalidRequest(f"{what} in pixels, finite numbers; these are {values}.")
 
 
 def _written(query: Query) -> str:
     return f"({', '.join(f'{value:g}' for value in astuple(query))})"
+
+
+def _finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False

@@ -171,6 +171,22 @@ def test_without_a_query_the_class_token_is_looked_for_in_a_target(vit, photo):
     assert vit.attention(photo, similarity="cosine").kind == "cosine"
 
 
+def test_patches_are_normed_where_the_network_norms_behind_its_pool(photo):
+    backbone = randomised(create_backbone("test_vit", model_args={"global_pool": "avg", "dynamic_img_size": True}))
+    torch.nn.init.uniform_(backbone.fc_norm.weight, 0.1, 3)
+    encoder = Encoder(backbone, Preprocessing(160), name="it", device="cpu")
+    with torch.no_grad():
+        tokens = backbone.forward_features(timms_input(encoder, photo))[0].double()
+    centred = tokens - tokens.mean(1, keepdim=True)
+    normed = centred / (centred.square().mean(1, keepdim=True) + backbone.fc_norm.eps).sqrt()
+    normed = normed * backbone.fc_norm.weight.detach() + backbone.fc_norm.bias.detach()
+    patches = normed[1:].numpy().reshape(15, 16, -1)
+    for query, vector in ((Point(70, 100), patches[6, 4]), (None, normed[0].numpy())):
+        expected = loop(patches, vector, "dot")
+        found = encoder.attention(photo, query, target=photo)
+        np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 def test_a_picture_on_its_side_is_looked_at_upright(resnet, photo, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -202,6 +218,7 @@ REFUSALS = [
     ("vit", {"threshold": 0.0}, "not in .0, 1."),
     ("vit", {"threshold": 1.01}, "not in .0, 1."),
     ("vit", {"threshold": float("nan")}, "not in .0, 1."),
+    ("vit", {"threshold": 10**400}, "not in .0, 1."),
     ("vit", {"similarity": "l2"}, "none of dot, cosine"),
     ("vit", {"query": (3, 4)}, "A query is Point"),
     ("vit", {"query": Point(256, 3)}, "not inside the upright picture of 256 x 240"),

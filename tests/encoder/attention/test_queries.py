@@ -8,7 +8,7 @@ from nnclr_hub.encoder.attention.queries import require_inside
 from nnclr_hub.errors import InvalidRequest
 
 
-@pytest.mark.parametrize("place", [(float("nan"), 1), (1, float("inf")), ("1", 2)])
+@pytest.mark.parametrize("place", [(float("nan"), 1), (1, float("inf")), ("1", 2), (10**9, -(10**400))])
 def test_a_point_is_two_finite_numbers(place):
     with pytest.raises(InvalidRequest, match="A point is x, y in pixels"):
         Point(*place)
