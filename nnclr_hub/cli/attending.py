@@ -19,6 +19,10 @@ FIGURE = "figure.png"  # of all maps, in the folder
 Opacity = Annotated[float, typer.Option(help="Of the map over the picture, from 0 to 1.")]
 
 
+# of --out: whoever writes one means a file, and would find a folder of that name
+_OTHER_PICTURES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".svg")
+
+
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
     app.command()(attention)
@@ -152,6 +156,8 @@ def _require_png(file: Path) -> None:
 def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
     """Where each map's picture goes; never over a picture that was given."""
     shown = targets or [image]
+    if to.is_file() or to.suffix.lower() in _OTHER_PICTURES:
+        _require_png(to)
     if to.suffix == ".png":
         if len(shown) > 1:
             raise InvalidRequest(f"--out {to} is one file, and there are {len(shown)} maps: name a folder.")
@@ -182,7 +188,9 @@ def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) 
 
 
 def _print(shown: list[tuple[Path, Path, AttentionMap]]) -> None:
-    table = Table("picture", "map", "cells", "input", "most at", "file", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for heading in ("picture", "map", "cells", "input", "most at", "file"):
+        table.add_column(heading, overflow="fold")  # a path that is cut short is of no use
     for image, file, one in shown:
         height, width = one.values.shape
         sizes = f"{width} x {height}", f"{one.input_size[0]} x {one.input_size[1]}"

@@ -67,11 +67,11 @@ class AttentionSettings:
         for value, what in ((self.head, "head"), (self.threshold, "threshold")):
             if value is not None and not row:
                 why = (
-                    "and this map is of a query's similarity: leave out query, target and similarity"
+                    f"and this map is of a query's similarity: leave out query, target and similarity, or {what}"
                     if anatomy.transformer
-                    else f"which {name}, a ResNet, does not have"
+                    else f"which {name}, a ResNet, does not have: leave it out"
                 )
-                raise InvalidRequest(f"{what}={value} is of a vision transformer's [CLS] row, {why} or {what}.")
+                raise InvalidRequest(f"{what}={value} is of a vision transformer's [CLS] row, {why}.")
         if anatomy.transformer and self.query is None and not anatomy.class_token:
             raise InvalidRequest(f"{name} has no [CLS] token to look from: give a point or a box as query.")
         if row and anatomy.heads is None:

@@ -214,7 +214,7 @@ REFUSALS = [
     ("vit", {"head": 2}, "There is no head 2: a small ViT has 2, from 0"),
     ("vit", {"head": -1}, "head=-1 is no head"),
     ("vit", {"head": True}, "head=True is no head"),
-    ("vit", {"head": 0, "query": Point(3, 3)}, "leave out query, target and similarity or head"),
+    ("vit", {"head": 0, "query": Point(3, 3)}, "leave out query, target and similarity, or head."),
     ("vit", {"threshold": 0.0}, "not in .0, 1."),
     ("vit", {"threshold": 1.01}, "not in .0, 1."),
     ("vit", {"threshold": float("nan")}, "not in .0, 1."),
