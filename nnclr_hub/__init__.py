@@ -21,6 +21,9 @@ _HOME = {
     "model_info": "nnclr_hub.hub.registry",
     "Encoder": "nnclr_hub.encoder.encoder",
     "load_encoder": "nnclr_hub.encoder.encoder",
+    "Point": "nnclr_hub.encoder.attention",
+    "Box": "nnclr_hub.encoder.attention",
+    "AttentionMap": "nnclr_hub.encoder.attention",
     "ImageError": "nnclr_hub.errors",
     "NNCLRHubError": "nnclr_hub.errors",
     "open_store": "nnclr_hub.store",
@@ -41,6 +44,8 @@ _HOME = {
 
 __all__ = [
     "AsyncClient",
+    "AttentionMap",
+    "Box",
     "Client",
     "CollectionSpec",
     "EmbeddedStore",
@@ -50,6 +55,7 @@ __all__ = [
     "LinearProbe",
     "Match",
     "NNCLRHubError",
+    "Point",
     "__version__",
     "convert_checkpoint",
     "export_model",
@@ -78,6 +84,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from nnclr_hub.client import AsyncClient, Client
+    from nnclr_hub.encoder.attention import AttentionMap, Box, Point
     from nnclr_hub.encoder.encoder import Encoder, load_encoder
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info

@@ -4,31 +4,31 @@ encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
 encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
 encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
 encoder.tokens(["a.jpg"])                       # (1, h, w, D)
+encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: where it looks the same
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
 from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
+from nnclr_hub.encoder.given import as_list, readable
+from nnclr_hub.encoder.prefetching import prepared_ahead
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.encoder.tensors import crops_of, transformed_batches
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -136,7 +136,7 @@ class Encoder:
         Raises:
             ImageError: the first picture that cannot be read; its message names the picture.
         """
-        images = images if isinstance(images, Tensor) else _as_list(images)
+        images = images if isinstance(images, Tensor) else as_list(images)
         rows = []
         for index, result in enumerate(self._embed_in_order(images)):
             if isinstance(result, ImageError):
@@ -156,8 +156,8 @@ class Encoder:
         """
         if isinstance(images, Tensor):
             return np.concatenate([self._forward(x, feature_map) for x in self._inputs(images)])
-        images, seen, maps = _as_list(images), 0, []
-        for crops in self._prepared(images):
+        images, seen, maps = as_list(images), 0, []
+        for crops in prepared_ahead(images, self.prepare, self.batch_size):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
                     raise crop.named(images[index], index) from crop
@@ -167,6 +167,43 @@ class Encoder:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.concatenate(maps)
 
+    # ---- attention
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | Sequence[ImageLike] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap | list[AttentionMap]:
+        """What the encoder looks at, in the whole picture: see `nnclr_hub.encoder.attention`.
+
+        Args:
+            image: the picture that is asked about.
+            query: Point or Box in pixels of the upright original; None: the picture as a whole.
+            target: another picture to look for the query in, or a list of up to 6; their maps share one scale.
+            similarity, head, threshold, max_side: see `AttentionSettings`.
+
+        Returns:
+            The map of the image, or of the one target; a list for a list of targets.
+
+        Raises:
+            ImageError: a picture that cannot be read, or is too small or too long for its width.
+            InvalidRequest: a question that this network, or this picture, has no answer to.
+        """
+        several = isinstance(target, Sequence) and not isinstance(target, str | bytes)
+        targets: list[Any] = [] if target is None else list(target) if several else [target]  # type: ignore[arg-type]
+        maps = self.looker.attention(AttentionSettings(query, similarity, head, threshold, max_side), image, targets)
+        return maps if several else maps[0]
+
+    @cached_property
+    def looker(self) -> Looker:
+        """Attention in its three steps, for programs that run each in a thread of its own."""
+        return Looker(self.backbone, self.transform, self.device, self.name)
+
     # ---- the two halves, for programs that decode and batch on their own
 
     def prepare(self, image: ImageLike) -> np.ndarray:
@@ -175,7 +212,7 @@ class Encoder:
         Raises:
             ImageError: it cannot be read.
         """
-        return self.transform.read(_readable(image))
+        return self.transform.read(readable(image))
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
@@ -192,27 +229,11 @@ class Encoder:
             for x in self._inputs(images):
                 yield from _rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
-        for crops in self._prepared(images):
+        for crops in prepared_ahead(images, self.prepare, self.batch_size):
             good = [crop for crop in crops if isinstance(crop, np.ndarray)]
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in crops:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
-
-    def _prepared(self, images: Iterable[ImageLike]) -> Iterator[list[np.ndarray | ImageError]]:
-        """Batches of crops; the next batch is decoded while the caller runs this one through the network."""
-
-        def prepare(image: ImageLike) -> np.ndarray | ImageError:
-            try:
-                return self.prepare(image)
-            except ImageError as error:
-                return error
-
-        rest = iter(images)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead = [pool.submit(prepare, image) for image in islice(rest, self.batch_size)]
-            while ahead:
-                current, ahead = ahead, [pool.submit(prepare, image) for image in islice(rest, self.batch_size)]
-                yield [future.result() for future in current]
 
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""
@@ -270,17 +291,3 @@ def _load_from_timm(architecture: str, seed: int | None, how: dict[str, Any]) ->
 
 def _rows(features: np.ndarray, unit: bool) -> np.ndarray:
     return F.normalize(torch.from_numpy(features)).numpy() if unit else features
-
-
-def _as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
-    if isinstance(images, str | bytes | Path | Image.Image):
-        raise InvalidRequest("Give a list of images, even for one: encoder.embed([image]).")
-    return list(images)
-
-
-def _readable(image: ImageLike) -> Path | str | bytes | Image.Image:
-    if not isinstance(image, np.ndarray):
-        return image
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise InvalidRequest(f"An array is one image of (H, W, 3) uint8; this one is {image.shape} {image.dtype}.")
-    return Image.fromarray(image)

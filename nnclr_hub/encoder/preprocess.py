@@ -74,6 +74,11 @@ class EvalTransform:
         """(S, S, 3) uint8 of an upright RGB picture."""
         return self._cut(Picture(image, image.size))
 
+    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+        """(h, w, 3) uint8 of an upright RGB picture, uncropped, at another width and height than its own."""
+        resample = _RESAMPLING[self.preprocessing.interpolation]
+        return np.array(image if image.size == size else image.resize(size, resample))
+
     @property
     def _short(self) -> int:
         """To what the short side of a picture is brought, in pixels."""

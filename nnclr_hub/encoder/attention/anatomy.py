@@ -1,0 +1,110 @@
+"""What attention has to know of a network: where its cells see, and what its last block attends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from timm.layers.attention import Attention
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.resnet import ResNet
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from nnclr_hub.encoder.attention.geometry import Axis, Grid
+from nnclr_hub.errors import InvalidRequest
+
+STAGES = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A network that maps can be made of.
+
+    transformer: whether it is a vision transformer; else it is a ResNet.
+    first: down and across, centre of cell 0 in pixels of the input.
+    stride: likewise, from one centre to the next.
+    class_token: whether there is a [CLS].
+    heads: of the last block's attention; None: not one that we know.
+    attends_by: class of the last block's attention.
+    """
+
+    transformer: bool
+    first: tuple[float, float]
+    stride: tuple[int, int]
+    class_token: bool = False
+    heads: int | None = None
+    attends_by: str = ""
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """Pixels across and down that the sides of an input must be multiples of."""
+        return self.stride[::-1] if self.transformer else (1, 1)
+
+    def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
+        """Where the cells of one picture lie.
+
+        Args:
+            cells: h and w of its map.
+            input_size: width and height that the network was given.
+            original_size: width and height of the upright original.
+        """
+        down, across = (
+            Axis(cells[i], self.first[i], self.stride[i], input_size[1 - i], original_size[1 - i]) for i in (0, 1)
+        )
+        return Grid(down, across)
+
+
+def anatomy_of(backbone: nn.Module) -> Anatomy:
+    """Reads a network.
+
+    Raises:
+        InvalidRequest: it is neither a ResNet nor a vision transformer of timm's, or one of an unusual build.
+    """
+    if isinstance(backbone, VisionTransformer) and type(backbone.patch_embed) is PatchEmbed:
+        down, across = backbone.patch_embed.patch_size
+        block = backbone.blocks[-1]
+        attention = getattr(block, "attn", block)
+        # a subclass may compute something else of the same input
+        known = type(attention) is Attention
+        return Anatomy(
+            transformer=True,
+            first=(down / 2, across / 2),
+            stride=(down, across),
+            class_token=bool(backbone.has_class_token),
+            heads=int(attention.num_heads) if known else None,
+            attends_by=type(attention).__name__,
+        )
+    if isinstance(backbone, ResNet):
+        first, stride = _of_convolutions(backbone)
+        if stride == int(cast(Any, backbone.feature_info)[-1]["reduction"]):
+            return Anatomy(transformer=False, first=(first, first), stride=(stride, stride))
+    raise InvalidRequest(
+        f"{type(backbone).__name__} is not a ResNet or a vision transformer as timm builds them, so there is no map "
+        "of where its features look: take another encoder."
+    )
+
+
+def _of_convolutions(backbone: ResNet) -> tuple[float, int]:
+    """Centre of cell 0 and the stride, in pixels of the input, layer by layer along the residual branches."""
+    first, stride = 0.5, 1
+    for layer in _layers(backbone):
+        kernel, step, padding, dilation = (_side(getattr(layer, name, 1)) for name in _GEOMETRY)
+        first += (dilation * (kernel - 1) / 2 - padding) * stride
+        stride *= step
+    return first, stride
+
+
+_GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
+
+
+def _layers(backbone: ResNet) -> Iterator[nn.Module]:
+    for stage in STAGES:
+        for name, layer in backbone.get_submodule(stage).named_modules():
+            if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d) and "downsample" not in name:
+                yield layer
+
+
+def _side(value: int | tuple[int, int]) -> int:
+    return value if isinstance(value, int) else int(value[0])
