@@ -9,9 +9,9 @@ from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest
 from training.evals.boxes.boxed import large_boxes, read_boxes
+from training.evals.boxes.localisation import pointing
 from training.evals.boxes.pairs import choose_pairs
 from training.evals.boxes.places import centre
-from training.evals.boxes.localisation import pointing
 
 
 def write_coco(folder, pictures, classes=("cat", "dog")):

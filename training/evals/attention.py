@@ -8,6 +8,7 @@ boxes with those outside. Intervals are 95%, by a bootstrap over pictures.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -58,9 +59,11 @@ def attention(
     draws: int = 1000,
     seed: int = 0,
 ) -> Iterator[tuple[str, float]]:
-    """Yields ("attention/NAME", pointing within at the first size), then for each size ("attention/NAME/own/within/pointing",
-    mean) with /low and /high, and the same for across, control and auroc; for an encoder also /over, what it is
-    above the Gaussian on the same pictures or pairs.
+    """Yields ("attention/NAME", pointing within at the first size) and what stands behind it.
+
+    For each size ("attention/NAME/own/within/pointing", mean) with /low and /high, and the same for across, control and
+    auroc; for an encoder also /over, what it is above the Gaussian on the same pictures or pairs, and for across
+    /over_control. At last, how many pairs of how many classes there are, and which share of its blocks is idle.
 
     Args:
         subject: an encoder, or a place.
@@ -84,7 +87,9 @@ def attention(
         size = str(side) if side else "own"
         if isinstance(source, Encoder):
             reference = reference or subject.scores(PlaceEye(PLACES[REFERENCE]), chosen, REFERENCE)
-            scores = subject.scores(EncoderEye(source, side, similarity), chosen, f"attention at {size} size")
+            with tempfile.TemporaryFile() as memory:
+                eye = EncoderEye(source, side, similarity, memory)
+                scores = subject.scores(eye, chosen, f"short side {size}")
         else:
             scores = scores or subject.scores(PlaceEye(source), chosen, source.name)
         if np.isnan(scores.within[:, 0]).all():
@@ -123,6 +128,10 @@ class _Intervals:
                 if reference is not None:
                     other = getattr(reference, part)[:, column]
                     yield from self._figure(f"{name}/{part}/{metric}/over", part, own - other)
+        if reference is not None:
+            for column, metric in enumerate(METRICS):
+                gain = scores.across[:, column] - scores.control[:, column]
+                yield from self._figure(f"{name}/across/{metric}/over_control", "across", gain)
 
     def _figure(self, name: str, part: str, scores: np.ndarray) -> Iterator[tuple[str, float]]:
         if np.isnan(scores).all():

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.encoder.attention.sizes import SHORTEST
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.labelled import some
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -28,7 +29,6 @@ from ..task import add_files
 
 COCO, TABLE = "annotations.json", "boxes.csv"
 COLUMNS = ("file", "x0", "y0", "x1", "y1")
-SHORT_SIDE = 224
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _picture(
             size = decode_image(path).size
         except ImageError:
             return None
-    scale = max(1.0, SHORT_SIDE / min(size))
+    scale = max(1.0, SHORTEST / min(size))
     width, height = (round(scale * side) for side in size)
     stretched = np.array(boxes, float).reshape(-1, 4) * np.tile([width / size[0], height / size[1]], 2)
     clipped = np.clip(stretched, 0, np.tile([width, height], 2))

@@ -1,15 +1,14 @@
 """What makes maps of boxed pictures: an encoder at some size, or a place that looks at nothing.
 
-An encoder sees each picture once. Its feature maps wait in a temporary file until a query of another picture is
+An encoder sees each picture once. Its feature maps wait in a file until a query of another picture is
 looked for in them, which gives what `Encoder.attention` gives.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from PIL import Image
@@ -78,6 +77,7 @@ class EncoderEye:
         encoder: a ResNet or a vision transformer.
         short_side: to which the short side of a picture is brought, in pixels; 0: as it is.
         similarity: "dot" or "cosine".
+        memory: an empty file for its feature maps.
 
     Raises:
         InvalidRequest: there are no such maps of the encoder.
@@ -85,11 +85,10 @@ class EncoderEye:
 
     asks = True
 
-    def __init__(self, encoder: Encoder, short_side: int, similarity: str) -> None:
-        self._looker, self._short_side = encoder.looker, short_side
+    def __init__(self, encoder: Encoder, short_side: int, similarity: str, memory: BinaryIO) -> None:
+        self._looker, self._short_side, self._file = encoder.looker, short_side, memory
         self._settings = AttentionSettings(similarity=similarity)
         self._looker.check(self._settings)
-        self._file = tempfile.TemporaryFile()
 
     def look(self, picture: BoxedPicture) -> tuple[np.ndarray, Sight]:
         image = picture.read()

@@ -1,7 +1,7 @@
 """How well a map of a picture finds what boxes say is there: the pointing game, and AUROC over pixels.
 
-    pointing(map, inside)   # 1.0: the map's maximum lies in a box
-    auroc(map, inside)      # 0.5: pixels in boxes are no higher than those outside
+pointing(map, inside)   # 1.0: the map's maximum lies in a box
+auroc(map, inside)      # 0.5: pixels in boxes are no higher than those outside
 """
 
 from __future__ import annotations

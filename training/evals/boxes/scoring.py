@@ -34,9 +34,7 @@ class Scores:
     control: np.ndarray
 
 
-def score(
-    boxed: BoxedSet, pairs: Sequence[Pair], eye: Eye, title: str, broken: dict[str, str], say: Console
-) -> Scores:
+def score(boxed: BoxedSet, pairs: Sequence[Pair], eye: Eye, title: str, broken: dict[str, str], say: Console) -> Scores:
     """Looks at each picture once, then for each query in its target.
 
     Args:
