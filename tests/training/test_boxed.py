@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from boxed_pictures import write_coco
 from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -12,21 +13,6 @@ from training.evals.boxes.boxed import large_boxes, read_boxes
 from training.evals.boxes.localisation import pointing
 from training.evals.boxes.pairs import choose_pairs
 from training.evals.boxes.places import centre
-
-
-def write_coco(folder, pictures, classes=("cat", "dog")):
-    """pictures: (width, height, [(class, x, y, w, h), ...]) each; ids are no places in any list."""
-    told = {"categories": [{"id": 7 + 2 * i, "name": name} for i, name in enumerate(classes)], "images": []}
-    told["annotations"] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    for number, (width, height, boxes) in enumerate(pictures):
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(folder / f"{number}.png")
-        told["images"].append({"id": 100 + number, "file_name": f"{number}.png", "width": width, "height": height})
-        for kind, *box in boxes:
-            told["annotations"].append({"image_id": 100 + number, "category_id": 7 + 2 * kind, "bbox": box})
-    (folder / "annotations.json").write_text(json.dumps(told))
-    return folder
 
 
 def test_coco_boxes_are_corner_and_sides(tmp_path):
@@ -163,7 +149,7 @@ def test_a_set_of_one_class_has_no_controls(tmp_path):
     ("name", "pictures", "boxes", "expected"), [("coco128", 126, 929, 0.698), ("raccoon", 193, 210, 0.953)]
 )
 def test_the_centre_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, name, pictures, boxes, expected):
-    boxed = read_boxes(pack("boxes") / name)
+    boxed = read_boxes(pack("boxes.tar") / name)
     assert boxed.counts() == {"pictures": pictures, "boxes": boxes}
     hits = [pointing(centre(*one.size), one.inside()) for one in boxed.pictures]
     assert np.mean(hits) == pytest.approx(expected, abs=5e-4)
@@ -171,7 +157,7 @@ def test_the_centre_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, nam
 
 @pytest.mark.data
 def test_the_centre_pixel_of_the_small_ones_too(pack):
-    boxed = read_boxes(pack("tiny64"))
+    boxed = read_boxes(pack("tiny64.tar.gz"))
     assert boxed.counts() == {"pictures": 3980, "boxes": 3980}
     assert {one.size for one in boxed.pictures} == {(224, 224)}
     hits = [pointing(centre(*one.size), one.inside()) for one in boxed.pictures]

@@ -111,7 +111,7 @@ class Looker:
         others = []
         for index, target in enumerate(targets):
             try:
-                others.append(self.prepare(target, settings))
+                others.append(self.prepare(target, settings, asked=False))
             except ImageError as error:
                 raise error.named(target, index) from error
         return self.maps(settings, self.forward(first), [self.forward(other) for other in others])

@@ -115,4 +115,4 @@ class EncoderEye:
     def _recalled(self, sight: Sight) -> Seen:
         assert sight.seen is not None
         raw = os.pread(self._file.fileno(), 4 * int(np.prod(sight.shape)), sight.start)
-        return replace(sight.seen, features=np.frombuffer(raw, np.float32).reshape(sight.shape))
+        return replace(sight.seen, features=np.frombuffer(bytearray(raw), np.float32).reshape(sight.shape))

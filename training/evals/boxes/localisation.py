@@ -31,10 +31,12 @@ def auroc(values: np.ndarray, inside: np.ndarray) -> float:
     within, without = np.sort(values[inside]), np.sort(values[~inside])
     if not len(within) or not len(without):
         return float("nan")
-    # the area is Mann and Whitney's U: for each pixel outside, how many inside are not above it
-    lower = np.searchsorted(within, without, "left").sum(dtype=np.float64)
-    not_higher = np.searchsorted(within, without, "right").sum(dtype=np.float64)
-    return float(1 - (lower + not_higher) / (2 * len(within) * len(without)))
+    # the area is Mann and Whitney's U: for each pixel of the smaller side, how many of the other lie below it
+    few, many = sorted((within, without), key=len)
+    below = np.searchsorted(many, few, "left").sum(dtype=np.float64)
+    not_above = np.searchsorted(many, few, "right").sum(dtype=np.float64)
+    share = float((below + not_above) / (2 * len(few) * len(many)))
+    return share if few is within else 1 - share
 
 
 def both(values: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
