@@ -199,6 +199,7 @@ def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
         (["attention", "{model}", "--data", "{photos}"], "has no boxes"),
         (["attention", "{model}"], "Give pictures with boxes"),
         (["attention", "{model}", "--data", "{coco}", "--set", "short_side=100"], "between 224 and 1024"),
+        (["attention", "{model}", "--data", "{coco}", "--set", "short_side="], "names no size"),
         (["attention", "{model}", "--data", "{coco}", "--set", "similarity=l2"], "none of dot, cosine"),
         (["knn", "gaussian", "--data", "{data}"], "a place in a picture"),
     ],

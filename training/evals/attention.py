@@ -47,6 +47,12 @@ class BoxedSubject:
         """Of all pictures and pairs."""
         return score(self.boxed, pairs, eye, f"{title} on {self.boxed.name}", self.broken, self.say)
 
+    def seen(self, encoder: Encoder, short_side: int, similarity: str, pairs: Sequence[Pair]) -> Scores:
+        """Through an encoder's eye at one size."""
+        with tempfile.TemporaryFile() as memory:
+            eye = EncoderEye(encoder, short_side, similarity, memory)
+            return self.scores(eye, pairs, f"short side {_size(short_side)}")
+
 
 def attention(
     subject: BoxedSubject,
@@ -63,7 +69,8 @@ def attention(
 
     For each size ("attention/NAME/own/within/pointing", mean) with /low and /high, and the same for across, control and
     auroc; for an encoder also /over, what it is above the Gaussian on the same pictures or pairs, and for across
-    /over_control. At last, how many pairs of how many classes there are, and which share of its blocks is idle.
+    /over_control. Beside these, how many pictures boxes cover wholly, so that they have no AUROC, which share of the
+    encoder's blocks is idle, and how many pairs of how many classes there are.
 
     Args:
         subject: an encoder, or a place.
@@ -76,31 +83,34 @@ def attention(
         seed: of pairs and bootstrap.
 
     Raises:
-        InvalidRequest: an encoder of which no maps can be made, or not one picture can be read.
+        InvalidRequest: an encoder of which no maps can be made, no size, or not one picture can be read.
     """
-    boxed, source = subject.boxed, subject.source
+    boxed, source, name = subject.boxed, subject.source, f"attention/{subject.boxed.name}"
+    if not short_side:
+        raise InvalidRequest("short_side names no size: give 0 for the picture's own, or pixels.")
     one_class = len({int(kind) for one in boxed.pictures for kind in one.kinds}) == 1
     chosen = choose_pairs(boxed, most=pairs_of_one_class if one_class else pairs, least=least, seed=seed)
     intervals = _Intervals(chosen, draws, seed)
-    reference, scores, name = None, None, f"attention/{boxed.name}"
-    for place, side in enumerate(short_side):
-        size = str(side) if side else "own"
+    place = source if isinstance(source, Place) else PLACES[REFERENCE]
+    of_place = scores = subject.scores(PlaceEye(place), chosen, place.name)
+    for number, side in enumerate(short_side):
         if isinstance(source, Encoder):
-            reference = reference or subject.scores(PlaceEye(PLACES[REFERENCE]), chosen, REFERENCE)
-            with tempfile.TemporaryFile() as memory:
-                eye = EncoderEye(source, side, similarity, memory)
-                scores = subject.scores(eye, chosen, f"short side {size}")
-        else:
-            scores = scores or subject.scores(PlaceEye(source), chosen, source.name)
-        if np.isnan(scores.within[:, 0]).all():
-            raise InvalidRequest(f"Not one picture of {boxed.name} can be read, such as {boxed.pictures[0].path}.")
-        if place == 0:
-            yield name, float(np.nanmean(scores.within[:, 0]))
-        yield from intervals.of(f"{name}/{size}", scores, reference)
+            scores = subject.seen(source, side, similarity, chosen)
+        if number == 0:
+            there = ~np.isnan(scores.within[:, 0])
+            if not there.any():
+                raise InvalidRequest(f"Not one picture of {boxed.name} can be read, such as {boxed.pictures[0].path}.")
+            yield name, float(scores.within[there, 0].mean())
+            yield f"{name}/covered", float(np.isnan(scores.within[there, 1]).sum())
+        yield from intervals.of(f"{name}/{_size(side)}", scores, None if source is place else of_place)
     if isinstance(source, Encoder):
         yield f"{name}/idle_blocks", idle_blocks(source.backbone)
     yield f"{name}/pairs", float(len(chosen))
     yield f"{name}/classes", float(len({pair.kind for pair in chosen}))
+
+
+def _size(short_side: int) -> str:
+    return str(short_side) if short_side else "own"
 
 
 class _Intervals:

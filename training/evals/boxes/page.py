@@ -59,10 +59,11 @@ def as_markdown(records: Sequence[Answer]) -> str:
     for data in dict.fromkeys(one.data for one in records):
         first = next(one for one in records if one.data == data)
         counted = ", ".join(f"{number} {what}" for what, number in first.pictures.items())
-        pairs = f"{first.values[f'attention/{data}/pairs']:.0f} pairs"
-        classes = f"{first.values[f'attention/{data}/classes']:.0f} of the classes"
+        told = {key: f"{first.values[f'attention/{data}/{key}']:.0f}" for key in ("pairs", "classes", "covered")}
         rows = rows_of(records, data)
-        lines += ["", f"## {data}", "", f"{counted}; {pairs} of {classes}.", ""]
+        lines += ["", f"## {data}", "", f"{counted}; {told['pairs']} pairs of {told['classes']} classes.", ""]
+        if told["covered"] != "0":
+            lines[-1:] = [f"Boxes cover {told['covered']} pictures wholly: those have no AUROC.", ""]
         lines += _table(rows, [f"{part}/{metric}" for part in PARTS for metric in METRICS])
         over = [f"{part}/{metric}/over" for part in PARTS[:2] for metric in METRICS]
         over += [f"across/{metric}/over_control" for metric in METRICS]
