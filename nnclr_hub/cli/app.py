@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from nnclr_hub.cli import evaluation, models, pictures, pretraining, probes, publishing, service, store_contents, stores
+from nnclr_hub.cli import (
+    attending,
+    evaluation,
+    models,
+    pictures,
+    pretraining,
+    probes,
+    publishing,
+    service,
+    store_contents,
+    stores,
+)
 from nnclr_hub.cli.verbs import new_app
 
 app = new_app()
-for group in (models, pictures, pretraining, evaluation, publishing, probes, stores, service):
+for group in (models, pictures, attending, pretraining, evaluation, publishing, probes, stores, service):
     group.register(app)
 store_contents.register(stores.group)

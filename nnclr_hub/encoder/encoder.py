@@ -10,7 +10,7 @@ encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: where it looks t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
+from nnclr_hub.encoder.attending import Attending
 from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
 from nnclr_hub.encoder.backends.with_torch import forward
@@ -38,7 +38,7 @@ from nnclr_hub.hub.sources import resolve
 BATCH = 64
 
 
-class Encoder:
+class Encoder(Attending):
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
@@ -166,43 +166,6 @@ class Encoder:
         if not maps:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.concatenate(maps)
-
-    # ---- attention
-
-    def attention(
-        self,
-        image: ImageLike,
-        query: Query | None = None,
-        target: ImageLike | Sequence[ImageLike] | None = None,
-        similarity: str = "dot",
-        head: int | None = None,
-        threshold: float | None = None,
-        max_side: int = MAX_SIDE,
-    ) -> AttentionMap | list[AttentionMap]:
-        """What the encoder looks at, in the whole picture: see `nnclr_hub.encoder.attention`.
-
-        Args:
-            image: the picture that is asked about.
-            query: Point or Box in pixels of the upright original; None: the picture as a whole.
-            target: another picture to look for the query in, or a list of up to 6; their maps share one scale.
-            similarity, head, threshold, max_side: see `AttentionSettings`.
-
-        Returns:
-            The map of the image, or of the one target; a list for a list of targets.
-
-        Raises:
-            ImageError: a picture that cannot be read, or is too small or too long for its width.
-            InvalidRequest: a question that this network, or this picture, has no answer to.
-        """
-        several = isinstance(target, Sequence) and not isinstance(target, str | bytes)
-        targets: list[Any] = [] if target is None else list(target) if several else [target]  # type: ignore[arg-type]
-        maps = self.looker.attention(AttentionSettings(query, similarity, head, threshold, max_side), image, targets)
-        return maps if several else maps[0]
-
-    @cached_property
-    def looker(self) -> Looker:
-        """Attention in its three steps, for programs that run each in a thread of its own."""
-        return Looker(self.backbone, self.transform, self.device, self.name)
 
     # ---- the two halves, for programs that decode and batch on their own
 

@@ -40,7 +40,7 @@ class Anatomy:
     @property
     def step(self) -> tuple[int, int]:
         """Pixels across and down that the sides of an input must be multiples of."""
-        return self.stride[::-1] if self.transformer else (1, 1)
+        return (self.stride[1], self.stride[0]) if self.transformer else (1, 1)
 
     def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
         """Where the cells of one picture lie.
@@ -63,7 +63,7 @@ def anatomy_of(backbone: nn.Module) -> Anatomy:
         InvalidRequest: it is neither a ResNet nor a vision transformer of timm's, or one of an unusual build.
     """
     if isinstance(backbone, VisionTransformer) and type(backbone.patch_embed) is PatchEmbed:
-        down, across = backbone.patch_embed.patch_size
+        down, across = cast(tuple[int, int], backbone.patch_embed.patch_size)
         block = backbone.blocks[-1]
         attention = getattr(block, "attn", block)
         # a subclass may compute something else of the same input
@@ -107,4 +107,4 @@ def _layers(backbone: ResNet) -> Iterator[nn.Module]:
 
 
 def _side(value: int | tuple[int, int]) -> int:
-    return value if isinstance(value, int) else int(value[0])
+    return value if isinstance(value, int) else value[0]

@@ -30,12 +30,9 @@ def any_size(backbone: VisionTransformer) -> VisionTransformer:
     It is what timm builds under `dynamic_img_size=True`.
     """
     other = twin(backbone)
-    other.dynamic_img_size = True  # type: ignore[misc]
-    patches = twin(cast(nn.Module, other.patch_embed))
-    patches.strict_img_size = False
-    patches.flatten = False
-    patches.output_fmt = Format.NHWC  # type: ignore[assignment]
-    other.patch_embed = patches
+    other.patch_embed = twin(cast(nn.Module, other.patch_embed))
+    vars(other)["dynamic_img_size"] = True  # these are Final to torch.jit
+    vars(other.patch_embed).update(strict_img_size=False, flatten=False, output_fmt=Format.NHWC)
     return other
 
 

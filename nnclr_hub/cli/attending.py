@@ -1,0 +1,181 @@
+"""nnclr attention, attention-grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.verbs import Json, Model, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.attention import AttentionMap, Query
+
+MaxSide = Annotated[int, typer.Option(help="Long side of the network's input at the most, in pixels.")]
+Opacity = Annotated[float, typer.Option(help="Of the map over the picture, from 0 to 1.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(attention)
+    app.command(name="attention-grid")(attention_grid)
+
+
+def attention(
+    image: Annotated[Path, typer.Argument(help="The picture that is asked about.")],
+    point: Annotated[str | None, typer.Option(help="X,Y in pixels of the upright picture.")] = None,
+    box: Annotated[str | None, typer.Option(help="X0,Y0,X1,Y1 in pixels of the upright picture.")] = None,
+    target: Annotated[
+        list[Path], typer.Option(help="Look in this picture instead; repeatable, up to 6 on one scale.")
+    ] = [],  # noqa: B006
+    similarity: Annotated[str, typer.Option(help="dot, the paper's, or cosine.")] = "dot",
+    head: Annotated[int | None, typer.Option(help="Of the [CLS] row: one head, from 0; else their mean.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Of the [CLS] row: keep the fewest patches with this share of it.")
+    ] = None,
+    max_side: MaxSide = 1024,
+    opacity: Opacity = 0.6,
+    to: Annotated[
+        Path, typer.Option("--out", help="Folder for a .png and an .npy a map; or one .png file for one map.")
+    ] = Path("attention"),
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Show what an encoder looks at: in the whole picture, or where it finds a point or a box.
+
+    Example: nnclr attention dog.jpg --box 40,60,200,220 --target park.jpg --target beach.jpg
+    """
+    from nnclr_hub.encoder.attention import check_opacity
+    from nnclr_hub.encoder.attention.figure import query_figure
+    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.registry import default_model
+
+    check_opacity(opacity)
+    query = _query(point, box)
+    paths = _places(image, target, to)
+    encoder = load_encoder(model or default_model())
+    options: dict[str, Any] = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
+    found = encoder.attention(image, query, target=target or None, **options)
+    maps = found if isinstance(found, list) else [found]
+    shown = list(zip(target or [image], paths, maps, strict=True))
+    to_folder = to.suffix != ".png"
+    if to_folder:
+        to.mkdir(parents=True, exist_ok=True)
+    for _, path, one in shown:
+        _write(one, path, opacity, with_values=to_folder)
+    if to_folder and (query is not None or target):
+        names = [path.name for path in (image, *(target or [image]))]
+        (to / "figure.png").write_bytes(query_figure(decode_image(image), query, maps, names, opacity))
+    if as_json:
+        print_json([{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown])
+        return
+    _print(shown)
+
+
+def attention_grid(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, one row each.")],
+    source: Annotated[
+        list[str], typer.Option(help="Encoder, one column each; NAME=SOURCE shows a name of your own. Repeatable.")
+    ] = [],  # noqa: B006
+    max_side: MaxSide = 1024,
+    opacity: Opacity = 0.6,
+    to: Annotated[Path, typer.Option("--out", help="The .png file to write.")] = Path("attention-grid.png"),
+    as_json: Json = False,
+) -> None:
+    """Compare what several encoders look at in the same pictures, as one figure; without --source, the paper's six.
+
+    Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
+    """
+    from nnclr_hub.encoder.attention import check_opacity
+    from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
+    from nnclr_hub.progress import bar
+
+    check_opacity(opacity)
+    _require_png(to)
+    names, sources = zip(*(_named(one) for one in source or COMPARED), strict=True)
+    with bar(err, "looking") as advance:
+        columns = compare(images, sources, names=names, max_side=max_side, progress=advance)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_bytes(comparison_figure(columns, opacity))
+    for column in columns:
+        if column.missing:
+            err.print(f"{column.name} is left empty: {column.missing}", style="yellow", markup=False, soft_wrap=True)
+    if as_json:
+        shown = [
+            {"name": column.name, "missing": column.missing, "maps": [one.describe() for one in column.maps]}
+            for column in columns
+        ]
+        print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
+        return
+    out.print(f"written: {to} ({len(images)} pictures x {len(columns)} encoders)")
+
+
+def _query(point: str | None, box: str | None) -> Query | None:
+    from nnclr_hub.encoder.attention import Box, Point
+
+    if point is not None and box is not None:
+        raise InvalidRequest("Give --point or --box, not both.")
+    if point is not None:
+        return Point(*_numbers("--point", point, 2))
+    return None if box is None else Box(*_numbers("--box", box, 4))
+
+
+def _numbers(option: str, text: str, count: int) -> list[float]:
+    form = "X,Y" if count == 2 else "X0,Y0,X1,Y1"
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count:
+        raise InvalidRequest(f"{option} {text} is not {form}: give {count} numbers with commas between them.")
+    return numbers
+
+
+def _named(source: str) -> tuple[str, str]:
+    """NAME=SOURCE, or a source that is its own name; an address may hold "=" itself."""
+    name, equals, where = source.partition("=")
+    return (name, where) if equals and not set(name) & set(":/\\") else (source, source)
+
+
+def _require_png(file: Path) -> None:
+    if file.suffix != ".png":
+        raise InvalidRequest(f"--out {file} must end in .png, for example --out {file.with_suffix('.png')}.")
+
+
+def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
+    """Where each map's picture goes; never over a picture that was given."""
+    shown = targets or [image]
+    if to.suffix == ".png":
+        if len(shown) > 1:
+            raise InvalidRequest(f"--out {to} is one file, and there are {len(shown)} maps: name a folder.")
+        places = [to]
+    elif len(shown) == 1:
+        places = [to / f"{shown[0].stem}-attention.png"]
+    else:
+        places = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
+    for place in places:
+        if place.resolve() in {path.resolve() for path in (image, *targets)}:
+            raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
+    return places
+
+
+def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) -> None:
+    import numpy as np
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(one.png(opacity))
+    if with_values:
+        np.save(path.with_suffix(".npy"), one.values)
+
+
+def _print(shown: list[tuple[Path, Path, AttentionMap]]) -> None:
+    table = Table("picture", "map", "cells", "input", "most at", "file", box=None, header_style="bold")
+    for image, file, one in shown:
+        height, width = one.values.shape
+        sizes = f"{width} x {height}", f"{one.input_size[0]} x {one.input_size[1]}"
+        table.add_row(str(image), one.kind, *sizes, f"{one.peak[0]:.0f}, {one.peak[1]:.0f}", str(file))
+    out.print(table)

@@ -1,0 +1,89 @@
+"""Attending: the part of an Encoder that says what it looks at."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.preprocess import EvalTransform
+from nnclr_hub.errors import InvalidRequest
+
+
+class Attending:
+    """What has a network and its preprocessing, and so can show where in a picture it finds what."""
+
+    backbone: nn.Module
+    transform: EvalTransform
+    device: torch.device
+    name: str
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap: ...
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        *,
+        target: list[Any] | tuple[Any, ...],
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> list[AttentionMap]: ...
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap | list[AttentionMap]:
+        """What the encoder looks at in the whole picture, uncropped: see `nnclr_hub.encoder.attention`.
+
+        Args:
+            image: the picture that is asked about.
+            query: Point or Box in pixels of the upright original; None: the picture as a whole.
+            target: another picture to look for the query in, or a list of up to 6; their maps share one scale.
+            similarity: "dot", the paper's, or "cosine".
+            head: of the last block's attention, from 0; None: the mean of all. Only of the row of [CLS].
+            threshold: keep the fewest patches that hold this share of the row's mass. Only of the row of [CLS].
+            max_side: the long side of the network's input at the most, in pixels.
+
+        Returns:
+            The map of the image, or of the one target; a list for a list of targets.
+
+        Raises:
+            ImageError: a picture that cannot be read, or is too small or too long for its width.
+            InvalidRequest: a question that this network, or this picture, has no answer to.
+        """
+        several = isinstance(target, list | tuple)
+        targets: list[Any] = [] if target is None else list(target) if several else [target]
+        settings = AttentionSettings(query, similarity, head, threshold, max_side)
+        if several and not targets:
+            raise InvalidRequest("The list of target pictures is empty: leave target out, or name one.")
+        maps = self.looker.attention(settings, image, targets)
+        return maps if several else maps[0]
+
+    @cached_property
+    def looker(self) -> Looker:
+        """Attention in its three steps, for programs that run each in a thread of its own."""
+        return Looker(self.backbone, self.transform, self.device, self.name)

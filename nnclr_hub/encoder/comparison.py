@@ -1,0 +1,107 @@
+"""The same pictures seen by several encoders ("Comparison of Attention in ResNets vs ViT").
+
+from nnclr_hub.encoder.comparison import compare, comparison_figure
+
+columns = compare(["cat.jpg"], ["random:resnet18", "nnclr_resnet18_small_cpu_starter"])
+Path("grid.png").write_bytes(comparison_figure(columns))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nnclr_hub.encoder.attention.figure import Cell, draw
+from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap
+from nnclr_hub.encoder.attention.sizes import MAX_SIDE
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
+
+UNAVAILABLE = "not available offline"
+# the paper's three kinds of weights in both families: none, by labels, NNCLR's
+COMPARED = (
+    "random:resnet18",
+    "timm:resnet18.a1_in1k",
+    "nnclr_resnet18_small_cpu_starter",
+    "random:vit_small",
+    "timm:vit_small_patch16_224.augreg_in1k",
+    "nnclr_vit_small",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One encoder's maps.
+
+    name: the encoder's, as it is shown.
+    maps: one a picture, without a query; () where the encoder is not to be had.
+    missing: why it is not, as the error's sentence.
+    """
+
+    name: str
+    maps: tuple[AttentionMap, ...]
+    missing: str = ""
+
+
+def compare(
+    images: Sequence[ImageLike],
+    sources: Sequence[str] = COMPARED,
+    *,
+    names: Sequence[str] | None = None,
+    max_side: int = MAX_SIDE,
+    load: Callable[[str], Encoder] = load_encoder,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Column]:
+    """Each encoder's map of each picture: the mean of F for a ResNet, the mean row of [CLS] for a vision transformer.
+
+    Args:
+        images: paths, bytes, PIL images or arrays.
+        sources: of encoders, as `load_encoder` takes them.
+        names: to show for them; default the sources.
+        max_side: see `AttentionSettings`.
+        load: makes an encoder of a source.
+        progress: called with (done, number of maps).
+
+    Raises:
+        ModelError: not one of the sources is to be had, or one is damaged.
+        ImageError, InvalidRequest: see `Encoder.attention`.
+    """
+    if not images or not sources:
+        raise InvalidRequest("A comparison needs a picture and an encoder at the least.")
+    total, columns = len(images) * len(sources), []
+    failed: ModelError | None = None
+    for number, (source, name) in enumerate(zip(sources, names or sources, strict=True)):
+        try:
+            encoder = load(source)
+        except (ModelFilesMissing, UnknownModel) as error:
+            failed = error
+            columns.append(Column(name, (), str(error)))
+        else:
+            maps = []
+            for index, image in enumerate(images):
+                maps.append(encoder.attention(image, max_side=max_side))
+                progress(number * len(images) + index + 1, total)
+            columns.append(Column(name, tuple(maps)))
+    if failed is not None and not any(column.maps for column in columns):
+        raise failed
+    return columns
+
+
+def comparison_figure(columns: Sequence[Column], opacity: float = OPACITY) -> bytes:
+    """A PNG file: a row a picture, which comes first, and a column an encoder.
+
+    Args:
+        columns: what `compare` found, of one encoder at least.
+        opacity: of the maps.
+    """
+    pictures = [one.picture for one in next(column.maps for column in columns if column.maps)]
+    rows = []
+    for index, picture in enumerate(pictures):
+        titles = ["picture", *(column.name for column in columns)] if index == 0 else [""] * (len(columns) + 1)
+        cells = [
+            Cell(column.maps[index].overlay(opacity), title) if column.maps else Cell(None, title, UNAVAILABLE)
+            for column, title in zip(columns, titles[1:], strict=True)
+        ]
+        rows.append([Cell(picture, titles[0]), *cells])
+    return draw(rows)
