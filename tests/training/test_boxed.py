@@ -79,6 +79,7 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
         ("{", "cannot be read as boxes"),
         ("[]", "cannot be read as boxes"),
         ('{"images": []}', "lacks 'categories'"),
+        ('{"images": [{"id": 1, "width": 0, "height": 9}], "annotations": [], "categories": []}', "lacks 'file_name'"),
         ('{"images": [], "annotations": [], "categories": []}', "no picture with a box"),
         (
             '{"images": [], "categories": [{"id": 0, "name": "a"}], '
@@ -142,6 +143,23 @@ def test_a_set_of_one_class_has_no_controls(tmp_path):
     pairs = choose_pairs(boxed, most=2000, least=32, seed=0)
     assert len(pairs) == 12
     assert {one.control for one in pairs} == {None}
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 0), (4, 300), (1, 3000)])
+def test_what_no_map_can_be_made_of_is_left_out_and_named(width, height, tmp_path):
+    folder = write_coco(tmp_path, [(300, 240, [(0, 1, 1, 50, 50)])] * 2)
+    told = json.loads((folder / "annotations.json").read_text())
+    told["images"][1] |= {"width": width, "height": height}
+    (folder / "annotations.json").write_text(json.dumps(told))
+    boxed = read_boxes(folder)
+    assert len(boxed.pictures) == 1
+    assert "1.png" in boxed.left_out[0]
+
+
+def test_a_table_with_a_row_without_a_name_is_one_sentence(tmp_path):
+    (tmp_path / "boxes.csv").write_text("file,x0,y0,x1,y1\n,1,2,3,4\n")
+    with pytest.raises(InvalidRequest, match="cannot be read as boxes"):
+        read_boxes(tmp_path)
 
 
 @pytest.mark.data

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.attention.sizes import SHORTEST
+from nnclr_hub.encoder.attention.sizes import SHORTEST, input_size
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.labelled import some
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -117,7 +117,7 @@ def read_boxes(source: Path) -> BoxedSet:
         found = _coco(file) if file.suffix == ".json" else _table(file)
     except KeyError as error:
         raise InvalidRequest(f"{file} lacks {error}: it is not of the form that its name says.") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InvalidRequest(f"{file} cannot be read as boxes ({' '.join(str(error).split())}).") from error
     pictures, bare, lost = [], 0, []
     for path, size, boxes, kinds in found.pictures:
@@ -130,9 +130,13 @@ def read_boxes(source: Path) -> BoxedSet:
             pictures.append(picture)
     name = source.resolve().stem if source.is_file() else source.resolve().name
     if not pictures:
-        raise InvalidRequest(f"{file} has no picture with a box that can be opened: look at its file names.")
+        raise InvalidRequest(f"{file} has no picture with a box that can be looked at: check its file names and sizes.")
     said = [f"{name}: {bare} pictures without a box are left out"] if bare else []
-    said += [f"{name}: {len(lost)} files cannot be opened ({some(lost)}) and are left out"] if lost else []
+    said += (
+        [f"{name}: {len(lost)} files that are not there or cannot be looked at ({some(lost)}) are left out"]
+        if lost
+        else []
+    )
     return BoxedSet(name, found.classes, tuple(pictures), tuple(said))
 
 
@@ -184,14 +188,14 @@ def _table(file: Path) -> _Listed:
 def _picture(
     path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]
 ) -> BoxedPicture | None:
-    """None: the file is not there or, where its size has to be read from it, is no picture."""
+    """None: the file is not there, is no picture where its size is read from it, or is of a size that has no map."""
     if not path.is_file():
         return None
-    if size is None:
-        try:
-            size = decode_image(path).size
-        except ImageError:
-            return None
+    try:
+        size = size or decode_image(path).size
+        input_size(size, (1, 1))  # too small, or too long for its width
+    except ImageError:
+        return None
     scale = max(1.0, SHORTEST / min(size))
     width, height = (round(scale * side) for side in size)
     stretched = np.array(boxes, float).reshape(-1, 4) * np.tile([width / size[0], height / size[1]], 2)
