@@ -96,9 +96,9 @@ def attention_grid(
 
     check_opacity(opacity)
     _require_png(to)
-    names, sources = zip(*(_named(one) for one in source or COMPARED), strict=True)
+    sources = dict(_named(one) for one in source) if source else COMPARED
     with bar(err, "looking") as advance:
-        columns = compare(images, sources, names=names, max_side=max_side, progress=advance)
+        columns = compare(images, sources, max_side=max_side, progress=advance)
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(comparison_figure(columns, opacity))
     for column in columns:
@@ -136,9 +136,10 @@ def _numbers(option: str, text: str, count: int) -> list[float]:
 
 
 def _named(source: str) -> tuple[str, str]:
-    """NAME=SOURCE, or a source that is its own name; an address may hold "=" itself."""
+    """NAME=SOURCE, or a source that is its own name; a folder and an address may hold "=" themselves."""
     name, equals, where = source.partition("=")
-    return (name, where) if equals and not set(name) & set(":/\\") else (source, source)
+    own = not equals or ":" in name or Path(source).exists()
+    return (source, source) if own else (name, where)
 
 
 def _require_png(file: Path) -> None:

@@ -8,26 +8,26 @@ Path("grid.png").write_bytes(comparison_figure(columns))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nnclr_hub.encoder.attention.figure import Cell, draw
 from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap
 from nnclr_hub.encoder.attention.sizes import MAX_SIDE
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
 UNAVAILABLE = "not available offline"
-# the paper's three kinds of weights in both families: none, by labels, NNCLR's
-COMPARED = (
-    "random:resnet18",
-    "timm:resnet18.a1_in1k",
-    "nnclr_resnet18_small_cpu_starter",
-    "random:vit_small",
-    "timm:vit_small_patch16_224.augreg_in1k",
-    "nnclr_vit_small",
-)
+# the paper's three kinds of weights in both families
+COMPARED = {
+    "ResNet-18, random": "random:resnet18",
+    "ResNet-18, supervised": "timm:resnet18.a1_in1k",
+    "ResNet-18, NNCLR": "nnclr_resnet18_small_cpu_starter",
+    "ViT-S/16, random": "random:vit_small",
+    "ViT-S/16, supervised": "timm:vit_small_patch16_224.augreg_in1k",
+    "ViT-S/16, NNCLR": "nnclr_vit_small",
+}
 
 
 @dataclass(frozen=True)
@@ -46,43 +46,41 @@ class Column:
 
 def compare(
     images: Sequence[ImageLike],
-    sources: Sequence[str] = COMPARED,
+    sources: Sequence[str] | Mapping[str, str] = COMPARED,
     *,
-    names: Sequence[str] | None = None,
     max_side: int = MAX_SIDE,
-    load: Callable[[str], Encoder] = load_encoder,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Column]:
     """Each encoder's map of each picture: the mean of F for a ResNet, the mean row of [CLS] for a vision transformer.
 
     Args:
         images: paths, bytes, PIL images or arrays.
-        sources: of encoders, as `load_encoder` takes them.
-        names: to show for them; default the sources.
+        sources: of encoders, as `load_encoder` takes them; or names to show -> sources.
         max_side: see `AttentionSettings`.
-        load: makes an encoder of a source.
         progress: called with (done, number of maps).
 
     Raises:
         ModelError: not one of the sources is to be had, or one is damaged.
         ImageError, InvalidRequest: see `Encoder.attention`.
     """
-    if not images or not sources:
+    named = sources if isinstance(sources, Mapping) else {source: source for source in sources}
+    if not images or not named:
         raise InvalidRequest("A comparison needs a picture and an encoder at the least.")
-    total, columns = len(images) * len(sources), []
+    columns: list[Column] = []
     failed: ModelError | None = None
-    for number, (source, name) in enumerate(zip(sources, names or sources, strict=True)):
+    for name, source in named.items():
+        maps: list[AttentionMap] = []
         try:
-            encoder = load(source)
+            encoder = load_encoder(source)
         except (ModelFilesMissing, UnknownModel) as error:
             failed = error
             columns.append(Column(name, (), str(error)))
-        else:
-            maps = []
-            for index, image in enumerate(images):
-                maps.append(encoder.attention(image, max_side=max_side))
-                progress(number * len(images) + index + 1, total)
-            columns.append(Column(name, tuple(maps)))
+            continue
+        for image in images:
+            maps.append(encoder.attention(image, max_side=max_side))
+            progress(len(columns) * len(images) + len(maps), len(named) * len(images))
+        columns.append(Column(name, tuple(maps)))
+    progress(len(named) * len(images), len(named) * len(images))
     if failed is not None and not any(column.maps for column in columns):
         raise failed
     return columns

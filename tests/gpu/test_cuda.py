@@ -52,6 +52,13 @@ def test_augmentation_is_the_same_on_both_devices(name):
         torch.testing.assert_close(cpu, gpu, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("source", ["random:resnet18", "random:vit_tiny"])
+def test_attention_is_the_same_on_both_devices(source, blobs):
+    picture = next(blobs.rglob("*.png"))
+    cpu, gpu = (load_encoder(source, device=device).attention(picture).values for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(gpu, cpu, rtol=0, atol=0.01 * np.abs(cpu).max())  # convolutions may be in TF32
+
+
 def test_lookup_is_in_float32_under_autocast():
     support = SupportSet(65_536, 256).cuda()
     z = torch.randn(512, 256, device="cuda")

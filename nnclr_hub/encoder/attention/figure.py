@@ -117,6 +117,9 @@ def _shrunk(picture: Image.Image) -> Image.Image:
 
 
 def _short(title: str, most: int = 30) -> str:
-    """On two lines, cut in the middle where it is longer than both."""
-    title = title if len(title) <= 2 * most else f"{title[: most - 2]} … {title[-(most - 3) :]}"
-    return title if len(title) <= most else f"{title[:most]}\n{title[most:]}"
+    """On two lines where it is longer than one, broken behind a mark; cut where it is longer than both."""
+    if len(title) <= most:
+        return title
+    at = max((place + 1 for place in range(most) if title[place] in " _-./:,"), default=most)
+    rest = title[at:]
+    return f"{title[:at]}\n{rest if len(rest) <= most else '…' + rest[1 - most :]}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -103,18 +104,20 @@ class Looker:
         """All three steps: the map of the picture, or those of the targets.
 
         Raises:
-            ImageError: a picture that cannot be read, or has no map at any size; a target's by its path or number.
+            ImageError: a picture that cannot be read, or has no map at any size, by its path or a target's number.
             InvalidRequest: see `check` and `maps`.
         """
         self.check(settings, len(targets))
-        first = self.prepare(image, settings)
-        others = []
-        for index, target in enumerate(targets):
+        pictures = []
+        for index, picture in enumerate((image, *targets)):
             try:
-                others.append(self.prepare(target, settings, asked=False))
+                pictures.append(self.prepare(picture, settings, asked=index == 0))
             except ImageError as error:
-                raise error.named(target, index) from error
-        return self.maps(settings, self.forward(first), [self.forward(other) for other in others])
+                if index == 0 and not isinstance(picture, str | Path):
+                    raise
+                raise error.named(picture, index - 1) from error
+        first, *others = [self.forward(prepared) for prepared in pictures]
+        return self.maps(settings, first, others)
 
     def check(self, settings: AttentionSettings, targets: int = 0) -> None:
         """Refuses what this network has no answer to, before any picture is read.

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ class AttentionMap:
     def overlay(self, opacity: float = OPACITY) -> Image.Image:
         """The map in colours over the upright original, RGB.
 
+        The picture loses its own colours by as much, so that what is coloured is what is attended to.
+
         Args:
             opacity: from 0, the picture alone, to 1, the map alone.
 
@@ -73,7 +76,8 @@ class AttentionMap:
             InvalidRequest: another opacity.
         """
         check_opacity(opacity)
-        return Image.blend(self.picture, self.coloured(), opacity)
+        paler = Image.blend(self.picture, self.picture.convert("L").convert("RGB"), opacity)
+        return Image.blend(paler, self.coloured(), opacity)
 
     def png(self, opacity: float = OPACITY) -> bytes:
         """`overlay` as a PNG file."""
@@ -101,7 +105,7 @@ def check_opacity(opacity: float) -> None:
     Raises:
         InvalidRequest: it is not.
     """
-    if isinstance(opacity, bool) or not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
+    if isinstance(opacity, bool) or not isinstance(opacity, Real) or not 0 <= opacity <= 1:
         raise InvalidRequest(f"opacity={opacity!r} is not in [0, 1]: 0 is the picture alone, 1 the map alone.")
 
 

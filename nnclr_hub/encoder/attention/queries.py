@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
+from numbers import Real
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -80,7 +81,7 @@ def require_inside(query: Query, size: tuple[int, int]) -> None:
 
 def _require_numbers(query: Query, what: str) -> None:
     values = astuple(query)
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    if not all(isinstance(value, Real) and math.isfinite(value) for value in values):
         raise InvalidRequest(f"{what} in pixels, finite numbers; these are {values}.")
 
 

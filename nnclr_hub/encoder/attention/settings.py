@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from nnclr_hub.encoder.attention.anatomy import Anatomy
 from nnclr_hub.encoder.attention.queries import Box, Point, Query
@@ -39,11 +40,11 @@ class AttentionSettings:
             raise InvalidRequest(f"A query is Point(x, y), Box(x0, y0, x1, y1) or None; this one is {self.query!r}.")
         if self.similarity not in SIMILARITIES:
             raise InvalidRequest(f"Similarity {self.similarity!r} is none of {', '.join(SIMILARITIES)}.")
-        if self.head is not None and (type(self.head) is not int or self.head < 0):
+        if self.head is not None and not (_whole(self.head) and self.head >= 0):
             raise InvalidRequest(f"head={self.head!r} is no head: give a whole number from 0, or leave it out.")
         if self.threshold is not None and not (_number(self.threshold) and 0 < self.threshold <= 1):
             raise InvalidRequest(f"threshold={self.threshold!r} is not in (0, 1]: give a share of the mass, as 0.6.")
-        if type(self.max_side) is not int or self.max_side < 1:
+        if not (_whole(self.max_side) and self.max_side >= 1):
             raise InvalidRequest(f"max_side={self.max_side!r} is no length in pixels: give a whole number.")
 
     def of_class_token(self, anatomy: Anatomy, targets: int = 0) -> bool:
@@ -83,5 +84,9 @@ class AttentionSettings:
             raise InvalidRequest(f"There is no head {self.head}: {name} has {anatomy.heads}, from 0.")
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

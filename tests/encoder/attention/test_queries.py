@@ -1,5 +1,6 @@
 """Points and boxes: what is none, and what is off the picture, is refused in one sentence."""
 
+import numpy as np
 import pytest
 
 from nnclr_hub import Box, Point
@@ -17,6 +18,12 @@ def test_a_point_is_two_finite_numbers(place):
 def test_a_box_has_an_area(corners):
     with pytest.raises(InvalidRequest, match="has no area: give x0, y0, x1, y1"):
         Box(*corners)
+
+
+def test_numbers_of_numpy_are_numbers():
+    box = Box(*np.array([1, 2, 30, 40], np.float32))
+    require_inside(box, (100, 50))
+    assert box.centre == Point(np.int64(15) + 0.5, 21)
 
 
 @pytest.mark.parametrize("query", [Point(0, 0), Point(99.9, 49.9), Box(0, 0, 100, 50), Box(3, 4, 5, 6)])

@@ -1,0 +1,109 @@
+"""nnclr attention and attention-grid: the library's maps in files, and every wrong call one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub.cli.app import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_one_map_in_a_folder(model, pictures, tmp_path):
+    done = run("attention", pictures[0], "--model", model, "--opacity", 0.4, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    expected = load_encoder(model).attention(pictures[0])
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "00-attention.npy"), expected.values)
+    with Image.open(tmp_path / "out" / "00-attention.png") as read:
+        np.testing.assert_array_equal(np.asarray(read), np.asarray(expected.overlay(0.4)))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00-attention.npy", "00-attention.png"]
+
+
+def test_every_option_reaches_the_library(model, pictures, tmp_path):
+    options = ["--box", "10,12,40,50", "--similarity", "cosine", "--max-side", 300, "--json", "--model", model]
+    targets = ["--target", pictures[1], "--target", pictures[30]]
+    done = run("attention", pictures[0], *options, *targets, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    expected = load_encoder(model).attention(
+        pictures[0], Box(10, 12, 40, 50), target=[pictures[1], pictures[30]], similarity="cosine", max_side=300
+    )
+    told = json.loads(done.stdout)
+    assert [entry["image"] for entry in told] == [str(pictures[1]), str(pictures[30])]
+    for entry, one in zip(told, expected, strict=True):
+        np.testing.assert_array_equal(np.array(entry["values"], np.float32), one.values)
+        assert entry["limits"] == list(one.limits)
+    assert (tmp_path / "figure.png").is_file()
+    assert len(list(tmp_path.glob("*-attention.npy"))) == 2
+
+
+def test_one_file(model, pictures, tmp_path):
+    done = run("attention", pictures[0], "--point", "5,60", "--model", model, "--out", tmp_path / "map.png")
+    assert done.exit_code == 0, done.output
+    expected = load_encoder(model).attention(pictures[0], Point(5, 60))
+    with Image.open(tmp_path / "map.png") as read:
+        np.testing.assert_array_equal(np.asarray(read), np.asarray(expected.overlay()))
+    assert [path.name for path in tmp_path.iterdir()] == ["map.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--point", "5"], "--point 5 is not X,Y: give 2 numbers"),
+        (["--box", "1,2,3,x"], "is not X0,Y0,X1,Y1: give 4 numbers"),
+        (["--box", "9,9,3,12"], "has no area"),
+        (["--point", "1,1", "--box", "1,2,3,4"], "Give --point or --box, not both"),
+        (["--point", "64,1"], "not inside the upright picture of 64 x 64"),
+        (["--head", "0"], "a ResNet, does not have"),
+        (["--threshold", "2"], "not in (0, 1]"),
+        (["--similarity", "l1"], "none of dot, cosine"),
+        (["--opacity", "3"], "opacity=3.0 is not in [0, 1]"),
+        (["--max-side", "9"], "max_side=9 is too little"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(model, pictures, tmp_path, options, words):
+    done = run("attention", pictures[0], "--model", model, "--out", tmp_path / "out", *options)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_is_never_written_over(model, pictures, tmp_path):
+    picture = tmp_path / "cat.png"
+    Image.open(pictures[0]).save(picture)
+    before = picture.read_bytes()
+    done = run("attention", picture, "--model", model, "--out", picture)
+    assert (done.exit_code, picture.read_bytes()) == (2, before)
+    assert "would write over" in done.output
+
+
+def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):
+    targets = ["--target", pictures[1], "--target", pictures[2]]
+    done = run("attention", pictures[0], *targets, "--model", model, "--out", tmp_path / "map.png")
+    assert done.exit_code == 2
+    assert "there are 2 maps: name a folder" in done.output
+
+
+def test_a_grid_of_encoders(model, pictures, tmp_path):
+    to = tmp_path / "deep" / "grid.png"
+    sources = ["--source", f"ours={model}", "--source", "gone=/nowhere/encoder"]
+    done = run("attention-grid", pictures[0], pictures[25], *sources, "--out", to, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [(column["name"], len(column["maps"])) for column in told["columns"]] == [("ours", 2), ("gone", 0)]
+    assert "gone is left empty: /nowhere/encoder does not exist" in done.stderr
+    with Image.open(to) as read:
+        assert read.width > read.height
+
+
+def test_a_grid_needs_a_png_and_an_encoder(model, pictures, tmp_path):
+    done = run("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.jpg")
+    assert (done.exit_code, "must end in .png" in done.output) == (2, True)
+    done = run("attention-grid", pictures[0], "--source", "/nowhere/encoder", "--out", tmp_path / "grid.png")
+    assert (done.exit_code, "does not exist" in done.output) == (2, True)

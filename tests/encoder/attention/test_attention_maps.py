@@ -1,0 +1,70 @@
+"""A map as numbers, as a picture and as JSON."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+from PIL import Image
+
+from nnclr_hub import AttentionMap
+from nnclr_hub.encoder.attention.geometry import Axis, Grid
+from nnclr_hub.encoder.attention.maps import on_one_scale
+from nnclr_hub.errors import InvalidRequest
+
+GRID = Grid(Axis(2, 0.5, 32, 40, 30), Axis(3, 0.5, 32, 80, 60))
+PICTURE = Image.effect_mandelbrot((60, 30), (-2, -1, 1, 1), 20).convert("RGB")
+
+
+def of(values):
+    values = np.array(values, np.float32)
+    return AttentionMap(values, "dot", GRID, (float(values.min()), float(values.max())), PICTURE)
+
+
+def test_scaled_is_the_upsampled_map_between_its_limits():
+    one = of([[-3, 0, 1], [5, 2, 2]])
+    np.testing.assert_allclose(one.scaled(), (GRID.upsampled(one.values) + 3) / 8, atol=1e-6)
+    assert (one.scaled().shape, one.scaled().dtype) == ((30, 60), np.float32)
+    assert one.scaled().min() >= 0
+    assert one.scaled().max() <= 1
+    assert one.peak == pytest.approx((0.375, 24.375))
+
+
+@pytest.mark.parametrize("values", [np.full((2, 3), 7.5), np.zeros((2, 3)), 1 + np.arange(6).reshape(2, 3) * 1e-7])
+def test_a_constant_map_is_zero(values):
+    assert not of(values).scaled().any()
+
+
+def test_on_one_scale_equal_values_are_equal():
+    first, second = on_one_scale([of([[0, 1, 2], [3, 4, 5]]), of([[5, 5, 5], [5, 5, 10]])])
+    assert first.limits == second.limits == (0, 10)
+    assert first.scaled().max() == pytest.approx(second.scaled()[0, 0])
+
+
+@pytest.mark.parametrize("opacity", [0, 0.3, 1])
+def test_the_overlay_is_the_picture_paled_under_the_colours(opacity):
+    one = of([[0, 1, 2], [3, 4, 5]])
+    colours = colormaps["inferno"]((one.scaled() * 255).round().astype(int), bytes=True)[..., :3].astype(float)
+    picture, grey = np.asarray(PICTURE, float), np.asarray(PICTURE.convert("L"), float)[..., None]
+    expected = (1 - opacity) * ((1 - opacity) * picture + opacity * grey) + opacity * colours
+    np.testing.assert_allclose(np.asarray(one.overlay(opacity), float), expected, atol=2)
+
+
+def test_the_png_is_the_overlay():
+    one = of([[0, 1, 2], [3, 4, 5]])
+    with Image.open(io.BytesIO(one.png(0.4))) as read:
+        assert (read.format, read.size) == ("PNG", (60, 30))
+        np.testing.assert_array_equal(np.asarray(read), np.asarray(one.overlay(0.4)))
+
+
+@pytest.mark.parametrize("opacity", [-0.1, 1.1, float("nan"), True, "0.5"])
+def test_another_opacity_is_refused(opacity):
+    with pytest.raises(InvalidRequest, match=r"not in \[0, 1\]"):
+        of([[0, 1, 2], [3, 4, 5]]).overlay(opacity)
+
+
+def test_it_can_be_written_as_json():
+    told = json.loads(json.dumps(of([[0, 1, 2], [3, 4, 5]]).describe()))
+    assert told["values"] == [[0, 1, 2], [3, 4, 5]]
+    assert (told["size"], told["input_size"], told["limits"]) == ([60, 30], [80, 40], [0, 5])

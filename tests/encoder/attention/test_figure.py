@@ -1,0 +1,55 @@
+"""Figures: every cell where it belongs, the query in red, what is not to be had said in its cell."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub.encoder.attention.figure import MARK, Cell, draw, query_figure
+from nnclr_hub.encoder.comparison import compare, comparison_figure
+from nnclr_hub.errors import InvalidRequest, UnknownModel
+
+RED = np.array([int(MARK[i : i + 2], 16) for i in (1, 3, 5)])
+
+
+def pixels(png):
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize(("query", "inside"), [(Box(50, 25, 150, 75), 0.005), (Point(100, 50), 0.0005), (None, 0)])
+def test_the_query_is_drawn_in_red(model, photos, query, inside):
+    picture = Image.new("RGB", (200, 100), "navy")
+    maps = load_encoder(model).attention(picture.resize((300, 240)), target=[photos / "cat" / "00.jpg"])
+    drawn = pixels(query_figure(picture, query, maps, ["one", "two"]))
+    left = drawn[:, : drawn.shape[1] // 2]
+    share = (np.abs(left - RED).sum(2) < 30).mean()
+    assert share == 0 if query is None else share > inside
+
+
+def test_rows_and_columns_have_their_places():
+    colours = [["red", "lime"], ["blue", "yellow"]]
+    drawn = pixels(draw([[Cell(Image.new("RGB", (50, 50), colour)) for colour in row] for row in colours]))
+    height, width = drawn.shape[:2]
+    for i, row in enumerate(colours):
+        for j, colour in enumerate(row):
+            middle = drawn[(2 * i + 1) * height // 4, (2 * j + 1) * width // 4]
+            assert tuple(middle) == Image.new("RGB", (1, 1), colour).getpixel((0, 0))
+
+
+def test_what_is_not_to_be_had_leaves_a_cell_that_says_so(model, pictures):
+    columns = compare(pictures[:2], {"ours": str(model), "gone": "/nowhere/encoder"})
+    assert [len(column.maps) for column in columns] == [2, 0]
+    assert "does not exist" in columns[1].missing
+    drawn = pixels(comparison_figure(columns))
+    empty = drawn[:, -drawn.shape[1] // 3 :]
+    assert (np.ptp(empty, axis=2) < 8).mean() > 0.99  # grey and white, and dark letters on it
+    assert (empty.sum(2) < 500).any()
+
+
+def test_a_comparison_of_nothing_is_refused(model, pictures):
+    with pytest.raises(UnknownModel, match="does not exist"):
+        compare(pictures[:1], ["/nowhere/encoder"])
+    with pytest.raises(InvalidRequest, match="needs a picture and an encoder"):
+        compare([], [str(model)])
