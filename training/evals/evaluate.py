@@ -20,6 +20,9 @@ from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
 from ..data.named import find_data
+from .attention import BoxedSubject
+from .boxes.boxed import BoxedSet, read_boxes
+from .boxes.places import PLACES, Place
 from .features import Features, task_features
 from .pixels import Pixels
 from .protocols import Protocol
@@ -28,7 +31,9 @@ from .subject import Subject
 from .task import Task, read_pair, read_task
 from .transfer import SETS
 
-PIXELS = "pixels"
+Source = FeatureSource | Place
+Data = Task | BoxedSet
+NOT_ENCODERS: dict[str, Source] = {"pixels": Pixels(), **PLACES}
 PUBLISHED = ("timm:", "hf-hub:")
 
 
@@ -37,7 +42,7 @@ class Question:
     """What `nnclr eval` was asked.
 
     protocols: with their settings.
-    sources: of encoders, or "pixels".
+    sources: of encoders, or "pixels"; for attention also a place: "centre", "gaussian" or "area".
     data: folders or names; empty, for transfer alone, its twelve sets.
     out: folder of the results.
     queries, gallery: parts of each data folder, or folders or tables, for retrieval.
@@ -97,28 +102,32 @@ class _Room:
         self.results.skipped.append(f"{what}: {error}")
         self.say.print(f"skipped {what}: {error}", style="yellow", highlight=False, markup=False)
 
-    def sources(self) -> dict[str, FeatureSource]:
+    def sources(self) -> dict[str, Source]:
         """By name; published weights that cannot be fetched are passed over if there are other sources."""
-        found: dict[str, FeatureSource] = {}
+        found: dict[str, Source] = {}
         for name in dict.fromkeys(self.question.sources):
             try:
-                found[name] = Pixels() if name == PIXELS else load_encoder(name, device=self.question.device)
+                found[name] = NOT_ENCODERS.get(name) or load_encoder(name, device=self.question.device)
             except ModelFilesMissing as error:
                 if len(self.question.sources) == 1 or not name.startswith(PUBLISHED):
                     raise
                 self.skip(name, error)  # its row fills where it can be had
         return found
 
-    def tasks(self, protocol: Protocol) -> list[Task]:
+    def tasks(self, protocol: Protocol) -> list[Data]:
         """The data sets of a protocol; those of transfer that are not to be had are passed over."""
         data = self.question.data
         if protocol.name != "transfer" and not data:
-            raise InvalidRequest(f"Give labelled pictures: nnclr eval {protocol.name} SOURCE --data PICTURES.")
-        found = []
+            what = "pictures with boxes" if protocol.on_boxes else "labelled pictures"
+            raise InvalidRequest(f"Give {what}: nnclr eval {protocol.name} SOURCE --data PICTURES.")
+        found: list[Data] = []
         for given in dict.fromkeys(data or SETS):
             try:
                 folder = find_data([given], self.say)[0]
-                if protocol.name == "retrieval":
+                task: Data
+                if protocol.on_boxes:
+                    task = read_boxes(folder)
+                elif protocol.name == "retrieval":
                     task = read_pair(folder, self.question.queries, self.question.gallery)
                 else:
                     task = read_task(folder, metric=SETS.get(given) or SETS.get(folder.name))
@@ -137,7 +146,7 @@ class _Room:
             own, number = f"{name}-{number}", number + 1
         return own
 
-    def answer(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> Record:
+    def answer(self, protocol: Protocol, name: str, source: Source, task: Data) -> Record:
         """One record, on the disk; the old one, if the question is."""
         asked = _asked(protocol, name, source, task, self.question.command)
         before = self.results.answer(asked)
@@ -164,7 +173,13 @@ class _Room:
         self.say.print(f"{protocol.name}  {name}  {task.name}  {record.main:.3f}", highlight=False, markup=False)
         return record
 
-    def _subject(self, protocol: Protocol, source: FeatureSource, task: Task) -> Features | Subject:
+    def _subject(self, protocol: Protocol, source: Source, task: Data) -> Features | Subject | BoxedSubject:
+        if isinstance(task, BoxedSet):
+            if not isinstance(source, Encoder | Place):
+                raise InvalidRequest(f"{source.name} has no feature map to look at: leave it out.")
+            return BoxedSubject(source, task, self.say)
+        if isinstance(source, Place):
+            raise InvalidRequest(f"{source.name} is a place in a picture, for attention alone: leave it out.")
         if protocol.on_features:
             return task_features(task, source, lambda part: bar(self.say, f"features of {part}"))
         if not isinstance(source, Encoder):
@@ -173,10 +188,10 @@ class _Room:
         return Subject(source, task, self.question.out / "encoders" / name, torch.device(source.device), self.say)
 
 
-def _asked(protocol: Protocol, name: str, source: FeatureSource, task: Task, command: str) -> Record:
+def _asked(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> Record:
     """The record without its answer."""
     pictures, metric = task.counts(), task.metric
-    if protocol.name == "retrieval":
+    if protocol.name == "retrieval" and isinstance(task, Task):
         pictures, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
     settings, classes = protocol.settings, len(task.classes)
     return Record(

@@ -1,4 +1,4 @@
-"""Results drawn: bars a protocol, and few-shot curves."""
+"""Results drawn: bars a protocol, few-shot curves, and the page of attention."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..monitor import replace_text
+from .boxes import page
 from .results import Record
 
 WIDE = 44  # characters of a name
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Writes folder/scores.png, and folder/few_shot.png where there are curves; gives their paths."""
+    """Writes folder/scores.png, few_shot.png where there are curves, and attention.md and .png where maps were scored.
+
+    Returns:
+        Their paths.
+    """
     pages = []
     bars = [one for one in records if one.protocol != "few_shot"]
     if bars:
@@ -22,6 +28,10 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
     curves = [one for one in records if one.protocol == "few_shot"]
     if curves:
         pages.append(_save(_few_shot(curves), folder / "few_shot.png"))
+    maps = [one for one in records if one.protocol == "attention"]
+    if maps:
+        replace_text(folder / "attention.md", page.as_markdown(maps))
+        pages += [folder / "attention.md", _save(page.draw(maps), folder / "attention.png")]
     return pages
 
 

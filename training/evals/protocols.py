@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
 from ..recipes.settings import as_text, one_of, parse_settings
+from .attention import BoxedSubject, attention
 from .features import Features
 from .few_shot import few_shot
 from .finetune import finetune
@@ -34,9 +36,10 @@ THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
     "semi_supervised": semi_supervised,
     "finetune": finetune,
 }
-MAY_BE_ZERO = {"seed", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
+ON_BOXES: dict[str, Callable[..., Scores]] = {"attention": attention}
+MAY_BE_ZERO = {"seed", "short_side", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
 MIN = 1e-12
-PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
+PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES, **ON_BOXES}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,12 @@ class Protocol:
         """Whether it works on frozen features, not through pictures."""
         return self.name in ON_FEATURES
 
-    def run(self, subject: Features | Subject) -> Scores:
+    @property
+    def on_boxes(self) -> bool:
+        """Whether it takes pictures with boxes instead of labels."""
+        return self.name in ON_BOXES
+
+    def run(self, subject: Features | Subject | BoxedSubject) -> Scores:
         """Its figures, one after another."""
         return PROTOCOLS[self.name](subject, **self.settings)
 
@@ -104,6 +112,10 @@ def _check_range(key: str, value: object) -> None:
         raise UnknownSetting(f"{key}={as_text(value)} must be {'0 or more' if least == 0 else 'above 0'}.")
     if key == "image_size" and value and not 8 <= value <= 2048:
         raise UnknownSetting(f"image_size={value} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
+    if key == "short_side" and value and not SHORTEST <= value <= MAX_SIDE:
+        raise UnknownSetting(
+            f"short_side={value} must lie between {SHORTEST} and {MAX_SIDE} pixels; 0 is the picture's own."
+        )
     if key == "seed" and value >= 2**31:
         raise UnknownSetting(f"seed={value} must be below {2**31}.")
 

@@ -7,6 +7,7 @@ scored honestly is left out and named: pictures of a class that `train/` lacks, 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,16 +52,21 @@ class Task:
         found = hashlib.sha256(f"{self.metric} {self.classes}".encode())
         for part in filter(None, (self.train, self.val, self.test)):
             found.update(part.labels.tobytes())
-            for path in part.paths:
-                stat = path.stat() if path.exists() else None
-                known = f"{stat.st_size} {stat.st_mtime_ns}" if stat else "-"
-                found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
+            add_files(found, part.paths)
         return found.hexdigest()[:32]
 
     def counts(self) -> dict[str, int]:
         """Pictures a part."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         return {name: len(part.paths) for name, part in parts.items() if part is not None}
+
+
+def add_files(found: hashlib._Hash, paths: Iterable[Path]) -> None:
+    """Feeds a hash with files as they are now: by path, size and time."""
+    for path in paths:
+        stat = path.stat() if path.exists() else None
+        known = f"{stat.st_size} {stat.st_mtime_ns}" if stat else "-"
+        found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
 
 
 def read_task(folder: Path, *, metric: str | None = None) -> Task:
