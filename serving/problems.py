@@ -243,8 +243,10 @@ def told(path: str, error: NNCLRHubError) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     path, parts = request.url.path, error.errors()
-    if any(part["type"] == "json_invalid" for part in parts):
-        return problem(path, 400, "malformed", "The body is not valid JSON.")
+    if broken := next((part for part in parts if part["type"] == "json_invalid"), None):
+        place = broken["loc"][0]  # the body, or one field of a form
+        what = "body" if place == "body" else f"field {place}"
+        return problem(path, 400, "malformed", f"The {what} is not valid JSON.")
     found = clauses(parts)
     detail = f"The request is not as it must be: {'; '.join(clause.text for clause in found[:5])}."
     if path.startswith("/v1/"):

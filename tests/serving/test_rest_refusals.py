@@ -7,7 +7,8 @@ WRONG_KIND = "unsupported_media_type"
 
 def test_malformed_requests_and_unknown_paths_are_problems_too(client, collection):
     headers = {"Content-Type": "application/json"}
-    is_problem(client.post(f"{collection}/search", content=b'{"k":', headers=headers), 400, "malformed")
+    said = is_problem(client.post(f"{collection}/search", content=b'{"k":', headers=headers), 400, "malformed")
+    assert said == "The body is not valid JSON."
     is_problem(client.put(f"{collection}/items", content=b"[{", headers=headers), 400, "malformed")
     is_problem(client.get("/api/v1/nothing"), 404, "not_found")
     is_problem(client.patch("/api/v1/collections"), 405, "method_not_allowed")
@@ -19,7 +20,8 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     for path in ("/api/v1/embed", f"{collection}/items"):
         response = client.post(path, files=files, data={"itmes": "[]"})
         assert "no field 'itmes'" in is_problem(response, 422, "invalid_request")
-    is_problem(client.post(f"{collection}/items", data={"items": "["}, files=files), 400, "malformed")
+    said = is_problem(client.post(f"{collection}/items", data={"items": "["}, files=files), 400, "malformed")
+    assert said == "The field items is not valid JSON."
     is_problem(client.post(f"{collection}/items", data={"items": "[{}, {}]"}, files=files), 422, "invalid_request")
     is_problem(client.get(f"{collection}/items", params={"where": "{"}), 422, "invalid_filter")
     is_problem(client.get(f"{collection}/items", params={"limit": 0}), 422, "invalid_request")
