@@ -163,6 +163,7 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("items-list-items", Example("GET", f"{_PHOTOS}/items", params={"limit": "10", "where": _LIKE})),
     ("items-get-item", Example("GET", f"{_PHOTOS}/items/tom")),
     ("items-thumbnail", Example("GET", f"{_PHOTOS}/items/tom/thumbnail", save="thumbnail.jpg")),
+    ("items-original", Example("GET", f"{_PHOTOS}/items/tom/original", save="original.jpg")),
     ("collections-count", Example("GET", f"{_PHOTOS}/count", params={"where": _LIKE})),
     ("search-search", Example("POST", f"{_PHOTOS}/search", files=("image",), form={"query": '{"k": 5}'})),
     (
