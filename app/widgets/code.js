@@ -15,6 +15,6 @@ function copyOf(text) {
   return button;
 }
 
-drawn(blocks => root.replaceChildren(...(blocks ?? []).map(({title, text}) => make('section', {},
+drawn(blocks => root.replaceChildren(...(blocks || []).map(({title, text}) => make('section', {},
   make('header', {}, make('h3', {}, title), copyOf(text)),
   make('pre', {tabindex: 0, role: 'region', 'aria-label': title}, text)))));

@@ -25,6 +25,7 @@ SEED = 0
 MOST_CONFUSED = 50  # classes of which a table of confusions can be read
 MOST_SHOT = 2000  # rows of a fit of the few-shot curve, of which there are many
 SHOT_SEEDS = 3
+Confusion = tuple[tuple[int, ...], ...] | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class FittedProbe:
     scores: dict[str, float]
     none: float
     per_class: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...] | None = None
+    confusion: Confusion = None
     few_shot: tuple[Shots, ...] = ()
 
 
@@ -103,13 +104,14 @@ def fit_and_score(
     held = _held_out(targets)
     fits = 2 if held.any() else 1
     each: list[tuple[int, float | None]] = [(0, None)] * len(classes)
-    scores, none, more = {}, 0.0, ()
+    scores, none = {}, 0.0
+    more: tuple[Confusion, tuple[Shots, ...]] = None, ()
     if fits == 2:
         # of the smallest classes a row each is left, so that the classes of both probes are the same
         judged = _fit(read, ~held, options, fingerprint, lambda step, steps: progress(step, 2 * steps))
         verdict = verdict_of(judged, read.vectors[held], targets[held])
         scores, none, each = verdict.scores, verdict.none, _per_class(judged, read.vectors[held], targets[held])
-        more = (None, ()) if read.several else _looked_at(judged, read.vectors, targets, held)
+        more = more if read.several else _looked_at(judged, read.vectors, targets, held)
     every = np.ones(len(targets), bool)
     probe = _fit(
         read, every, options, fingerprint, lambda step, steps: progress((fits - 1) * steps + step, fits * steps)
@@ -166,12 +168,12 @@ def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> 
 
 def _looked_at(
     judged: LinearProbe, vectors: np.ndarray, targets: np.ndarray, held: np.ndarray
-) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[Shots, ...]]:
+) -> tuple[Confusion, tuple[Shots, ...]]:
     """What a report shows beside the scores: the confusions and the few-shot curve."""
     return _confusion(judged, vectors[held], targets[held]), _curve(vectors, targets, held)
 
 
-def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> tuple[tuple[int, ...], ...] | None:
+def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> Confusion:
     """(C, C): rows of each class by what they were taken for."""
     number = len(probe.classes)
     if number > MOST_CONFUSED:

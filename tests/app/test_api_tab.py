@@ -59,7 +59,7 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
     wait_for(page, "own.jpg", "#api-code")
     shell, program = page.locator("#api-code pre").all_inner_texts()
     assert served.url in shell
-    assert [one["id"] for one in in_shell(shell, tmp_path)["results"]] == found
+    assert [one["id"] for one in in_shell(shell, tmp_path)["matches"]] == found
     printed = run([sys.executable, "-c", program], tmp_path)
     assert [printed.index(repr(id)) for id in found] == sorted(printed.index(repr(id)) for id in found)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -8,6 +8,7 @@ from browsing import PHONE, open_tab, wait_for, wait_for_pictures
 from page_calls import call, events
 
 from app.probing import read_csv, read_labels
+from app.tabs.probe import CLICK
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ProbeNotFound
 from nnclr_hub.store import open_store
@@ -122,7 +123,9 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     items = served.bench.collection("photos").scroll(limit=4, with_vector=True).items
     there.upsert(list(items))
     labels = json.dumps({item.id: "ab"[i % 2] for i, item in enumerate(items)})
-    answer = call(served.url, "_fit", [labels, None, "others", None, "p", False, {}])
+    session = {"session_hash": "other"}  # which knows the collections that there are
+    call(served.url, "_start_fitting", [{}], **session)
+    answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, {}], **session)
     assert answer.status_code != 200
     assert "nowhere/at-all" in answer.json()["error"] or "encoder" in answer.json()["error"]
     served.bench.store.drop("others")
