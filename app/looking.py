@@ -40,10 +40,12 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
         f"It looked at {looked_at}."
     )
     pictures = [Shown(data_uri(asked, SIDE), what), Shown(data_uri(seen.overlay(), SIDE), "what was found")]
-    form = {"box": list(sample.box)} if sample.box else {}
+    asks = {"collection": query.collection, "max_side": SIDE, **({"box": list(sample.box)} if sample.box else {})}
     name = sample.name or f"{sample.id}.jpg"
     files = (("image", name), ("target", f"{id}.jpg"))
-    return view("Why was this found?", pictures, note), Action("POST", "/api/v1/attention", form=form, files=files)
+    return view("Why was this found?", pictures, note), Action(
+        "POST", "/api/v1/attention", form={"query": asks}, files=files
+    )
 
 
 def maps_of(

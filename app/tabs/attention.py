@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,7 +165,7 @@ class AttentionTab:
         maps = maps_of(embedder, look.path, query, **options)
         if look.others:
             maps += maps_of(embedder, look.path, query, look.others, **options)
-        self._page.did(_action(look, ways))
+        self._page.did(attention_action(look, ways))
         names = ["this picture", *(path.name for path in look.others)]
         figures = [
             figure(data_uri(one.picture, SIDE), data_uri(one.coloured(), SIDE), name)
@@ -197,11 +196,12 @@ def _told(look: Look, ways: Ways) -> str:
     return "Bright is what counts most for the encoder's answer. Click a point or drag a box to ask about it."
 
 
-def _action(look: Look, ways: Ways) -> Action:
-    form: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
-    form |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
+def attention_action(look: Look, ways: Ways) -> Action:
+    """The REST call that is asked the same."""
+    query: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
+    query |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
     files = (("image", look.name), *(("target", path.name) for path in look.others))
-    return Action("POST", "/api/v1/attention", form=json.loads(json.dumps(form)), files=files)
+    return Action("POST", "/api/v1/attention", form={"query": query}, files=files)
 
 
 def _asked(value: dict[str, Any] | None) -> tuple[Any, ...]:

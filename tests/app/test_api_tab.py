@@ -15,6 +15,7 @@ from app.actions import Action
 from app.probing import predict_action
 from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
+from app.tabs.attention import Look, Ways, attention_action
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -66,7 +67,7 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, a filter full of quotes, a fit."""
+    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, a fit."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
@@ -78,6 +79,7 @@ def actions(served, pictures) -> list[Action]:
         ),
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
         predict_action("things", OWN),
+        attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
 
@@ -89,7 +91,7 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 6
+    assert len(printed.splitlines()) >= 7
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):
