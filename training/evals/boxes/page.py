@@ -61,7 +61,7 @@ def as_markdown(records: Sequence[Answer]) -> str:
         counted = ", ".join(f"{number} {what}" for what, number in first.pictures.items())
         told = {key: f"{first.values[f'attention/{data}/{key}']:.0f}" for key in ("pairs", "classes", "covered")}
         rows = rows_of(records, data)
-        lines += ["", f"## {data}", "", f"{counted}; {told['pairs']} pairs of {told['classes']} classes.", ""]
+        lines += ["", f"## {data}", "", f"{counted}; {told['pairs']} pairs, classes: {told['classes']}.", ""]
         if told["covered"] != "0":
             lines[-1:] = [f"Boxes cover {told['covered']} pictures wholly: those have no AUROC.", ""]
         lines += _table(rows, [f"{part}/{metric}" for part in PARTS for metric in METRICS])
