@@ -192,7 +192,7 @@ def _refuse_fresh_layers(folder: Path, arguments: Mapping[str, Any]) -> None:
     config = read_config(folder)
     built = []
     network = {name: value for name, value in arguments.items() if name not in ("features_only", "out_indices")}
-    for given in (config.model_args, {**network, "num_classes": 0}):
+    for given in (config.model_args, {**config.model_args, **network, "num_classes": 0}):
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             built.append(create_backbone(config.architecture, model_args=given).state_dict().keys())
     if other := sorted(built[0] ^ built[1]):
