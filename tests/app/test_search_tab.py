@@ -315,6 +315,7 @@ def test_a_picture_of_one_pixel_searches(opened, tmp_path):
     assert len(ids(page)) == 24
 
 
+@pytest.mark.slow
 def test_a_picture_can_be_pasted_and_taken_with_the_camera(opened):
     # of a picture from the camera Gradio asks how far an upload without a name is
     page = opened(permissions=["camera"], allowed=("404", "Response"))
