@@ -333,6 +333,7 @@ def test_a_picture_can_be_pasted_and_taken_with_the_camera(opened):
     page.locator("#another").click()
     page.locator("#query [aria-label='Capture from camera']").click()
     page.locator("#query button", has_text="Click to Access Webcam").click()
+    page.wait_for_function("() => (document.querySelector('#query video')?.videoWidth ?? 0) > 0")
     page.locator("#query [aria-label='capture photo']").click()
     wait_for(page, "most similar")
     assert page.url != pasted
