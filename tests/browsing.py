@@ -1,5 +1,6 @@
 """What tests do with the page in a browser."""
 
+from collections.abc import Callable
 from typing import Any
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -19,6 +20,19 @@ def wait_for(page: Any, words: str, selector: str = "#status") -> None:
     """Until the words stand there."""
     script = "([selector, words]) => document.querySelector(selector)?.innerText.includes(words)"
     page.wait_for_function(script, arg=[selector, words])
+
+
+def until_shown(page: Any, selector: str, act: Callable[[], object]) -> None:
+    """Acts until something shows: the page may not have read yet what was typed, since a test types at once."""
+    from playwright.sync_api import TimeoutError as NotShown
+
+    for _ in range(40):
+        act()
+        try:
+            return page.locator(selector).first.wait_for(timeout=3000)
+        except NotShown:
+            continue
+    raise AssertionError(f"{selector} never shows")
 
 
 def wait_for_pictures(page: Any, selector: str, count: int = 4) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, open_tab, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_pictures
 from PIL import Image
 
 from app.tabs.attention import read_ways
@@ -93,9 +93,9 @@ def test_the_map_is_the_encoders(opened, model, pictures):
 def test_what_the_network_cannot_answer_is_a_sentence(opened, pictures):
     page = given(opened, pictures[5])
     page.locator("#attention-how button").first.click()
-    page.locator("#head textarea, #head input").fill("2")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".toast-body")
+    field = page.locator("#head textarea, #head input")
+    field.fill("2")
+    until_shown(page, ".toast-body", lambda: field.press("Enter"))
     assert "a ResNet, does not have" in page.inner_text(".toast-body")
     assert page.locator("#maps figure").count() == 1
     open_tab(page, "Search")
