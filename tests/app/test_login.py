@@ -40,7 +40,9 @@ def page(served) -> Iterator:
         page.goto(served.url)
         yield page
         browser.close()
-    assert [line for line in wrong if "401" not in line] == []
+    # logging out leaves the page while it listens for events, which its script calls an error of its connection
+    left = ("401", "AbortError", "Connection errored out")
+    assert [line for line in wrong if not any(words in line for words in left)] == []
 
 
 @pytest.mark.browser
