@@ -61,6 +61,8 @@ class Preprocessing:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
             if len(size) != 3 or size[1] != size[2]:
                 raise ValueError(f"input_size {list(size)} is no square (3, S, S)")
+            if config.get("crop_mode") not in (None, "", "center"):
+                raise ValueError(f"crop_mode {config['crop_mode']!r}, where only 'center' is done")
             return cls(
                 input_size=size[-1],
                 crop_pct=float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
@@ -72,7 +74,7 @@ class Preprocessing:
             reason = str(error).partition(":")[0].rstrip(".")
             raise WeightsMismatch(
                 f"This preprocessing cannot be done ({reason}): correct pretrained_cfg in the model's config.json, or "
-                "export the model again."
+                "take another model."
             ) from error
 
 

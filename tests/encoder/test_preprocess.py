@@ -207,6 +207,7 @@ def test_what_timms_settings_leave_out_has_timms_defaults():
         {"input_size": [3, 10**6, 10**6]},
         {"crop_pct": 1.5},
         {"interpolation": "magic"},
+        {"crop_mode": "squash"},
     ],
     ids=str,
 )
