@@ -18,8 +18,9 @@ class Action:
     """One REST call.
 
     method: GET, POST, PUT or DELETE.
-    path: below the server's address, quoted as it is sent, with its query.
+    path: below the server's address, quoted as it is sent, with its query; "" where it takes several calls.
     json: the body, if it is JSON.
+    body: in place of that, JSON whose `$(...)` the shell fills in.
     form: JSON parts of a multipart form, by field.
     files: of a multipart form: the field and the name of a file at the person's side.
     call: the same with nnclr_hub.Client: an expression over `client`, in which Path is imported.
@@ -28,6 +29,7 @@ class Action:
     method: str
     path: str
     json: Any = None
+    body: str = ""
     form: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[tuple[str, str], ...] = ()
     call: str = ""

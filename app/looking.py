@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, on_one_scale
 from nnclr_hub.encoder.attention import Box as BoxQuery
 from nnclr_hub.encoder.attention import Query as Attended
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
@@ -53,6 +53,20 @@ def maps_of(
 ) -> list[AttentionMap]:
     """The map of the image, or one a target; see `Encoder.attention`."""
     return embedder.look(AttentionSettings(query, **options), image, targets)
+
+
+def maps_beside(
+    embedder: Embedder, image: ImageLike, query: Attended | None, others: Sequence[ImageLike], **options: Any
+) -> list[AttentionMap]:
+    """The map of the image and those of others beside it, equal values in equal colours.
+
+    Without a query a vision transformer's own map is of shares of attention and the others of similarities, which have
+    no common scale: the first then keeps its own.
+    """
+    maps = maps_of(embedder, image, query, **options)
+    if others:
+        maps += maps_of(embedder, image, query, others, **options)
+    return on_one_scale(maps) if len({one.kind for one in maps}) == 1 else maps
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

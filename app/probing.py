@@ -22,6 +22,7 @@ from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.probes import refuse_taken_probe
 
 from .actions import Action
+from .class_folders import classes
 from .page import Page
 from .widgets.tiles import Tile, tile
 
@@ -95,6 +96,21 @@ class Prober:
         call = f"client.probes.fit({name!r}, collection={collection!r}, field={field!r}, replace={replace})"
         return job.id, Action("POST", ROOT, json={"name": name, **asked, "replace": replace}, call=call)
 
+    def by_folders(self, name: str, replace: bool, ticket: str) -> tuple[str, Action]:
+        """Begins to fit on the class folders that wait under a ticket; see `by_labels`.
+
+        Raises:
+            InvalidRequest: nothing waits, or not two classes.
+            ProbeExists, ModelError.
+        """
+        self._check(name, replace)
+        terms = self._page.terms
+        number = classes(ticket, terms.max_bytes).total()
+        source = self._page.bench.models.get().name
+        params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
+        job = self._jobs().submit(FIT, params)
+        return job.id, fit_folders_action(name, replace, at_once=number <= terms.max_images)
+
     def _check(self, name: str, replace: bool) -> None:
         if not name:
             raise InvalidRequest("The probe needs a name, such as my-pets.")
@@ -160,6 +176,24 @@ def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
         twice = next(id for id, number in Counter(id for id, _ in pairs).items() if number > 1)
         raise InvalidRequest(f"The picture {twice!r:.100} is labelled twice: give each one label.")
     return labels
+
+
+def fit_folders_action(name: str, replace: bool, *, at_once: bool) -> Action:
+    """The REST call that fits on the class folders in which it stands.
+
+    Args:
+        at_once: whether one request takes all the pictures; else only the program is given, which makes several.
+    """
+    item = (
+        r"""printf '{"label": "%s", "image": "%s"},' "$(dirname "$file")" "$(base64 < "$file" | tr -d '\n')" """.strip()
+    )
+    items = f"$(for file in */*.*; do {item}; done | sed 's/,$//')"
+    body = f'{{"name": {json.dumps(name)}, "replace": {json.dumps(replace)}, "items": [{items}]}}'
+    call = (
+        f"client.probes.fit({name!r}, images=(files := sorted(Path().glob('*/*.*'))), "
+        f"labels=[file.parent.name for file in files], replace={replace})"
+    )
+    return Action("POST", ROOT if at_once else "", body=body, call=call)
 
 
 def predict_action(probe: str, file: str) -> Action:

@@ -30,10 +30,11 @@ def curl(action: Action, base: str, *, key: bool = False) -> str:
     lines += [f'-H "Authorization: Bearer ${KEY}"'] if key else []
     lines += [f"--form-string {_quoted(f'{name}={json.dumps(value)}')}" for name, value in action.form.items()]
     lines += [f"-F {_quoted(f'{name}=@{_file(file)}')}" for name, file in action.files]
-    if action.json is None:
+    if action.json is None and not action.body:
         return " \\\n  ".join(lines)
-    lines += ["-H 'Content-Type: application/json'", f"--data-binary @- <<'{BODY}'"]
-    return " \\\n  ".join(lines) + f"\n{json.dumps(action.json, indent=2)}\n{BODY}"
+    end, body = (BODY, action.body) if action.body else (f"'{BODY}'", json.dumps(action.json, indent=2))
+    lines += ["-H 'Content-Type: application/json'", f"--data-binary @- <<{end}"]
+    return " \\\n  ".join(lines) + f"\n{body}\n{BODY}"
 
 
 def python(action: Action, base: str, *, key: bool = False) -> str:

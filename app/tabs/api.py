@@ -37,6 +37,7 @@ class ApiTab:
         base = origin if isinstance(origin, str) and _ADDRESS.fullmatch(origin) else "http://127.0.0.1:8000"
         key = self._page.terms.keys
         told = "The file stands there by its name: run it in the folder where the file lies." if last.files else ""
+        told = "Run it in the folder that holds your class folders." if last.body else told
         told += " Put your key into the variable NNCLR_API_KEY first." if key else ""
-        shell, program = curl(last, base, key=key), python(last, base, key=key)
-        return told.strip(), [block("In the shell", shell), block("In Python", program)]
+        shell = [block("In the shell", curl(last, base, key=key))] if last.path else []
+        return told.strip(), [*shell, block("In Python", python(last, base, key=key))]

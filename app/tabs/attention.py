@@ -15,7 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 
 from ..actions import Action
 from ..finding import examples
-from ..looking import maps_of
+from ..looking import maps_beside
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
 from ..widgets.figures import Figures, figure
@@ -162,9 +162,7 @@ class AttentionTab:
         query = Point(*look.point) if look.point else Box(*look.box) if look.box else None
         embedder = self._page.bench.models.get()
         options: dict[str, Any] = {**vars(ways), "max_side": SIDE}
-        maps = maps_of(embedder, look.path, query, **options)
-        if look.others:
-            maps += maps_of(embedder, look.path, query, look.others, **options)
+        maps = maps_beside(embedder, look.path, query, look.others, **options)
         self._page.did(attention_action(look, ways))
         names = ["this picture", *(path.name for path in look.others)]
         figures = [

@@ -152,7 +152,7 @@ class CollectionsTab:
         )
 
     def _add(self, kept: dict[str, Any], event: gr.EventData) -> tuple[dict[str, Any], list[str]]:
-        kept = self._additions.add(event.collection, event.files, kept)
+        kept = self._additions.add(event.to, event.files, kept)
         return kept, jobs_of(kept)
 
     def _add_folder(

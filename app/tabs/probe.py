@@ -9,21 +9,29 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
+from nnclr_hub.workbench.staging import unstage
 
+from ..class_folders import WAITING, classes, take, ticket_of, told
 from ..finding import Finder
 from ..page import Page
 from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
 from ..steps import plain
+from ..widgets.intake import Intake, intake_value
 from ..widgets.labeller import LABELS, Labeller, labelled
 from ..widgets.probe_report import ProbeReport, report_of
 from ..widgets.raw_image import raw_image
 from ..widgets.verdict import Verdict, verdict_of
 
 INTRO = (
-    "Teach it **classes of your own**: label a handful of pictures, and a *linear probe*, a small classifier on what "
-    "the encoder already sees, learns to tell them apart in seconds."
+    "Teach it **classes of your own**: label a handful of pictures, or give a folder of them for each class, and a "
+    "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
 )
 CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
+FOLDERS = "I have a folder of pictures for each class"
+FOLDERS_HINT = (
+    "Choose the folder that holds one folder for each class, or a zip of it. The pictures serve for the fit alone and "
+    "are not kept."
+)
 FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
 NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
 NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
@@ -56,13 +64,22 @@ class ProbeTab:
 
     def _ask(self) -> None:
         self.way = gr.Radio(
-            [CLICK, FIELD], value=CLICK, label="Where the labels are", elem_id="probe-way", interactive=True
+            [CLICK, FIELD, FOLDERS], value=CLICK, label="Where the labels are", elem_id="probe-way", interactive=True
         )
         self.collection = gr.Dropdown([], label="Collection", elem_id="probe-collection", interactive=True)
         self.field = gr.Dropdown([], label="Field", elem_id="probe-field", interactive=True, visible=False)
         self.csv = gr.UploadButton(
             "Take labels from a CSV file (id, label)", file_types=[".csv"], elem_id="probe-csv", size="sm"
         )
+        self.intake = Intake(
+            intake_value("probe"),
+            most_bytes=self._page.terms.max_bytes,
+            whole=True,
+            hint=FOLDERS_HINT,
+            elem_id="probe-intake",
+            visible=False,
+        )
+        self.waiting = gr.Markdown(elem_id="probe-waiting", visible=False)
         self.name = gr.Textbox("", label="Name of the probe", placeholder="my-pets", max_lines=1, elem_id="probe-name")
         self.replace = gr.Checkbox(False, label="Replace one of that name", elem_id="probe-replace", interactive=True)
         self.fit = gr.Button("Fit", elem_id="probe-fit", variant="primary")
@@ -81,11 +98,15 @@ class ProbeTab:
         source = [self.collection, self.field, self.labeller]
         page.on(page.blocks.load, self._start_fitting, page.kept, [*source, self.status, self.timer])
         page.on(self.collection.input, self._choose_collection, self.collection, source[1:], **ONE_AT_A_TIME)
-        page.on(self.way.input, self._choose_way, self.way, [self.field, self.csv, self.labeller])
+        ways = [self.collection, self.field, self.csv, self.labeller, self.intake, self.waiting]
+        page.on(self.way.input, self._choose_way, [self.way, page.kept], ways)
+        page.on(self.intake.give, self._take_folders, page.kept, [self.waiting, page.kept], writes=True)
         page.on(self.labeller.more, self._more, self.collection, self.labeller)
         page.on(self.csv.upload, self._labels_of, [self.csv, self.collection], self.labeller)
         asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, page.kept]
-        page.on(self.fit.click, self._fit, asked, [self.status, self.timer, page.kept], writes=True, js=LABELS)
+        page.on(
+            self.fit.click, self._fit, asked, [self.status, self.timer, page.kept, self.waiting], writes=True, js=LABELS
+        )
         page.on(self.timer.tick, self._look, page.kept, [self.status, self.timer, *shown])
 
     # ---- what is labelled
@@ -107,9 +128,36 @@ class ProbeTab:
         tiles, more = self._prober.pictures(collection, FIRST)
         return field, labelled(collection, tiles, more=more)
 
-    def _choose_way(self, way: str) -> tuple[Any, ...]:
-        by_click = way == CLICK
-        return gr.update(visible=not by_click), gr.update(visible=by_click), gr.update(visible=by_click)
+    def _choose_way(self, way: str, kept: dict[str, Any]) -> tuple[Any, ...]:
+        """What each way needs; folders that were given before still wait."""
+        click, field, folders = (gr.update(visible=way == one) for one in (CLICK, FIELD, FOLDERS))
+        collection = gr.update(visible=way != FOLDERS)
+        return (
+            collection,
+            field,
+            click,
+            click,
+            folders,
+            gr.update(value=self._told_waiting(kept), visible=way == FOLDERS),
+        )
+
+    def _told_waiting(self, kept: dict[str, Any] | None) -> str:
+        ticket = ticket_of(kept)
+        if ticket is None:
+            return ""
+        try:
+            return told(classes(ticket, self._page.terms.max_bytes))
+        except InvalidRequest:  # they are gone
+            return ""
+
+    def _take_folders(self, kept: dict[str, Any], event: gr.EventData) -> tuple[Any, ...]:
+        """Class folders in place of those that waited before."""
+        ticket = take(event.files, self._page.terms.max_bytes)
+        before = ticket_of(kept)
+        if before is not None:
+            unstage(before)
+        kept = {**(kept or {}), WAITING: ticket}
+        return self._told_waiting(kept), kept
 
     def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
         number = event.shown if isinstance(event.shown, int) else 0
@@ -138,17 +186,24 @@ class ProbeTab:
         replace: bool,
         kept: dict[str, Any],
     ) -> tuple[Any, ...]:
-        if not collection:
+        called, kept = (str(name or "").strip(), bool(replace)), dict(kept or {})
+        if way == FOLDERS:
+            ticket = ticket_of(kept)
+            if ticket is None:
+                raise InvalidRequest("There is no folder to fit on: choose one that holds a folder for each class.")
+            job, action = self._prober.by_folders(*called, ticket)
+            del kept[WAITING]  # it is the job's now
+        elif not collection:
             raise InvalidRequest("There is no collection to fit on: choose one first.")
-        if way == FIELD:
+        elif way == FIELD:
             if not field:
                 raise InvalidRequest("There is no field to fit on: choose the one that has the labels.")
-            job, action = self._prober.by_field(str(name or "").strip(), bool(replace), collection, field)
+            job, action = self._prober.by_field(*called, collection, field)
         else:
-            given = read_labels(labels or "{}")
-            job, action = self._prober.by_labels(str(name or "").strip(), bool(replace), collection, given)
+            job, action = self._prober.by_labels(*called, collection, read_labels(labels or "{}"))
         self._page.did(action)
-        return "Your probe waits for its turn ...", gr.Timer(active=True), {**(kept or {}), JOB: job}
+        waiting = self._told_waiting(kept)
+        return "Your probe waits for its turn ...", gr.Timer(active=True), {**kept, JOB: job}, waiting
 
     def _look(self, kept: dict[str, Any]) -> tuple[Any, ...]:
         """How far the job is; at its end the probe."""

@@ -8,7 +8,7 @@ const choosing = make('div', {class: 'intake-choose'},
   make('div', {class: 'intake-buttons'},
     make('button', {type: 'button', class: 'plain-button', onclick: () => files.click()}, 'Choose pictures or a zip'),
     make('button', {type: 'button', class: 'plain-button', onclick: () => folder.click()}, 'Choose a folder')),
-  make('p', {class: 'hint'}, 'A picture\u2019s folder becomes its label: pets/cat/01.jpg is a cat.'));
+  make('p', {class: 'hint'}, settings.hint));
 const bar = make('progress', {max: 1, value: 0, 'aria-label': 'Upload'});
 const told = make('p', {role: 'status'});
 const stop = make('button', {type: 'button', class: 'plain-button', onclick: () => { stopped = true; }}, 'Stop');
@@ -68,21 +68,26 @@ function say(words) {
 }
 
 async function take(list) {
-  const collection = props.value?.collection;
-  if (busy || !list.length || !collection) return;
+  const to = props.value?.to;
+  if (busy || !list.length || !to) return;
   const {zips, pictures, said} = sortOut(list);
   say(said.join(' '));
   const adds = [...groups(pictures.map(one => ({...one, blob: one.file})), settings.add_files, settings.add_bytes),
     ...zips.map(one => [{...one, blob: one.file}])];
   const total = adds.flat().length;
   if (!total) return;
+  if (settings.whole && adds.length > 1) {
+    say(`These are ${counted(total, 'file', 'files')}, and they must come at once: choose at most ${settings.add_files.toLocaleString('en')} pictures of `
+      + `${sized(settings.add_bytes)}, or one zip. More go into a collection, on the tab Collections.`);
+    return;
+  }
   begin();
   let sent = 0;
   try {
     for (const group of adds) {
       const parts = await uploadGroup(group, done => show(sent + done, total));
       if (stopped) break;
-      trigger('give', {collection, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
+      trigger('give', {to, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
       sent += group.length;
       show(sent, total);
     }

@@ -1,12 +1,12 @@
 """Intake: pictures, a folder of them or a zip, from a person's disk to the server, however many there are.
 
     intake = Intake(elem_id="intake", most_bytes=20_000_000)
-    page.on(intake.give, self.add, [...], [...], writes=True)    # event.collection, event.files: see `chosen_files`
-    return intake_value("photos")                               # the collection that they are for
+    page.on(intake.give, self.add, [...], [...], writes=True)    # event.to, event.files: see `chosen_files`
+    return intake_value("photos")                               # whatever they are for, such as a collection
 
 Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
 GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: from then on they
-are safe when the browser is closed.
+are safe when the browser is closed. An intake that is `whole` says it once, at the end, for what is of no use in parts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from nnclr_hub.workbench.zips import SUFFIX
 from .widget import Widget
 
 MOST_FILES = 500  # of one `give`
+MOST_FILES_WHOLE = 5000
 MOST_PARTS = 1000
 MOST_NAME = 1000
 ADD_BYTES = 100_000_000  # after which there is a `give`
 REQUEST_BYTES = 8_000_000
 REQUEST_FILES = 64
 MOST_ZIP = 400_000_000  # bytes; all uploads that wait may have 500 MB
+FOLDER_HINT = "A picture\u2019s folder becomes its label: pets/cat/01.jpg is a cat."
 
 
 class Intake(Widget):
@@ -36,39 +38,55 @@ class Intake(Widget):
 
     Args:
         most_bytes: of a request, and of one picture.
+        whole: what is chosen at once is one `give`, or refused.
+        hint: what the folders mean.
     """
 
     script: ClassVar[str] = "intake.js"
 
-    def __init__(self, value: Any = None, *, most_bytes: int = 20_000_000, **options: Any) -> None:
+    def __init__(
+        self,
+        value: Any = None,
+        *,
+        most_bytes: int = 20_000_000,
+        whole: bool = False,
+        hint: str = FOLDER_HINT,
+        **options: Any,
+    ) -> None:
         settings = {
             "suffixes": sorted(IMAGE_SUFFIXES),
             "zip": SUFFIX,
             "most_bytes": most_bytes,
             "most_zip": MOST_ZIP,
-            "add_files": MOST_FILES,
-            "add_bytes": ADD_BYTES,
+            "add_files": MOST_FILES_WHOLE if whole else MOST_FILES,
+            "add_bytes": MOST_ZIP if whole else ADD_BYTES,
+            "whole": whole,
+            "hint": hint,
             "request_files": REQUEST_FILES,
             "request_bytes": min(REQUEST_BYTES, most_bytes * 9 // 10),
         }
         super().__init__(value, **{**options, "settings": settings})
 
 
-def intake_value(collection: str) -> dict[str, Any]:
-    """What the intake shows: where the pictures go."""
-    return {"collection": collection}
+def intake_value(to: str) -> dict[str, Any]:
+    """What the intake is told: where the pictures go."""
+    return {"to": to}
 
 
-def chosen_files(given: Any) -> list[tuple[str, list[Path]]]:
+def chosen_files(given: Any, most: int | None = None) -> list[tuple[str, list[Path]]]:
     """The files of a `give`, each its name and its parts, all of them uploads of this server.
+
+    Args:
+        most: how many; None for those of an intake that is not whole.
 
     Raises:
         InvalidRequest: it is nothing that the intake sends.
     """
-    files = given if isinstance(given, list) and 0 < len(given) <= MOST_FILES else []
+    most = MOST_FILES if most is None else most
+    files = given if isinstance(given, list) and 0 < len(given) <= most else []
     found = [_file(one) for one in files]
     if not found:
-        raise InvalidRequest(f"1 to {MOST_FILES} files are added at a time: choose some pictures, a folder or a zip.")
+        raise InvalidRequest(f"1 to {most} files are added at a time: choose some pictures, a folder or a zip.")
     parts = [part for _, parts in found for part in parts]
     if len(set(parts)) < len(parts):
         raise InvalidRequest("A file was sent twice in one: choose the pictures again.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,14 @@ BATCH = 32
 class Example:
     """A labelled vector or picture.
 
-    label: one, or a list of them.
+    label: one, or a list of them; "" for none.
     vector: (D,) float32, of any length; or None for an image.
-    image: bytes of a picture.
+    image: bytes of a picture, or what reads them when its turn comes and may raise ImageError.
     """
 
     label: Label | Sequence[Label]
     vector: np.ndarray | None = None
-    image: bytes | None = None
+    image: bytes | Callable[[], bytes] | None = None
 
 
 def fit_on_collection(
@@ -86,7 +86,7 @@ def fit_on_examples(
     left_out = {"unreadable": len(broken), "no label": len(rows) - len(taken)}
     matrix = unit_rows(np.stack(taken)) if taken else np.zeros((0, 1), np.float32)
     read = LabelledVectors(matrix, labels, several, {reason: n for reason, n in left_out.items() if n})
-    refuse_few(read, "The list of items", "give items of another label too.")
+    refuse_few(read, "What was given", "give some of another label too.")
     about: dict[str, Any] = {"items": len(examples)}
     fingerprint, model = (embedder.fingerprint, embedder.name) if embedder else ("", "")
     fitted = fit_and_score(read, options, fingerprint=fingerprint, model=model, progress=fitting)
@@ -99,14 +99,16 @@ def _embedded(
     """A vector each, None where there is none; and why."""
     found: list[np.ndarray | None] = [one.vector for one in examples]
     broken: list[tuple[int, str]] = []
-    pictures: Mapping[int, bytes] = {i: one.image for i, one in enumerate(examples) if one.image is not None}
+    pictures = {i: one.image for i, one in enumerate(examples) if one.image is not None}
     places = list(pictures)
     if places and embedder is None:
         raise InvalidRequest("Pictures need a model that makes vectors of them: name one.")
     for start in range(0, len(places), BATCH):
-        batch = places[start : start + BATCH]
         assert embedder is not None
-        for i, result in zip(batch, embedder.embed_each([pictures[i] for i in batch]), strict=True):
+        read = [(i, _bytes_of(pictures[i])) for i in places[start : start + BATCH]]
+        embedded = iter(embedder.embed_each([data for _, data in read if isinstance(data, bytes)]))
+        for i, data in read:
+            result = next(embedded) if isinstance(data, bytes) else data
             if isinstance(result, ImageError):
                 broken.append((i, str(result)))
             else:
@@ -120,6 +122,13 @@ def _embedded(
             + (f", as those of {embedder.name}." if embedder else ".")
         )
     return found, broken
+
+
+def _bytes_of(image: bytes | Callable[[], bytes]) -> bytes | ImageError:
+    try:
+        return image if isinstance(image, bytes) else image()
+    except ImageError as error:
+        return error
 
 
 def _halves(progress: Progress) -> tuple[Progress, Progress]:

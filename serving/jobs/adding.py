@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nnclr_hub.encoder.image_folder import label_of
-from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
-from nnclr_hub.workbench import NewImage, Workbench
+from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import Staged, staged, unstage
-from nnclr_hub.workbench.zips import SUFFIX, PictureZip
+from nnclr_hub.workbench.staged_pictures import StagedPicture, staged_pictures
 
 from .outcome import Outcome
-from .task import Task
+from .task import UPLOAD, Task
 
 BATCH = 32
 BATCH_BYTES = 64_000_000
 NAMED_MOST = 100
-UPLOAD = "upload"  # parameter of the job: the ticket
 
 
 @dataclass
@@ -48,18 +42,7 @@ def add(task: Task) -> Outcome:
     The id of a picture is the hash of its bytes, as that of an upload by REST, so that what was added before the job
     was cut short is written again and not twice. Its label is the folder that it lay in.
     """
-    try:
-        told = _add(task)
-    except NNCLRHubError:
-        unstage(task.params[UPLOAD])
-        raise
-    unstage(task.params[UPLOAD])
-    return Outcome(told.result(task.params["collection"]))
-
-
-def clean_up(bench: Workbench, params: Mapping[str, Any]) -> None:
-    """What a cancelled job has not added goes."""
-    unstage(params[UPLOAD])
+    return Outcome(_add(task).result(task.params["collection"]))
 
 
 def index(task: Task) -> Outcome:
@@ -80,58 +63,33 @@ def index(task: Task) -> Outcome:
 
 def _add(task: Task) -> _Told:
     told = _Told()
-    with ExitStack() as opened:
-        sources = list(_sources(staged(task.params[UPLOAD]), task.params["max_bytes"], told, opened))
-        task.progress(0, len(sources))
+    with staged_pictures(task.params[UPLOAD], task.params["max_bytes"]) as (pictures, left_out):
+        for name, reason in left_out:
+            told.refuse(name, reason)
+        task.progress(0, len(pictures))
         batch: list[NewImage] = []
         names: list[str] = []
         size = 0
-        for done, (name, label, read) in enumerate(sources, 1):
+        for done, picture in enumerate(pictures, 1):
             try:
-                data = read()
+                data = picture.read()
             except ImageError as error:
-                told.refuse(name, str(error))
+                told.refuse(picture.name, str(error))
                 continue
-            batch.append(_new(name, label, data))
-            names.append(name)
+            batch.append(_new(picture, data))
+            names.append(picture.name)
             size += len(data)
             if len(batch) == BATCH or size > BATCH_BYTES:
                 _write(task, batch, names, told)
                 batch, names, size = [], [], 0
-                task.progress(done, len(sources))
+                task.progress(done, len(pictures))
         _write(task, batch, names, told)
-        task.progress(len(sources), len(sources))
+        task.progress(len(pictures), len(pictures))
     return told
 
 
-def _sources(files: list[Staged], most_bytes: int, told: _Told, opened: ExitStack) -> Iterator[tuple[str, str, Any]]:
-    """(name, label, how to read it) of each picture, zips being looked into."""
-    for file in files:
-        if not file.name.lower().endswith(SUFFIX):
-            yield file.name, label_of(Path(file.name), Path()) or "", partial(_read, file.path, most_bytes)
-            continue
-        zip = opened.enter_context(PictureZip(file.path, file.name, most_bytes))
-        for name, reason in zip.left_out:
-            told.refuse(name, reason)
-        root = _root(zip.names)
-        for name in zip.names:
-            yield name, label_of(Path(name), root) or "", partial(zip.read, name)
-
-
-def _root(names: list[str]) -> Path:
-    """The folder that was packed, if all pictures lie in one: it is no label."""
-    tops = {"/".join(PurePosixPath(name).parts[:-1][:1]) for name in names}
-    return Path(tops.pop()) if len(tops) == 1 else Path()
-
-
-def _read(path: Path, most_bytes: int) -> bytes:
-    if path.stat().st_size > most_bytes:
-        raise ImageError(f"It has more than {most_bytes / 1e6:,.0f} MB: make the picture smaller.")
-    return path.read_bytes()
-
-
-def _new(name: str, label: str, data: bytes) -> NewImage:
-    metadata = {"name": PurePosixPath(name).name} | ({"label": label} if label else {})
+def _new(picture: StagedPicture, data: bytes) -> NewImage:
+    metadata = {"name": PurePosixPath(picture.name).name} | ({"label": picture.label} if picture.label else {})
     return NewImage(hashlib.sha256(data).hexdigest()[:32], data, metadata)
 
 

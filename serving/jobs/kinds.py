@@ -11,11 +11,12 @@ from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.reembedding import abandon, reembed
+from nnclr_hub.workbench.staging import unstage
 
-from .adding import add, clean_up, index
+from .adding import add, index
 from .fitting import fit
 from .outcome import Outcome
-from .task import Task
+from .task import UPLOAD, Task
 
 MOST_IDS = 1000  # of a group, or of a report, in a result
 NAMED_MOST = 100
@@ -27,10 +28,13 @@ class Kind:
 
     run: does the work.
     clean: takes away what a cancelled job had begun; gets the workbench and the job's parameters.
+    forget: takes away what waited for the job, when it has ended in whichever way and that is noted; gets its
+        parameters.
     """
 
     run: Callable[[Task], Outcome]
     clean: Callable[[Workbench, Mapping[str, Any]], None] = lambda bench, params: None
+    forget: Callable[[Mapping[str, Any]], None] = lambda params: None
 
 
 def _duplicates(task: Task) -> Outcome:
@@ -85,10 +89,15 @@ def _abandon(bench: Workbench, params: Mapping[str, Any]) -> None:
         return  # nothing was built yet, or all is gone
 
 
+def _unstage(params: Mapping[str, Any]) -> None:
+    if params.get(UPLOAD) is not None:
+        unstage(params[UPLOAD])
+
+
 KINDS: dict[str, Kind] = {
-    "add": Kind(add, clean_up),
+    "add": Kind(add, forget=_unstage),
     "index": Kind(index),
-    "probe_fit": Kind(fit),
+    "probe_fit": Kind(fit, forget=_unstage),
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),
     "compact": Kind(_compact),

@@ -65,6 +65,7 @@ class Performer:
                 self._back(run)
                 raise Interrupted from error
             self._fail(run, error)
+        self._forget(run)
 
     def _work(self, run: Run, kind: Kind) -> None:
         try:
@@ -110,6 +111,13 @@ class Performer:
             log.warning("what the job %s had begun could not be taken away (%s)", run.job.id, error)
         except Exception:  # it is cancelled all the same
             log.exception("what the job %s had begun could not be taken away", run.job.id)
+
+    def _forget(self, run: Run) -> None:
+        """Takes away what waited for a job that has ended."""
+        try:
+            self._kinds[run.job.kind].forget(run.job.params)
+        except OSError as error:
+            log.warning("what waited for the job %s could not be taken away (%s)", run.job.id, error)
 
     def _back(self, run: Run) -> None:
         """An interrupted job waits again; if that cannot be noted, the next server finds it running, which will do."""

@@ -14,6 +14,7 @@ from nnclr_hub.workbench import Workbench
 from .patience import PatientModels
 
 TURN_S = 0.05
+UPLOAD = "upload"  # parameter of a job: the ticket of files that wait for it
 
 
 # no errors of the work, and what catches those must not catch these

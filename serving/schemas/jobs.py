@@ -9,10 +9,11 @@ from pydantic import Field
 from nnclr_hub.store.checks import MAX_LIMIT
 
 from ..jobs import Job
+from ..jobs.task import UPLOAD
 from .words import Name, Strict, Where
 
 # parameters of jobs that are nobody's affair: a model's source may be a path of this machine, and a ticket is a secret
-SOURCE, UPLOAD = "source", "upload"
+SOURCE = "source"
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 

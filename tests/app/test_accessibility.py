@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+from fake_runs import write_run
 
+from app.tabs.probe import FOLDERS
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -34,10 +36,13 @@ def axe(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    store = tmp_path_factory.mktemp("accessible") / "store"
-    with open_store(str(store)) as opened:
-        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
-    yield from serve(model, store, page=True, source_folders=[str(photos)])
+    folder = tmp_path_factory.mktemp("accessible")
+    with open_store(str(folder / "store")) as opened:
+        bench = Workbench(Encoders(str(model), device="cpu"), opened)
+        bench.index_folder("photos", photos)
+        bench.fit_probe("things", "photos", "label")
+    write_run(folder / "runs" / "photos", step=40)
+    yield from serve(model, folder / "store", page=True, source_folders=[str(photos)], runs=folder / "runs")
 
 
 def findings(page, axe: str) -> list[str]:
@@ -73,5 +78,35 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     page.locator("#attention-tries .picture").first.click()
     wait_for_pictures(page, "#maps img")
     page.locator("#attention-how button").first.click()
+    assert findings(page, axe) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
+def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, served, axe, theme, context, pictures):
+    page = opened("Collections", color_scheme=theme, **context)
+    wait_for_pictures(page, "#shelf img")
+    page.set_input_files("#intake .choose-files", [str(pictures[0]), {"name": "b.jpg", "mimeType": "", "buffer": b"b"}])
+    page.wait_for_selector("#works .works-errors")
+    page.locator("#shelf .choose input").nth(1).check(force=True)
+    page.click("#drop-ask")
+    page.wait_for_selector("#drop:visible")
+    assert findings(page, axe) == []
+    open_tab(page, "Probe")
+    page.wait_for_selector("#probe-report .confusion")
+    page.fill("#labeller-label", "a cat")
+    page.locator("#labeller .picture").nth(1).click()
+    page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
+    page.wait_for_selector("#probe-verdict .said:visible")
+    assert findings(page, axe) == []
+    page.get_by_label(FOLDERS).check()
+    page.wait_for_selector("#probe-intake button:visible")
+    assert findings(page, axe) == []
+    open_tab(page, "Training")
+    page.wait_for_selector("#runs iframe")
+    assert findings(page, axe) == []
+    open_tab(page, "API")
+    page.wait_for_selector("#api-code pre")
     assert findings(page, axe) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from browsing import PHONE, open_tab, wait_for, wait_for_pictures
 
 import nnclr_hub
 from app.actions import Action
-from app.probing import predict_action
+from app.probing import fit_folders_action, predict_action
 from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
@@ -50,7 +51,6 @@ def in_shell(text: str, folder: Path, **variables: str) -> dict:
 def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served, pictures, tmp_path):
     (tmp_path / "own.jpg").write_bytes(pictures[5].read_bytes())
     page = opened("API", **PHONE)
-    assert "You have not done anything yet" in page.inner_text("#api-status")
     open_tab(page, "Search")
     wait_for(page, "24 of the 60")
     page.set_input_files("#query input[type=file]", str(tmp_path / "own.jpg"))
@@ -67,7 +67,7 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, a fit."""
+    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
@@ -80,18 +80,22 @@ def actions(served, pictures) -> list[Action]:
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
         predict_action("things", OWN),
         attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
+        fit_folders_action("folders", True, at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
 
 
 def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
     (tmp_path / OWN).write_bytes(pictures[5].read_bytes())
+    for path in (*pictures[:3], *pictures[-3:]):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.parent.name)
     for action in actions(served, pictures):
         answer = in_shell(curl(action, served.url), tmp_path)
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 7
+    assert len(printed.splitlines()) >= 8
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):

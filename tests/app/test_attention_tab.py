@@ -11,6 +11,7 @@ from PIL import Image
 
 from app.tabs.attention import read_ways
 from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub.encoder.attention import on_one_scale
 from nnclr_hub.errors import InvalidRequest
 from serving.models import Model
 
@@ -73,13 +74,15 @@ def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated,
 
 @pytest.mark.browser
 def test_the_map_is_the_encoders(opened, model, pictures):
-    """And those of other pictures, faded by a slider that asks nobody."""
+    """And those of other pictures, equal values in equal colours, faded by a slider that asks nobody."""
     page = given(opened, pictures[5])
     page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:22]])
     page.wait_for_function("() => document.querySelectorAll('#maps figure').length === 3")
     wait_for_pictures(page, "#maps .over", 3)
     encoder = load_encoder(model, device="cpu")
-    expected = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
+    apart = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
+    expected = on_one_scale(apart)
+    assert expected[0].limits != apart[0].limits
     for shown, there in zip(page.locator("#maps .over").all(), expected, strict=True):
         data = base64.b64decode(shown.get_attribute("src").partition(",")[2])
         with Image.open(io.BytesIO(data)) as image:

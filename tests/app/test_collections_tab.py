@@ -217,7 +217,7 @@ def test_a_server_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(al
 )
 def test_a_bare_endpoint_takes_nothing_but_uploads(served, album, files):
     """As a client sends it that ignores the page."""
-    answer = call(served.url, "_add", [None], event_data={"collection": album, "files": files})
+    answer = call(served.url, "_add", [None], event_data={"to": album, "files": files})
     assert answer.status_code == 500
     assert "Traceback" not in answer.text
     assert "/etc/" not in answer.json().get("error", "")

@@ -1,15 +1,19 @@
 """The probe tab in a real browser: pictures are labelled by clicking, and the probe is that of those labels."""
 
 import json
+import shutil
+import zipfile
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
 from page_calls import call, events
 
 from app.probing import read_csv, read_labels
-from app.tabs.probe import CLICK
-from nnclr_hub import load_encoder
+from app.tabs.probe import CLICK, FOLDERS
+from nnclr_hub import Client, load_encoder
+from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, ProbeNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
@@ -115,6 +119,58 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
         get_probe(served.bench.store.records, "one")
 
 
+@pytest.mark.browser
+def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictures, tmp_path):
+    """As a folder, with a file that is no picture and one that lies nowhere; the probe is that of REST's items."""
+    folder = tmp_path / "classes"
+    for name in ("cat", "coffee"):
+        shutil.copytree(photos / name, folder / name)
+    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
+    shutil.copy(pictures[0], folder / "nowhere.png")
+    page = opened("Probe")
+    page.get_by_label(FOLDERS).check()
+    page.locator("#labeller").wait_for(state="hidden")
+    page.set_input_files("#probe-intake .choose-folder", str(folder))
+    wait_for(page, "41 pictures of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
+    page.fill("#probe-name input, #probe-name textarea", "folders")
+    page.click("#probe-fit")
+    wait_for(page, "folders is ready", "#probe-status")
+    kept = get_probe(served.bench.store.records, "folders")
+    assert kept.probe.classes == ("cat", "coffee")
+    assert (kept.about["rows"], kept.about["left_out"]) == (40, {"unreadable": 1, "no label": 1})
+    with Client(served.url) as client:
+        files = [path for path in sorted(folder.glob("*/*")) if path.name != "broken.jpg"]
+        job = client.probes.fit("same", images=files, labels=[path.parent.name for path in files])
+        client.jobs.wait(job.id)
+    same = get_probe(served.bench.store.records, "same").probe
+    np.testing.assert_allclose(kept.probe.weight, same.weight, atol=1e-3)
+    assert not any((cache_folder() / "adding").iterdir())
+    assert page.inner_text("#probe-waiting").strip() == ""
+    page.click("#probe-fit")
+    page.wait_for_selector(".toast-body")
+    assert "There is no folder to fit on" in page.inner_text(".toast-body")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened, served, photos, pictures, tmp_path):
+    page = opened("Probe", **PHONE)
+    page.get_by_label(FOLDERS).check()
+    page.set_input_files("#probe-intake .choose-files", [str(path) for path in pictures[:2]])
+    page.wait_for_selector(".toast-body")
+    assert "No picture lies in a folder" in page.inner_text(".toast-body")
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
+        file.writestr("../cat/up.png", pictures[0].read_bytes())
+    page.reload()
+    open_tab(page, "Probe")
+    page.get_by_label(FOLDERS).check()
+    page.set_input_files("#probe-intake .choose-files", str(tmp_path / "bad.zip"))
+    page.wait_for_selector(".toast-body")
+    assert "names a file outside of itself" in page.inner_text(".toast-body")
+    assert not any((cache_folder() / "adding").iterdir())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_model):
     other = load_encoder(make_model(seed=7), device="cpu")
     spec_of = served.bench.collection("photos").spec
@@ -135,7 +191,7 @@ def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve):
     for there in serve(model, store, page=True, read_only=True):
         names = {event["api_name"] for event in events(there.url)}
         assert {"_say", "_choose_probe"} <= names
-        assert not {"_fit", "_look", "_labels_of"} & names
+        assert not {"_fit", "_look", "_labels_of", "_take_folders"} & names
         assert "before" in call(there.url, "_start_probes", []).text
 
 

@@ -2,12 +2,16 @@
 
 import hashlib
 import shutil
+import threading
 import time
 import zipfile
 
 import pytest
 from PIL import Image
+from waiting import until
 
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.staging import stage, staged
 
 
@@ -24,6 +28,14 @@ def ticket(tmp_path, pictures):
         return stage(parts)
 
     return make
+
+
+def waits(ticket: str) -> bool:
+    try:
+        staged(ticket)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def run(server, kind: str, **params):
@@ -67,10 +79,25 @@ def test_pictures_are_added_with_their_folder_as_label_and_each_error_is_told(
     assert len(found) == 3
     first = found[hashlib.sha256(pictures[0].read_bytes()).hexdigest()[:32]]
     assert (first["name"], first["label"]) == ("a.jpg", "cat")
-    with pytest.raises(ValueError, match="no longer there"):
-        staged(given)
+    until(lambda: not waits(given))
     again = add(server, ticket({"b.jpg": pictures[1]}))
     assert (again.result["added"], again.result["replaced"]) == (0, 1)
+
+
+def test_what_waits_for_a_job_goes_however_it_ends(server, client, collection, ticket, pictures, monkeypatch):
+    """Cancelled before it began, cancelled at work, failed."""
+    going = threading.Event()
+    add_images = Workbench.add_images
+    monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(30), add_images(*given))[1])
+    jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": pictures[i]}) for i in range(20)]
+    made = [jobs.submit("add", {"collection": "photos", "upload": one, "max_bytes": 10**6}) for one in tickets]
+    failing = ticket({"a.jpg": pictures[0]})
+    for job in made:
+        jobs.cancel(job.id)
+    going.set()
+    assert run(server, "add", collection="nowhere", upload=failing, max_bytes=10**6).state == "failed"
+    until(lambda: not any(map(waits, [*tickets, failing])))
+    assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
 
 def test_zips_are_added_picture_by_picture(server, client, collection, ticket, pictures, tmp_path):

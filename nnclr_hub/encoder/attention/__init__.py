@@ -9,7 +9,7 @@ without a query it is the softmax row of [CLS] in the last block.
 """
 
 from nnclr_hub.encoder.attention.looker import Looker, Prepared, Seen
-from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap, check_opacity
+from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap, check_opacity, on_one_scale
 from nnclr_hub.encoder.attention.queries import Box, Point, Query
 from nnclr_hub.encoder.attention.settings import MOST_TARGETS, SIMILARITIES, AttentionSettings
 from nnclr_hub.encoder.attention.sizes import MAX_SIDE
@@ -28,4 +28,5 @@ __all__ = [
     "Query",
     "Seen",
     "check_opacity",
+    "on_one_scale",
 ]

@@ -1,0 +1,89 @@
+"""The page while its server is killed and started again: what it had begun goes on, and is not to be given again."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from browsing import open_tab, wait_for
+from PIL import Image
+from running_server import free_port, wait
+
+import nnclr_hub
+from nnclr_hub.store import open_store
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+PICTURES = 480
+# what a browser says of a server that is not there
+AWAY = (
+    "ERR_CONNECTION_REFUSED",
+    "ERR_CONNECTION_RESET",
+    "ERR_INCOMPLETE_CHUNKED",
+    "ERR_EMPTY_RESPONSE",
+    "Failed to fetch",
+)
+GRADIOS = ("AbortError", "errored out", "network error", "TypeError", "Connection")
+
+
+class Server:
+    """`nnclr serve` as a process of its own, always on the same port."""
+
+    def __init__(self, model: Path, store: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--model", str(model), "--store", str(store)]
+        self._command += ["--port", str(port)]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, cwd=Path(nnclr_hub.__file__).parents[1], stderr=subprocess.DEVNULL
+        )
+        wait(f"{self.url}/readyz")
+
+    def end(self, how: signal.Signals) -> None:
+        self.process.send_signal(how)
+        self.process.wait(60)
+
+
+@pytest.fixture
+def served(model, tmp_path) -> Iterator[SimpleNamespace]:
+    server = Server(model, tmp_path / "store")
+    yield SimpleNamespace(url=server.url, server=server, store=tmp_path / "store")
+    server.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Pictures that differ."""
+    for i in range(PICTURES):
+        path = tmp_path / "many" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((96, 96), 60 + i % 40).convert("RGB").save(path)
+    return tmp_path / "many"
+
+
+def test_a_job_goes_on_after_kill_9_and_the_page_with_it(opened, served, folder):
+    page = opened("Collections", allowed=(*AWAY, *GRADIOS))
+    wait_for(page, "There is no collection yet", "#shelf-status")
+    page.fill("#new-name input, #new-name textarea", "many")
+    page.click("#create")
+    wait_for(page, "many is empty", "#shelf-status")
+    page.set_input_files("#intake .choose-folder", str(folder))
+    page.wait_for_selector("#works .work.running")
+    served.server.end(signal.SIGKILL)
+    page.locator("#works .works-away").wait_for()
+    served.server.start()
+    page.wait_for_selector("#works .work.done")
+    page.locator("#works .works-away").wait_for(state="hidden")
+    page.reload()
+    open_tab(page, "Collections")
+    wait_for(page, f"of {PICTURES} in many", "#shelf-status")
+    served.server.end(signal.SIGTERM)
+    with open_store(str(served.store)) as store:
+        assert store.get("many").count() == PICTURES
+        assert store.get("many").verify().ok
+    served.server.start()
