@@ -16,11 +16,13 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")  # else a pandas table of all events, at each event
 
 import gradio as gr
 import gradio.processing_utils
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
+from gradio.blocks import BlocksConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .demo import build_demo
@@ -37,11 +39,12 @@ def build_site(page: Page, path: str) -> FastAPI:
     """
     gradio.processing_utils.async_ssrf_protected_download = _refuse_async
     gradio.processing_utils.ssrf_protected_download = _refuse
+    BlocksConfig.config_for_block = staticmethod(_describe_the_layout)
     uploads = UploadFolder()
     demo = build_demo(page)
     demo.has_launched = True
-    demo.max_threads = 8  # threads of its own, so that a busy page leaves the API's alone
-    demo.queue(default_concurrency_limit=4, max_size=64)
+    demo.max_threads = 4  # threads of its own, so that a busy page leaves the API's alone
+    demo.queue(default_concurrency_limit=2, max_size=64)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lambda _: uploads.kept())
     gr.mount_gradio_app(
         app,
@@ -59,6 +62,18 @@ def build_site(page: Page, path: str) -> FastAPI:
     (mounted,) = app.router.routes
     mounted.app = NoFetching(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
     return app
+
+
+_describe = BlocksConfig.config_for_block
+
+
+def _describe_the_layout(id: int, rendered: list[int], *component: Any) -> dict[str, Any]:
+    """What a component is, for the page as it is sent; nothing, for what a session keeps of it.
+
+    Gradio describes all components for each new session, on the event loop, where that holds up REST; it needs the
+    descriptions for links to what a session shows, of which this page has none.
+    """
+    return _describe(id, rendered, *component) if rendered else {}
 
 
 class NoFetching:

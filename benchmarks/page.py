@@ -8,13 +8,16 @@ One server, one Chromium, turn by turn. Sections:
     search    a click on a hit, until its neighbours stand there, less the same search over REST     at most 300 ms
     load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
 
-An action is a search by an item, queued as a browser's is; the one that is measured over REST is a search by a vector.
+An action is a search by an item of a visitor who came just now, queued as a browser's is; when all 50 are answered, the
+next 50 come. What is measured over REST is a search by a picture, and one by a vector, which is next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import os
 import shutil
 import statistics
 import subprocess
@@ -33,6 +36,7 @@ from store_report import Report
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.hub.registry import default_model
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Item
 from nnclr_hub.workbench import Encoders, Workbench
 
 NAME = "photos"
@@ -48,10 +52,10 @@ def main() -> None:
     parser.add_argument("--clicks", type=int, default=30)
     parser.add_argument("--requests", type=int, default=400, help="of REST, in each state of the page")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--visit", metavar="URL", help="only send the page's actions there, for ever")
+    parser.add_argument("--visit", nargs=2, metavar=("URL", "ID"), help="only send the page's actions there, for ever")
     chosen = parser.parse_args()
     if chosen.visit:
-        visit(chosen.visit)
+        visit(*chosen.visit)
         return
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
@@ -66,7 +70,7 @@ def main() -> None:
             side.wait()
             httpx.get(f"{url}/ui/", timeout=120).raise_for_status()
             search(report, url, chosen.clicks)
-            load(report, url, item.vector.tolist(), chosen.requests)
+            load(report, url, item, next(pictures.rglob("*.jpg")).read_bytes(), chosen.requests)
         finally:
             side.end()
 
@@ -108,35 +112,40 @@ CLICK = """turn => new Promise(done => {
 })"""
 
 
-def load(report: Report, url: str, vector: list[float], requests: int) -> None:
+def load(report: Report, url: str, item: Item, picture: bytes, requests: int) -> None:
     """REST with the page at rest, and while bursts of 50 actions are in work, which a process of their own sends."""
-    alone = rest_times(url, vector, requests)
-    visitors = subprocess.Popen([sys.executable, __file__, "--visit", url])
+    bodies = {"picture": {"image": base64.b64encode(picture).decode()}, "vector": {"vector": item.vector.tolist()}}
+    alone = {by: p99_ms(url, body, requests) for by, body in bodies.items()}
+    visitors = subprocess.Popen([sys.executable, __file__, "--visit", url, item.id])
     time.sleep(3)
-    busy = rest_times(url, vector, requests)
+    for by, body in bodies.items():
+        beside = p99_ms(url, body, requests)
+        report.say(f"{by}_p99_ms", alone[by], f"REST by a {by}: p99 {alone[by]:.1f} ms of {requests}, the page at rest")
+        report.say(f"{by}_p99_busy_ms", beside, f"REST by a {by}: p99 {beside:.1f} ms beside {ACTIONS} actions at once")
+        report.say(f"{by}_ratio", beside / alone[by], f"{beside / alone[by]:.2f} times its own; below 2")
     visitors.kill()
     visitors.wait()
-    rest, beside = (1000 * statistics.quantiles(times, n=100)[98] for times in (alone, busy))
-    report.say("rest_p99_ms", rest, f"REST: p99 {rest:.0f} ms of {requests} searches by a vector, the page at rest")
-    report.say("rest_p99_busy_ms", beside, f"REST: p99 {beside:.0f} ms beside {ACTIONS} actions of the page at once")
-    report.say("ratio", beside / rest, f"{beside / rest:.2f} times its own; below 2")
 
 
-def rest_times(url: str, vector: list[float], requests: int) -> list[float]:
+def p99_ms(url: str, body: dict[str, Any], requests: int) -> float:
     times = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for _ in range(requests):
             begun = time.perf_counter()
-            client.post(SEARCH, json={"vector": vector, "k": K}).raise_for_status()
+            client.post(SEARCH, json={**body, "k": K}).raise_for_status()
             times.append(time.perf_counter() - begun)
-    return times
+    return 1000 * statistics.quantiles(times, n=100)[98]
 
 
-def visit(url: str) -> None:
-    """50 visitors who search at once, and again when all are answered, until the process is ended."""
+def visit(url: str, id: str) -> None:
+    """50 visitors who search at once, and again when all are answered, until the process is ended.
+
+    They give way to the server, as visitors do who are elsewhere.
+    """
+    os.nice(10)
 
     async def forever() -> None:
-        body: dict[str, Any] = {"data": [f"collection={NAME}", None]}
+        body: dict[str, Any] = {"data": [f"collection={NAME}&more={id}", None]}
         async with httpx.AsyncClient(base_url=f"{url}/ui/gradio_api/call/start", timeout=120, limits=LIMITS) as client:
 
             async def act() -> None:

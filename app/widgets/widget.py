@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,5 +42,10 @@ class Widget(gr.HTML):
 
 
 def _source(script: str, settings: Mapping[str, Any] | None) -> str:
-    fixed = f"const settings = {json.dumps(dict(settings or {}))};\n"
-    return fixed + (FOLDER / "dom.js").read_text() + (FOLDER / script).read_text()
+    return f"const settings = {json.dumps(dict(settings or {}))};\n" + _scripts(script)
+
+
+@cache
+def _scripts(script: str) -> str:
+    """Read once: Gradio builds a component anew at each update."""
+    return (FOLDER / "dom.js").read_text() + (FOLDER / script).read_text()

@@ -6,7 +6,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import gradio as gr
 import pytest
+from gradio.state_holder import SessionState
 from page_calls import call, events, get, post
 
 from nnclr_hub.store import open_store
@@ -174,3 +176,11 @@ def test_a_download_that_fails_falls_back_to_the_photos(tmp_path, monkeypatch):
     folder, told = gallery.default_gallery(tmp_path)
     assert folder == tmp_path / "photos"
     assert "no network" in told
+
+
+def test_a_visitor_costs_no_description_of_all_components(served):
+    """Which Gradio would make for each of them, on the event loop; the layout's descriptions are all there."""
+    with gr.Blocks() as demo:
+        gr.Textbox(elem_id="words")
+    assert not any(SessionState(demo).config_values.values())
+    assert "words" in [one["props"].get("elem_id") for one in demo.get_config_file()["components"]]
