@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PORT ?= 8000
+WORKERS ?= 2
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
@@ -11,8 +12,8 @@ CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py dis
 demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
 
-test: $(VENV)/.dev  ## the default test suite
-	$(BIN)/python -m pytest --durations=20 $(ARGS)
+test: $(VENV)/.dev  ## the default test suite; WORKERS=0 for one process
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -1,7 +1,13 @@
-"""Additions: pictures that a person gives, handed to jobs of the server."""
+"""Additions: pictures that a person gives, handed to jobs of the server.
+
+Each job notes which browser it is from, under a name that only that browser knows: so a browser sees its own jobs,
+in whatever order their answers reach it.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -11,11 +17,13 @@ from nnclr_hub.workbench.staging import stage, staged, unstage
 from nnclr_hub.workbench.zips import SUFFIX, PictureZip
 
 from .actions import Action
-from .page import Page
+from .page import GIVEN_BY, Page
 from .widgets.intake import chosen_files
 
-MOST_SHOWN = 100  # jobs that a browser remembers
-JOBS = "adding"  # their place in what it keeps
+MOST_SHOWN = 100  # jobs at once
+LOOKED_AT = 1000  # of the server's jobs
+BROWSER, HIDDEN = "browser", "hidden_jobs"  # places in what a browser keeps
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Additions:
@@ -28,8 +36,17 @@ class Additions:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def add(self, collection: Any, files: Any, kept: dict[str, Any]) -> dict[str, Any]:
-        """What was uploaded becomes a job; gives what the browser is to keep.
+    def jobs(self, kept: Any) -> list[str]:
+        """Those of a browser that it has not hidden, the oldest first."""
+        browser, hidden = _browser(kept), set(hidden_of(kept))
+        if browser is None or self._page.jobs is None:
+            return []
+        jobs, _ = self._page.jobs.list(LOOKED_AT)
+        own = [job.id for job in jobs if job.params.get(GIVEN_BY) == browser and job.id not in hidden]
+        return own[:MOST_SHOWN][::-1]
+
+    def add(self, collection: Any, files: Any, kept: Any) -> None:
+        """What was uploaded becomes a job.
 
         Raises:
             InvalidRequest: a zip that is none, or holds what it must not; files that are no uploads.
@@ -43,15 +60,14 @@ class Additions:
                 if file.name.lower().endswith(SUFFIX):  # refused now rather than when nobody looks
                     PictureZip(file.path, file.name, self._page.terms.max_bytes).close()
             params = {"collection": name, "upload": ticket, "max_bytes": self._page.terms.max_bytes}
-            job = self._submit("add", params)
+            self._submit("add", params, kept)
         except BaseException:
             unstage(ticket)
             raise
         sent = tuple(("files", PurePosixPath(one).name) for one, _ in given[:3])
         self._page.did(Action("POST", f"/api/v1/collections/{quote(name, safe='')}/items", files=sent))
-        return with_job(kept, job)
 
-    def add_folder(self, collection: Any, source: Any, folder: Any, kept: dict[str, Any]) -> dict[str, Any]:
+    def add_folder(self, collection: Any, source: Any, folder: Any, kept: Any) -> None:
         """A folder of this machine becomes a job.
 
         Args:
@@ -68,10 +84,9 @@ class Additions:
         root = self._page.terms.source_folders[names.index(source)].resolve()
         path = self._below(root, folder)
         relative = path.relative_to(root).as_posix()
-        job = self._submit("index", {"collection": name, "root": names.index(source), "folder": relative})
+        self._submit("index", {"collection": name, "root": names.index(source), "folder": relative}, kept)
         call = f"client.collection({name!r}).index_folder({path.name!r})"
         self._page.did(Action("POST", f"/api/v1/collections/{quote(name, safe='')}/items", call=call))
-        return with_job(kept, job)
 
     def sources(self) -> list[str]:
         """The server's folders of pictures by their names, where its own machine alone can ask."""
@@ -81,9 +96,9 @@ class Additions:
 
     # ---- inside
 
-    def _submit(self, kind: str, params: dict[str, Any]) -> str:
+    def _submit(self, kind: str, params: dict[str, Any], kept: Any) -> None:
         assert self._page.jobs is not None  # or the events are not built
-        return self._page.jobs.submit(kind, params).id
+        self._page.jobs.submit(kind, {**params, GIVEN_BY: _browser(kept)})
 
     def _fitting(self, name: Any) -> str:
         """The collection, if its encoder is to be had."""
@@ -112,18 +127,24 @@ class Additions:
         )
 
 
-def jobs_of(kept: Any) -> list[str]:
-    """The jobs that a browser remembers."""
-    ids = kept.get(JOBS) if isinstance(kept, dict) else None
+def hidden_of(kept: Any) -> list[str]:
+    """The jobs that a person has seen the end of."""
+    ids = kept.get(HIDDEN) if isinstance(kept, dict) else None
     return [id for id in ids if isinstance(id, str)][-MOST_SHOWN:] if isinstance(ids, list) else []
 
 
-def with_job(kept: Any, id: str) -> dict[str, Any]:
-    """One more to remember."""
-    return {**(kept if isinstance(kept, dict) else {}), JOBS: [*jobs_of(kept), id][-MOST_SHOWN:]}
-
-
 def without_jobs(kept: Any, ids: Any) -> dict[str, Any]:
-    """Some to forget."""
-    gone = ids if isinstance(ids, list) else []
-    return {**(kept if isinstance(kept, dict) else {}), JOBS: [id for id in jobs_of(kept) if id not in gone]}
+    """Some to show no longer."""
+    gone = [id for id in ids if isinstance(id, str)] if isinstance(ids, list) else []
+    return {**(kept if isinstance(kept, dict) else {}), HIDDEN: [*hidden_of(kept), *gone][-MOST_SHOWN:]}
+
+
+def with_browser(kept: Any) -> dict[str, Any]:
+    """The same with a name of its own, if it has none yet."""
+    kept = kept if isinstance(kept, dict) else {}
+    return kept if _browser(kept) else {**kept, BROWSER: secrets.token_hex(16)}
+
+
+def _browser(kept: Any) -> str | None:
+    name = kept.get(BROWSER) if isinstance(kept, dict) else None
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else None

@@ -22,6 +22,7 @@ from nnclr_hub.workbench import Workbench
 from . import handling
 from .actions import Action
 
+GIVEN_BY = "given_by"  # parameter of a job that REST keeps to itself: the name of the browser it is from
 Components = gr.components.Component | Sequence[Any] | None
 
 

@@ -8,7 +8,7 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest
 
-from ..additions import Additions, jobs_of, without_jobs
+from ..additions import Additions, with_browser, without_jobs
 from ..originals import original_view
 from ..page import Page
 from ..shelf import FIELDS, Shelf, Shelves, intake_of
@@ -113,15 +113,16 @@ class CollectionsTab:
     def _wire_adding(self, page: Page) -> None:
         out = [getattr(self, name) for name in FIELDS]
         jobs = [page.kept, self.works]
-        page.on(page.blocks.load, jobs_of, page.kept, self.works)
+        page.on(page.blocks.load, self._arrive, page.kept, jobs)
         page.on(self.shelf.change, intake_of, self.shelf, self.intake)
-        page.on(self.intake.give, self._add, page.kept, jobs, writes=True, trigger_mode="multiple", concurrency_limit=1)
+        one_by_one: dict[str, Any] = {"trigger_mode": "multiple", "concurrency_limit": 1}
+        page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
         page.on(self.works.cancel, self._cancel, None, None, writes=True)
-        page.on(self.works.forget, self._forget, page.kept, jobs, trigger_mode="multiple", concurrency_limit=1)
+        page.on(self.works.forget, self._forget, page.kept, jobs, **one_by_one)
         page.on(self.works.ended, self._shelves.start, self.shelf, out)
         if self._additions.sources():
             given = [self.shelf, self.source, self.folder, page.kept]
-            page.on(self.add_folder.click, self._add_folder, given, jobs, writes=True)
+            page.on(self.add_folder.click, self._add_folder, given, self.works, writes=True)
 
     # ---- steps of its own
 
@@ -151,15 +152,18 @@ class CollectionsTab:
             shelf.collection,
         )
 
-    def _add(self, kept: dict[str, Any], event: gr.EventData) -> tuple[dict[str, Any], list[str]]:
-        kept = self._additions.add(event.to, event.files, kept)
-        return kept, jobs_of(kept)
+    def _arrive(self, kept: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The jobs that this browser began before."""
+        kept = with_browser(kept)
+        return kept, self._additions.jobs(kept)
 
-    def _add_folder(
-        self, shelf: Shelf, source: str, folder: str, kept: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        kept = self._additions.add_folder(shelf.collection, source, folder, kept)
-        return kept, jobs_of(kept)
+    def _add(self, kept: dict[str, Any], event: gr.EventData) -> list[str]:
+        self._additions.add(event.to, event.files, kept)
+        return self._additions.jobs(kept)
+
+    def _add_folder(self, shelf: Shelf, source: str, folder: str, kept: dict[str, Any]) -> list[str]:
+        self._additions.add_folder(shelf.collection, source, folder, kept)
+        return self._additions.jobs(kept)
 
     def _cancel(self, event: gr.EventData) -> None:
         """Ends a job that adds pictures; others are no affair of this tab."""
@@ -170,4 +174,4 @@ class CollectionsTab:
 
     def _forget(self, kept: dict[str, Any], event: gr.EventData) -> tuple[dict[str, Any], list[str]]:
         kept = without_jobs(kept, event.ids)
-        return kept, jobs_of(kept)
+        return kept, self._additions.jobs(kept)

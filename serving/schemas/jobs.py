@@ -12,8 +12,8 @@ from ..jobs import Job
 from ..jobs.task import UPLOAD
 from .words import Name, Strict, Where
 
-# parameters of jobs that are nobody's affair: a model's source may be a path of this machine, and a ticket is a secret
-SOURCE = "source"
+# parameters of jobs that are nobody's affair: a model's source may be a path of this machine; the others are secrets
+SOURCE, GIVEN_BY = "source", "given_by"
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -48,7 +48,7 @@ class JobResponse(Strict):
     def of(cls, job: Job) -> JobResponse:
         """What is told of a job."""
         told = {name: getattr(job, name) for name in cls.model_fields}
-        params = {name: value for name, value in job.params.items() if name not in (SOURCE, UPLOAD)}
+        params = {name: value for name, value in job.params.items() if name not in (SOURCE, UPLOAD, GIVEN_BY)}
         return cls.model_validate({**told, "params": params})
 
 

@@ -84,10 +84,11 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
-def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, served, axe, theme, context, pictures):
+def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, axe, theme, context, pictures, tmp_path):
     page = opened("Collections", color_scheme=theme, **context)
     wait_for_pictures(page, "#shelf img")
-    page.set_input_files("#intake .choose-files", [str(pictures[0]), {"name": "b.jpg", "mimeType": "", "buffer": b"b"}])
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    page.set_input_files("#intake .choose-files", [str(pictures[0]), str(tmp_path / "broken.jpg")])
     page.wait_for_selector("#works .works-errors")
     page.locator("#shelf .choose input").nth(1).check(force=True)
     page.click("#drop-ask")

@@ -1,5 +1,6 @@
 """Whatever is sent to whichever operation: no failure, and no answer that the description does not tell of."""
 
+import re
 import zlib
 
 import pytest
@@ -47,14 +48,29 @@ def sent(server, pictures):
         assert session.get(f"{server.url}/readyz").status_code == 200
 
 
-@schema.parametrize()
-@settings(max_examples=SHORT, derandomize=True, **QUIET)
-def test_strange_requests_are_answered_as_described(case, sent):
-    sent(case)
+def fuzzed(label: str):
+    """The quick test of an operation and the long one; each has a name of its own, by which it can be run alone."""
+    operation = schema.include(name=label)
+
+    @operation.parametrize()
+    @settings(max_examples=SHORT, derandomize=True, **QUIET)
+    def strange_requests_are_answered_as_described(case, sent):
+        sent(case)
+
+    @pytest.mark.slow
+    @operation.parametrize()
+    @settings(max_examples=LONG, **QUIET)
+    def very_many_strange_requests_are_answered_as_described(case, sent):
+        sent(case)
+
+    return strange_requests_are_answered_as_described, very_many_strange_requests_are_answered_as_described
 
 
-@pytest.mark.slow
-@schema.parametrize()
-@settings(max_examples=LONG, **QUIET)
-def test_very_many_strange_requests_are_answered_as_described(case, sent):
-    sent(case)
+LABELS = [result.ok().label for result in schema.get_all_operations()]
+for label in LABELS:
+    for test in fuzzed(label):
+        globals()[f"test_{test.__name__}_{re.sub(r'[^a-z]+', '_', label.lower()).strip('_')}"] = test
+
+
+def test_no_operation_is_left_out():
+    assert len([name for name in globals() if name.startswith("test_strange")]) == len(set(LABELS)) > 40
