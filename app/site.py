@@ -67,13 +67,13 @@ def build_site(page: Page, path: str) -> FastAPI:
 _describe = BlocksConfig.config_for_block
 
 
-def _describe_the_layout(_id: int, rendered_ids: list[int], *component: Any) -> dict[str, Any]:
+def _describe_the_layout(_id: int, rendered_ids: list[int], block: Any, renderable: Any = None) -> dict[str, Any]:
     """What a component is, for the page as it is sent; nothing, for what a session keeps of it.
 
     Gradio describes all components for each new session, on the event loop, where that holds up REST; it needs the
     descriptions for links to what a session shows, of which this page has none.
     """
-    return _describe(_id, rendered_ids, *component) if rendered_ids else {}
+    return _describe(_id, rendered_ids, block, renderable) if rendered_ids else {}
 
 
 class NoFetching:
