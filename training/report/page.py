@@ -18,11 +18,11 @@ from .plots import draw_panels
 
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222;background:#fff}
-main{display:grid;grid-template-columns:repeat(auto-fill,minmax(21rem,1fr));gap:1.5rem}
+main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(21rem,100%),1fr));gap:1.5rem}
 figure{margin:0}figure img{width:100%}figcaption{color:#555;font-size:.9rem}
 h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size:1rem;font-weight:600}
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
-td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
+td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
 .early{color:#555}
 .nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
@@ -61,7 +61,8 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         _settings(about),
     ]
     page = (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<title>{html.escape(title)}</title><style>{STYLE}</style>{''.join(body)}</html>"
     )
     if path.is_dir():
