@@ -8,7 +8,7 @@ The API tab shows the last one as curl and as Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ class Action:
     body: in place of that, JSON whose `$(...)` the shell fills in.
     form: JSON parts of a multipart form, by field.
     files: of a multipart form: the field and the name of a file at the person's side.
-    call: the same with nnclr_hub.Client: an expression over `client`, in which Path is imported.
+    fetched: of these files, the names of those that the server has, and their paths there.
+    call: the same with nnclr_hub.Client: an expression over `client`, in which Path, Point and Box are imported.
     """
 
     method: str
@@ -32,8 +33,26 @@ class Action:
     body: str = ""
     form: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[tuple[str, str], ...] = ()
+    fetched: tuple[tuple[str, str], ...] = ()
     call: str = ""
 
     def __hash__(self) -> int:
         """Of its text: Gradio hashes states to see whether they have changed, and a body is a dict."""
         return hash(repr(self))
+
+
+def attention_call(image: str, targets: Sequence[str], query: Mapping[str, Any]) -> str:
+    """The call that draws maps of attention into files.
+
+    Args:
+        image, targets: names of files.
+        query: of REST.
+    """
+    asked = [f"Path({image!r})"]
+    asked += [f"Point(*{query['point']})"] if "point" in query else [f"Box(*{query['box']})"] if "box" in query else []
+    asked += [f"target=[{', '.join(f'Path({name!r})' for name in targets)}]"] if targets else []
+    asked += [f"{name}={value!r}" for name, value in query.items() if name not in ("point", "box")]
+    call = f"client.attention({', '.join(asked)})"
+    if not targets:
+        return f"{call}.overlay().save('map.png')"
+    return f"[one.overlay().save(f'map-{{i}}.png') for i, one in enumerate({call})]"

@@ -11,8 +11,9 @@ from nnclr_hub.encoder.attention import Query as Attended
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.workbench import Workbench
 
-from .actions import Action
+from .actions import Action, attention_call
 from .finding import Finder
+from .originals import original_path
 from .queries import Query, Sample
 from .widgets.drawing import data_uri
 from .widgets.viewer import Shown, view
@@ -41,11 +42,13 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
     )
     pictures = [Shown(data_uri(asked, SIDE), what), Shown(data_uri(seen.overlay(), SIDE), "what was found")]
     asks = {"collection": query.collection, "max_side": SIDE, **({"box": list(sample.box)} if sample.box else {})}
-    name = sample.name or f"{sample.id}.jpg"
+    theirs = [one for one in (sample.id, id) if one is not None]
+    fetched = tuple((f"{one}.jpg", original_path(query.collection, one)) for one in dict.fromkeys(theirs))
+    name = f"{sample.id}.jpg" if sample.id is not None else sample.name
     files = (("image", name), ("target", f"{id}.jpg"))
-    return view("Why was this found?", pictures, note), Action(
-        "POST", "/api/v1/attention", form={"query": asks}, files=files
-    )
+    call = attention_call(name, [f"{id}.jpg"], asks)
+    action = Action("POST", "/api/v1/attention", form={"query": asks}, files=files, fetched=fetched, call=call)
+    return view("Why was this found?", pictures, note), action
 
 
 def maps_of(

@@ -18,8 +18,13 @@ def original_view(finder: Finder, collection: str, id: str) -> dict[str, Any]:
         ItemNotFound, CollectionNotFound.
     """
     original = finder.original(collection, id)
-    path = f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"
+    path = original_path(collection, id)
     of = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
     kept = finder.metadata(collection, id)
     facts = {"id": id, **{name: value for name, value in kept.items() if name not in INTERNAL}}
     return view("The original" if original.of == "source" else "The thumbnail", [Shown(path, of, path)], facts=facts)
+
+
+def original_path(collection: str, id: str) -> str:
+    """Where REST has it."""
+    return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"

@@ -24,10 +24,13 @@ def curl(action: Action, base: str, *, key: bool = False) -> str:
         base: where the server is.
         key: whether it asks for one.
     """
-    lines = [
-        "curl -sS" + ("" if action.method == "GET" else f" -X {action.method}") + f" {_quoted(base + action.path)}"
+    proof = [f'-H "Authorization: Bearer ${KEY}"'] if key else []
+    first = [
+        " ".join(["curl -sS", *proof, "-o", _quoted(file), _quoted(base + path)]) + "\n"
+        for file, path in action.fetched
     ]
-    lines += [f'-H "Authorization: Bearer ${KEY}"'] if key else []
+    method = "" if action.method == "GET" else f" -X {action.method}"
+    lines = [f"{''.join(first)}curl -sS{method} {_quoted(base + action.path)}", *proof]
     lines += [f"--form-string {_quoted(f'{name}={json.dumps(value)}')}" for name, value in action.form.items()]
     lines += [f"-F {_quoted(f'{name}=@{_file(file)}')}" for name, file in action.files]
     if action.json is None and not action.body:
@@ -41,12 +44,18 @@ def python(action: Action, base: str, *, key: bool = False) -> str:
     """The program: with our client where that has a verb for it, else with httpx."""
     if not action.call:
         return _bare(action, base, key)
-    path = "from pathlib import Path\n\n" if "Path(" in action.call else ""
-    system = "import os\n" if key else ""
+    names = [name for name in ("Box", "Client", "Point") if f"{name}(" in action.call or name == "Client"]
+    standard = [*(["import os"] if key else []), *(["from pathlib import Path"] if "Path(" in action.call else [])]
+    others = [*(["import httpx"] if action.fetched else []), f"from nnclr_hub import {', '.join(names)}"]
+    imports = "\n\n".join("\n".join(group) for group in (standard, others) if group)
+    proof = ', headers={"Authorization": "Bearer " + os.environ["' + KEY + '"]}' if key else ""
+    fetching = [
+        f"Path({file!r}).write_bytes(httpx.get({base + path!r}{proof}).raise_for_status().content)"
+        for file, path in action.fetched
+    ]
     given = f'"{base}"' if not key else f'"{base}", os.environ["{KEY}"]'
-    blank = "\n" if system and not path else ""
-    head = f"{system}{path}{blank}from nnclr_hub import Client\n\n"
-    return f"{head}with Client({given}) as client:\n    print({action.call})"
+    program = [*fetching, f"with Client({given}) as client:\n    print({action.call})"]
+    return f"{imports}\n\n" + "\n".join(program)
 
 
 def _bare(action: Action, base: str, key: bool) -> str:

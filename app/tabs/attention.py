@@ -13,7 +13,7 @@ from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, Box, Point
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest
 
-from ..actions import Action
+from ..actions import Action, attention_call
 from ..finding import examples
 from ..looking import maps_beside
 from ..page import Page
@@ -199,7 +199,8 @@ def attention_action(look: Look, ways: Ways) -> Action:
     query: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
     query |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
     files = (("image", look.name), *(("target", path.name) for path in look.others))
-    return Action("POST", "/api/v1/attention", form={"query": query}, files=files)
+    call = attention_call(look.name, [path.name for path in look.others], query)
+    return Action("POST", "/api/v1/attention", form={"query": query}, files=files, call=call)
 
 
 def _asked(value: dict[str, Any] | None) -> tuple[Any, ...]:

@@ -13,6 +13,9 @@ from browsing import PHONE, open_tab, wait_for, wait_for_pictures
 
 import nnclr_hub
 from app.actions import Action
+from app.finding import Finder
+from app.looking import why
+from app.page import Page
 from app.probing import fit_folders_action, predict_action
 from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
@@ -67,7 +70,7 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, fits."""
+    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, why, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
@@ -80,6 +83,7 @@ def actions(served, pictures) -> list[Action]:
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
         predict_action("things", OWN),
         attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
+        why(served.bench, Finder(Page(served.bench)), Query("photos", more=(Sample(id=first),)), second)[1],
         fit_folders_action("folders", True, at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
@@ -95,7 +99,8 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 8
+    assert len(printed.splitlines()) >= 9
+    assert (tmp_path / "map-0.png").is_file()
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):
