@@ -49,7 +49,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             max_images=settings.max_images,
             source_folders=settings.source_folders,
             local=settings.host in LOCAL,
-            read_only=getattr(settings, "read_only", False),
+            read_only=settings.read_only,
             runs=settings.runs is not None,
             keys=settings.has_keys,
         )

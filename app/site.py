@@ -2,8 +2,8 @@
 
 1. Gradio refuses server paths from clients only once a page counts as launched, which mounting does
    not say: we say it.
-2. It fetches web addresses for clients: the two functions that do are replaced, and the routes that
-   would are refused before they reach it.
+2. It fetches web addresses for clients, and offers more than a page needs: the functions that fetch are
+   replaced, and only the routes in use are open (entrances.py).
 3. It keeps uploads for ever: its folder is our own, with a limit and an end (uploads.py).
 4. Every event is an endpoint, whatever it says of its visibility: what stands around handlers asks for
    the scopes that REST asks for (handling.py), and a read-only page has no event that writes.
@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import os
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
 os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")  # else a pandas table of all events, at each event
 
 import gradio as gr
 import gradio.processing_utils
+import gradio.routes
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse
 from gradio.blocks import BlocksConfig
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .demo import build_demo
+from .entrances import Entrances
 from .page import Page
 from .theme import HEAD, THEME, css
 from .uploads import UploadFolder
@@ -37,9 +36,10 @@ def build_site(page: Page, path: str) -> FastAPI:
     Args:
         path: where the app's own parent will have the page.
     """
-    gradio.processing_utils.async_ssrf_protected_download = _refuse_async
-    gradio.processing_utils.ssrf_protected_download = _refuse
-    BlocksConfig.config_for_block = staticmethod(_describe_the_layout)
+    _replace(gradio.processing_utils, "async_ssrf_protected_download", _refuse_async)
+    _replace(gradio.processing_utils, "ssrf_protected_download", _refuse)
+    _replace(gradio.routes, "secure_url_stream_response", _refuse_async)
+    _replace(BlocksConfig, "config_for_block", staticmethod(_describe_the_layout))
     uploads = UploadFolder()
     demo = build_demo(page)
     demo.has_launched = True
@@ -60,8 +60,19 @@ def build_site(page: Page, path: str) -> FastAPI:
         head=HEAD,
     )
     (mounted,) = app.router.routes
-    mounted.app = NoFetching(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
+    mounted.app = Entrances(uploads.guarded(mounted.app))  # type: ignore[attr-defined]
     return app
+
+
+def _replace(place: Any, name: str, by: Any) -> None:
+    """Puts ours in place of Gradio's, for the whole process.
+
+    Raises:
+        RuntimeError: this version of Gradio has no such thing, so what it was replaced for may be open.
+    """
+    if not hasattr(place, name):
+        raise RuntimeError(f"gradio {gradio.__version__} has no {name}: install the version that nnclr_hub asks for.")
+    setattr(place, name, by)
 
 
 _describe = BlocksConfig.config_for_block
@@ -74,21 +85,6 @@ def _describe_the_layout(_id: int, rendered_ids: list[int], block: Any, renderab
     descriptions for links to what a session shows, of which this page has none.
     """
     return _describe(_id, rendered_ids, block, renderable) if rendered_ids else {}
-
-
-class NoFetching:
-    """Refuses the page's routes that would fetch an address for the client."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = unquote(scope["path"]).lower()
-            if "/file=http" in path or "/proxy=" in path:
-                await PlainTextResponse("This server fetches no web addresses.", 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def _refuse(*_: Any) -> NoReturn:

@@ -117,14 +117,17 @@ def load(report: Report, url: str, item: Item, picture: bytes, requests: int) ->
     bodies = {"picture": {"image": base64.b64encode(picture).decode()}, "vector": {"vector": item.vector.tolist()}}
     alone = {by: p99_ms(url, body, requests) for by, body in bodies.items()}
     visitors = subprocess.Popen([sys.executable, __file__, "--visit", url, item.id])
-    time.sleep(3)
-    for by, body in bodies.items():
-        beside = p99_ms(url, body, requests)
-        report.say(f"{by}_p99_ms", alone[by], f"REST by a {by}: p99 {alone[by]:.1f} ms of {requests}, the page at rest")
-        report.say(f"{by}_p99_busy_ms", beside, f"REST by a {by}: p99 {beside:.1f} ms beside {ACTIONS} actions at once")
-        report.say(f"{by}_ratio", beside / alone[by], f"{beside / alone[by]:.2f} times its own; below 2")
-    visitors.kill()
-    visitors.wait()
+    try:
+        time.sleep(3)
+        beside = {by: p99_ms(url, body, requests) for by, body in bodies.items()}
+    finally:
+        visitors.kill()
+        visitors.wait()
+    for by, own in alone.items():
+        ratio = beside[by] / own
+        report.say(f"{by}_p99_ms", own, f"REST by a {by}: p99 {own:.1f} ms of {requests}, the page at rest")
+        report.say(f"{by}_p99_busy_ms", beside[by], f"REST by a {by}: p99 {beside[by]:.1f} ms beside {ACTIONS} actions")
+        report.say(f"{by}_ratio", ratio, f"{ratio:.2f} times its own; below 2")
 
 
 def p99_ms(url: str, body: dict[str, Any], requests: int) -> float:

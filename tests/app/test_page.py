@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
+import httpx
 import pytest
 from gradio.state_holder import SessionState
 from page_calls import call, events, get, post
@@ -101,6 +102,9 @@ def test_addresses_are_not_fetched_for_clients(served):
             "file=https://photos.example/x",
             "proxy=http://photos.example/x",
             "file%3Dhttp://photos.example/x",
+            "file%253Dhttp://photos.example/x",
+            "file/http://photos.example/x",
+            "FILE=http://photos.example/x",
         ):
             given = get(f"{served.url}/ui/gradio_api/{path}", headers=bearer(READER))
             assert given.status_code in (403, 404), path
@@ -108,6 +112,23 @@ def test_addresses_are_not_fetched_for_clients(served):
         answer = call(served.url, "upload", [file, None, None, 5], bearer(READER))
     assert answer.status_code != 200
     assert "photos.example" not in asked
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "process_recording"),
+        ("GET", "deep_link?session_hash=a"),
+        ("POST", "vibe-edit"),
+        ("GET", "dev/reload"),
+        ("GET", "openapi.json"),
+        ("GET", "stream/a/b/1/playlist.m3u8"),
+        ("POST", "component_server"),
+    ],
+)
+def test_what_the_page_does_not_use_is_not_there(served, method, path):
+    answer = httpx.request(method, f"{served.url}/ui/gradio_api/{path}", headers=bearer(WRITER), verify=False)
+    assert (answer.status_code, answer.text) == (404, "The page has nothing here.")
 
 
 def test_a_key_that_reads_searches_and_deletes_nothing(served, pictures):
