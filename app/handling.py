@@ -6,6 +6,7 @@ sentence, and the log says what. The caller counts as in REST: rates and scopes 
 
 from __future__ import annotations
 
+import html
 import inspect
 import logging
 import secrets
@@ -48,7 +49,8 @@ def handled(handler: Handler, outputs: int, *, writes: bool) -> Handler:
             _did.set(None)
             values = _values(handler(*args), outputs)
         except NNCLRHubError as error:
-            raise gr.Error(without_paths(str(error)), title="That did not work", print_exception=False) from error
+            sentence = html.escape(without_paths(str(error)), quote=False)  # it may quote what a stranger wrote
+            raise gr.Error(sentence, title="That did not work", print_exception=False) from error
         except gr.Error:
             raise
         except Exception as error:
@@ -78,7 +80,11 @@ def _enter(request: gr.Request, writes: bool) -> None:
     """
     scope = getattr(request.request, "scope", {})
     if writes and "auth" in scope and "write" not in scope["auth"].scopes:
-        raise gr.Error("This key may read but not write.", title="Not with this key", print_exception=False)
+        raise gr.Error(
+            "This key may read but not write: log in at /login with one that writes.",
+            title="Not with this key",
+            print_exception=False,
+        )
     enter = scope.get("state", {}).get("enter")
     if enter is not None:
         enter()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
-from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded
+from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge
 from nnclr_hub.workbench import Models
 
 LONGEST_S = 5.0
@@ -57,11 +57,15 @@ class Patient:
 
     def embed_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
         """See `Embedder.embed_each`."""
-        asked = list(images)
+        asked, at_once = list(images), AT_ONCE
         results: list[np.ndarray | ImageError] = []
         while len(results) < len(asked):
             try:
-                results += self._embedder.embed_each(asked[len(results) : len(results) + AT_ONCE])
+                results += self._embedder.embed_each(asked[len(results) : len(results) + at_once])
+            except RequestTooLarge:  # a few large photos, decoded, are more than is ever let in together
+                if at_once == 1:
+                    raise
+                at_once //= 2
             except Overloaded as error:
                 self._wait(min(error.retry_after, LONGEST_S))
             except (DeadlineExceeded, NotReady):

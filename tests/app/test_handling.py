@@ -27,6 +27,16 @@ def test_a_sentence_is_shown_without_a_path_of_this_machine(tmp_path):
     assert shown.value.print_exception is False
 
 
+def test_what_a_stranger_wrote_is_shown_as_text():
+    def fails() -> None:
+        raise InvalidRequest("There is no <a href='https://elsewhere.example'>Log in</a> & more: name another.")
+
+    with pytest.raises(gr.Error) as shown:
+        handled(fails, 1, writes=False)(request("read"))
+    assert "<" not in shown.value.message
+    assert "&lt;a href='https://elsewhere.example'&gt;Log in&lt;/a&gt; &amp; more" in shown.value.message
+
+
 def test_what_nobody_thought_of_is_a_general_sentence_and_stands_in_the_log(caplog):
     def fails() -> None:
         raise KeyError("secret")
