@@ -97,13 +97,24 @@ def _folder() -> Path:
     return cache_folder() / "adding"
 
 
+def _size(file: Path) -> int:
+    """Its bytes; none if its job has just taken it away."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _sweep() -> None:
     """Forgets what nobody came for, and refuses more where too much waits."""
     size, oldest = 0, time.time() - KEPT_S
     for folder in _folder().iterdir() if _folder().is_dir() else ():
-        if _TICKET.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
-            unstage(folder.name)
-        else:
-            size += sum(file.stat().st_size for file in folder.iterdir())
+        try:
+            if _TICKET.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
+                unstage(folder.name)
+            else:
+                size += sum(map(_size, folder.iterdir()))
+        except FileNotFoundError:  # its job ended at this moment, and took it away
+            continue
     if size > MOST_BYTES:
         raise Overloaded("Too many pictures wait to be added: wait until some of the jobs are done.", 60.0)

@@ -1,6 +1,7 @@
 """Files that wait for a job: kept under a ticket, and gone when they are not wanted."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -61,3 +62,27 @@ def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monk
     os.utime(cache / "adding" / old, (past, past))
     new = stage([("b.jpg", [tmp_path / "b"])])
     assert [path.name for path in (cache / "adding").iterdir()] == [new]
+
+
+def test_jobs_that_end_meanwhile_spoil_nothing(tmp_path):
+    """Another thread takes away what waits, file by file, while more is staged."""
+    ended, begun = threading.Event(), threading.Event()
+    tickets: list[str] = []
+
+    def end_jobs() -> None:
+        while not ended.is_set():
+            for ticket in tickets[:-1]:
+                unstage(ticket)
+            begun.set()
+
+    thread = threading.Thread(target=end_jobs)
+    thread.start()
+    assert begun.wait(30)
+    try:
+        for i in range(60):
+            files = [(f"{j}.jpg", [write(tmp_path / f"{i}-{j}", b"a")]) for j in range(20)]
+            tickets.append(stage(files))
+    finally:
+        ended.set()
+        thread.join()
+    assert len(staged(tickets[-1])) == 20
