@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,17 @@ class Action:
     def __hash__(self) -> int:
         """Of its text: Gradio hashes states to see whether they have changed, and a body is a dict."""
         return hash(repr(self))
+
+
+def collection_path(name: str) -> str:
+    """Where REST has a collection."""
+    return f"/api/v1/collections/{quote(name, safe='')}"
+
+
+def deletion(collection: str, ids: Sequence[str]) -> Action:
+    """The call that deletes items; REST takes one at a time, so several are a program."""
+    one = f"{collection_path(collection)}/items/{quote(ids[0], safe='')}" if len(ids) == 1 else ""
+    return Action("DELETE", one, call=f"client.collection({collection!r}).delete({list(ids)!r})")
 
 
 def attention_call(image: str, targets: Sequence[str], query: Mapping[str, Any]) -> str:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import gradio as gr
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.privacy import public_metadata, public_name
 
-from .actions import Action
+from .actions import Action, collection_path, deletion
 from .finding import Finder
 from .page import Page
 from .steps import plain
@@ -67,24 +67,26 @@ class Shelves:
 
     def start(self, shelf: Shelf) -> tuple[Any, ...]:
         """What is there now, on the page that was shown, if that is still there."""
-        names = self.finder.names()
-        kept = shelf if shelf.collection in names else Shelf(names[0] if names else "")
-        return self._shown(kept, names)
+        return self._listed(self._kept(shelf))
+
+    def refresh(self, shelf: Shelf) -> tuple[Any, ...]:
+        """The same after what nobody did just now, such as the end of a job: it is not noted as an action."""
+        return self._shown(self._kept(shelf))
 
     def choose(self, name: str | None) -> tuple[Any, ...]:
         """Another collection."""
-        return self._shown(Shelf(name or ""))
+        return self._listed(Shelf(name or ""))
 
     def next(self, shelf: Shelf) -> tuple[Any, ...]:
         """The page after this one."""
         page = self._items(shelf)
         if page.cursor is None:
             return (gr.skip(),) * len(FIELDS)
-        return self._shown(replace(shelf, starts=(*shelf.starts, page.cursor)))
+        return self._listed(replace(shelf, starts=(*shelf.starts, page.cursor)))
 
     def previous(self, shelf: Shelf) -> tuple[Any, ...]:
         """The page before this one."""
-        return self._shown(replace(shelf, starts=shelf.starts[:-1] or (None,)))
+        return self._listed(replace(shelf, starts=shelf.starts[:-1] or (None,)))
 
     # ---- what writes
 
@@ -107,8 +109,8 @@ class Shelves:
             raise CollectionExists(
                 f"There is a collection {name!r:.100} already: choose it above, or take another name."
             )
-        self._page.did(Action("PUT", _path(name), json={}, call=f"client.collections.create({name!r})"))
-        return self._shown(Shelf(name))
+        made = Action("PUT", collection_path(name), json={}, call=f"client.collections.create({name!r})")
+        return self._shown(Shelf(name), did=made)
 
     def delete(self, shelf: Shelf, ids: Any) -> tuple[Any, ...]:
         """Some of its pictures."""
@@ -117,10 +119,7 @@ class Shelves:
         if not chosen:
             raise InvalidRequest("Nothing is selected: tick the pictures to delete before.")
         self._page.bench.delete(shelf.collection, chosen)
-        call = f"client.collection({shelf.collection!r}).delete({chosen!r})"
-        path = f"{_path(shelf.collection)}/items/{quote(chosen[0], safe='')}"
-        self._page.did(Action("DELETE", path, call=call))
-        return self._shown(shelf)
+        return self._shown(shelf, did=deletion(shelf.collection, chosen))
 
     def drop(self, name: str) -> tuple[Any, ...]:
         """The whole collection.
@@ -129,16 +128,26 @@ class Shelves:
             CollectionNotFound.
         """
         self._page.bench.drop(name if isinstance(name, str) else "")
-        self._page.did(Action("DELETE", _path(name), call=f"client.collections.drop({name!r})"))
-        return self.start(Shelf())
+        gone = Action("DELETE", collection_path(name), call=f"client.collections.drop({name!r})")
+        return self._shown(self._kept(Shelf()), did=gone)
 
     # ---- inside
 
     def _items(self, shelf: Shelf) -> Any:
         return self._page.bench.collection(shelf.collection).scroll(shelf.starts[-1], A_PAGE, with_vector=False)
 
-    def _shown(self, shelf: Shelf, names: list[str] | None = None) -> tuple[Any, ...]:
-        names = self.finder.names() if names is None else names
+    def _kept(self, shelf: Shelf) -> Shelf:
+        names = self.finder.names()
+        return shelf if shelf.collection in names else Shelf(names[0] if names else "")
+
+    def _listed(self, shelf: Shelf) -> tuple[Any, ...]:
+        return self._shown(shelf, did=_listing(shelf) if shelf.collection else None)
+
+    def _shown(self, shelf: Shelf, *, did: Action | None = None) -> tuple[Any, ...]:
+        """What the tab shows of a shelf; `did` is what led there, where somebody did something."""
+        if did is not None:
+            self._page.did(did)
+        names = self.finder.names()
         picker = gr.Dropdown(choices=names, value=shelf.collection or None, visible=bool(names))
         if not shelf.collection:
             told = NO_COLLECTION if self._page.writable else NOTHING_HERE
@@ -148,10 +157,6 @@ class Shelves:
             shelf = replace(shelf, starts=shelf.starts[:-1])
             page = self._items(shelf)
         tiles = [tile(shelf.collection, item.id, public_metadata(item.metadata)) for item in page.items]
-        listed = {"limit": str(A_PAGE)} | ({"cursor": shelf.starts[-1]} if len(shelf.starts) > 1 else {})
-        call = f"client.collection({shelf.collection!r}).scroll(limit={A_PAGE})"
-        if len(shelf.starts) == 1:
-            self._page.did(Action("GET", f"{_path(shelf.collection)}/items?{urlencode(listed)}", call=call))
         return self._view(picker, shelf, self._told(shelf, len(tiles)), tiles, has_more=page.cursor is not None)
 
     def _view(self, picker: Any, shelf: Shelf, told: str, tiles: list[Any], *, has_more: bool) -> tuple[Any, ...]:
@@ -180,5 +185,8 @@ def intake_of(shelf: Shelf) -> Any:
     return gr.update(value=intake_value(shelf.collection), visible=bool(shelf.collection))
 
 
-def _path(name: str) -> str:
-    return f"/api/v1/collections/{quote(name, safe='')}"
+def _listing(shelf: Shelf) -> Action:
+    """The call that lists the pictures up to this page: REST's own cursors are not ours."""
+    limit = min(A_PAGE * len(shelf.starts), MAX_LIMIT)
+    call = f"client.collection({shelf.collection!r}).scroll(limit={limit}, with_vector=False)"
+    return Action("GET", f"{collection_path(shelf.collection)}/items?limit={limit}", call=call)

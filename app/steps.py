@@ -18,6 +18,7 @@ import gradio as gr
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.searching import MAX_K
 
+from .actions import deletion
 from .filters import read_where, with_condition
 from .finding import Finder, Found, examples
 from .page import Page
@@ -168,7 +169,10 @@ class Steps:
         gr.Info(f"{count} {'picture is' if count == 1 else 'pictures are'} deleted from {query.collection}.")
         left = {"more": query.more, "less": query.less}
         left = {side: tuple(one for one in samples if one.id not in ids) for side, samples in left.items()}
-        return self._shown(replace(query, more=left["more"], less=left["less"] if left["more"] else ()), past)
+        values = self._shown(replace(query, more=left["more"], less=left["less"] if left["more"] else ()), past)
+        if ids:
+            self._page.did(deletion(query.collection, ids))  # in place of the search that shows the rest
+        return values
 
     # ---- inside
 

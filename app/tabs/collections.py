@@ -119,7 +119,7 @@ class CollectionsTab:
         page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
         page.on(self.works.cancel, self._cancel, None, None, writes=True)
         page.on(self.works.forget, self._forget, page.kept, jobs, **one_by_one)
-        page.on(self.works.ended, self._shelves.start, self.shelf, out)
+        page.on(self.works.ended, self._shelves.refresh, self.shelf, out)
         if self._additions.sources():
             given = [self.shelf, self.source, self.folder, page.kept]
             page.on(self.add_folder.click, self._add_folder, given, self.works, writes=True)

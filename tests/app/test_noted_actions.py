@@ -1,0 +1,75 @@
+"""What each step that writes notes for the API tab: itself, and not the list that is shown after it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from app.actions import Action, collection_path, deletion
+from app.page import Page
+from app.queries import Query
+from app.shelf import Shelf, Shelves
+from app.steps import Steps
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+
+
+class Noting(Page):
+    """Keeps what was noted last."""
+
+    last_noted: Action | None = None
+
+    def did(self, action: Action) -> None:
+        self.last_noted = action
+
+
+@pytest.fixture
+def page(model, photos, tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        bench = Workbench(Encoders(str(model), device="cpu"), store)
+        bench.index_folder("photos", photos)
+        yield Noting(bench)
+
+
+def ids(page: Noting) -> list[str]:
+    return [item.id for item in page.bench.collection("photos").scroll(limit=10).items]
+
+
+def test_making_and_dropping_a_collection_stand_there(page):
+    shelves = Shelves(page)
+    shelves.create("mine")
+    assert page.last_noted == Action(
+        "PUT", "/api/v1/collections/mine", json={}, call="client.collections.create('mine')"
+    )
+    shelves.drop("mine")
+    assert page.last_noted == Action("DELETE", "/api/v1/collections/mine", call="client.collections.drop('mine')")
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_deletion_on_the_shelf_stands_there_with_all_that_it_deleted(page, number):
+    gone = ids(page)[:number]
+    Shelves(page).delete(Shelf("photos"), gone)
+    assert page.last_noted == deletion("photos", gone)
+    assert page.last_noted.call == f"client.collection('photos').delete({gone!r})"
+    assert page.last_noted.path == (f"{collection_path('photos')}/items/{gone[0]}" if number == 1 else "")
+
+
+def test_a_deletion_among_the_hits_stands_there(page):
+    gone = ids(page)[:2]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("app.steps.gr.Info", lambda text: None)
+        Steps(page).delete(Query("photos"), {}, SimpleNamespace(ids=gone))  # type: ignore[arg-type]
+    assert page.last_noted == deletion("photos", gone)
+
+
+def test_pages_are_listed_up_to_the_one_that_is_shown(page):
+    shelves = Shelves(page)
+    shelf = shelves.choose("photos")[1]
+    assert page.last_noted.path == "/api/v1/collections/photos/items?limit=24"
+    shelves.next(shelf)
+    assert page.last_noted.path == "/api/v1/collections/photos/items?limit=48"
+
+
+def test_what_nobody_did_is_not_noted(page):
+    """The end of a job draws the shelf anew."""
+    Shelves(page).refresh(Shelf("photos"))
+    assert page.last_noted is None
