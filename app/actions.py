@@ -26,6 +26,8 @@ class Action:
     files: of a multipart form: the field and the name of a file at the person's side.
     fetched: of these files, the names of those that the server has, and their paths there.
     call: the same with nnclr_hub.Client: an expression over `client`, in which Path, Point and Box are imported.
+    program: in place of that, statements over `client`; `imports` are the lines that import what they use.
+    where: a sentence on the folder to run it in; "" where any will do, or the files say it.
     """
 
     method: str
@@ -36,6 +38,9 @@ class Action:
     files: tuple[tuple[str, str], ...] = ()
     fetched: tuple[tuple[str, str], ...] = ()
     call: str = ""
+    program: str = ""
+    imports: tuple[str, ...] = ()
+    where: str = ""
 
     def __hash__(self) -> int:
         """Of its text: Gradio hashes states to see whether they have changed, and a body is a dict."""

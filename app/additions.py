@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import secrets
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.staging import stage, staged, unstage
+from nnclr_hub.workbench.staged_pictures import root_of
+from nnclr_hub.workbench.staging import Staged, stage, staged, unstage
 from nnclr_hub.workbench.zips import SUFFIX, PictureZip
 
-from .actions import Action
+from .adding_actions import Given, add_action, add_folder_action
 from .page import GIVEN_BY, Page
 from .widgets.intake import chosen_files
 
@@ -53,19 +53,15 @@ class Additions:
             FingerprintMismatch, CollectionNotFound, Overloaded.
         """
         name = self._fitting(collection)
-        given = chosen_files(files)
-        ticket = stage(given)
+        ticket = stage(chosen_files(files))
         try:
-            for file in staged(ticket):
-                if file.name.lower().endswith(SUFFIX):  # refused now rather than when nobody looks
-                    PictureZip(file.path, file.name, self._page.terms.max_bytes).close()
+            given = [self._looked_through(file) for file in staged(ticket)]
             params = {"collection": name, "upload": ticket, "max_bytes": self._page.terms.max_bytes}
             self._submit("add", params, kept)
         except BaseException:
             unstage(ticket)
             raise
-        sent = tuple(("files", PurePosixPath(one).name) for one, _ in given[:3])
-        self._page.did(Action("POST", f"/api/v1/collections/{quote(name, safe='')}/items", files=sent))
+        self._page.did(add_action(name, given, self._page.terms.max_images, self._page.terms.max_bytes))
 
     def add_folder(self, collection: Any, source: Any, folder: Any, kept: Any) -> None:
         """A folder of this machine becomes a job.
@@ -85,8 +81,7 @@ class Additions:
         path = self._below(root, folder)
         relative = path.relative_to(root).as_posix()
         self._submit("index", {"collection": name, "root": names.index(source), "folder": relative}, kept)
-        call = f"client.collection({name!r}).index_folder({path.name!r})"
-        self._page.did(Action("POST", f"/api/v1/collections/{quote(name, safe='')}/items", call=call))
+        self._page.did(add_folder_action(name, path))
 
     def sources(self) -> list[str]:
         """The server's folders of pictures by their names, where its own machine alone can ask."""
@@ -95,6 +90,14 @@ class Additions:
         return [name if names.count(name) == 1 else f"{i + 1}: {name}" for i, name in enumerate(names)]
 
     # ---- inside
+
+    def _looked_through(self, file: Staged) -> Given:
+        """A file that waits; a zip is refused now rather than when nobody looks."""
+        size = file.path.stat().st_size
+        if not file.name.lower().endswith(SUFFIX):
+            return Given(file.name, size)
+        with PictureZip(file.path, file.name, self._page.terms.max_bytes) as zip:
+            return Given(file.name, size, root_of(zip.names).as_posix())
 
     def _submit(self, kind: str, params: dict[str, Any], kept: Any) -> None:
         assert self._page.jobs is not None  # or the events are not built

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from textwrap import indent
 
 from .actions import Action
 
@@ -42,20 +43,29 @@ def curl(action: Action, base: str, *, key: bool = False) -> str:
 
 def python(action: Action, base: str, *, key: bool = False) -> str:
     """The program: with our client where that has a verb for it, else with httpx."""
-    if not action.call:
+    if not action.call and not action.program:
         return _bare(action, base, key)
-    names = [name for name in ("Box", "Client", "Point") if f"{name}(" in action.call or name == "Client"]
-    standard = [*(["import os"] if key else []), *(["from pathlib import Path"] if "Path(" in action.call else [])]
-    others = [*(["import httpx"] if action.fetched else []), f"from nnclr_hub import {', '.join(names)}"]
-    imports = "\n\n".join("\n".join(group) for group in (standard, others) if group)
+    imports = _imports(action, key)
     proof = ', headers={"Authorization": "Bearer " + os.environ["' + KEY + '"]}' if key else ""
     fetching = [
         f"Path({file!r}).write_bytes(httpx.get({base + path!r}{proof}).raise_for_status().content)"
         for file, path in action.fetched
     ]
     given = f'"{base}"' if not key else f'"{base}", os.environ["{KEY}"]'
-    program = [*fetching, f"with Client({given}) as client:\n    print({action.call})"]
+    work = indent(action.program or f"print({action.call})", "    ")
+    program = [*fetching, f"with Client({given}) as client:\n{work}"]
     return f"{imports}\n\n" + "\n".join(program)
+
+
+def _imports(action: Action, key: bool) -> str:
+    names = [name for name in ("Box", "Client", "Point") if f"{name}(" in action.call or name == "Client"]
+    own = [*action.imports, *(["import os"] if key else []), *(["import httpx"] if action.fetched else [])]
+    own += ["from pathlib import Path"] if "Path(" in action.call else []
+    own += [f"from nnclr_hub import {', '.join(names)}"]
+    others = [line for line in own if line.split()[1].partition(".")[0] in ("httpx", "nnclr_hub")]
+    standard = [line for line in own if line not in others]
+    groups = (sorted(group, key=lambda line: (line.startswith("from"), line)) for group in (standard, others))
+    return "\n\n".join("\n".join(group) for group in groups if group)
 
 
 def _bare(action: Action, base: str, key: bool) -> str:

@@ -38,6 +38,7 @@ class ApiTab:
         key = self._page.terms.keys
         told = "The file stands there by its name: run it in the folder where the file lies." if last.files else ""
         told = "Run it in the folder that holds your class folders." if last.body else told
+        told = last.where or told
         told += " Put your key into the variable NNCLR_API_KEY first." if key else ""
         shell = [block("In the shell", curl(last, base, key=key))] if last.path else []
         return told.strip(), [*shell, block("In Python", python(last, base, key=key))]

@@ -8,7 +8,7 @@ with staged_pictures(ticket, most_bytes=20_000_000) as (pictures, left_out):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -54,13 +54,13 @@ def staged_pictures(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedP
                 continue
             zip = opened.enter_context(PictureZip(file.path, file.name, most_bytes))
             left_out += zip.left_out
-            root = _root(zip.names)
+            root = root_of(zip.names)
             for name in zip.names:
                 pictures.append(StagedPicture(name, label_of(Path(name), root) or "", partial(zip.read, name)))
         yield pictures, left_out
 
 
-def _root(names: list[str]) -> Path:
+def root_of(names: Sequence[str]) -> Path:
     """The folder that was packed, if all pictures lie in one: it is no label."""
     tops = {"/".join(PurePosixPath(name).parts[:-1][:1]) for name in names}
     return Path(tops.pop()) if len(tops) == 1 else Path()

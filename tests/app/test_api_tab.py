@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+from waiting import until
 
 import nnclr_hub
 from app.actions import Action
+from app.adding_actions import Given, add_action, add_folder_action
 from app.finding import Finder
 from app.looking import why
 from app.page import Page
@@ -21,7 +24,9 @@ from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.staging import stage
 
 KEY = "writer-0123456789abcdef"
 OWN = "it's; a.jpg"
@@ -101,6 +106,76 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
     assert len(printed.splitlines()) >= 9
     assert (tmp_path / "map-0.png").is_file()
+
+
+@pytest.fixture
+def given(pictures, tmp_path):
+    """Files as a person has them: with labels, odd names, one without a label, and two of one content."""
+    names = ("cat/it's; 1.jpg", "coffee/2.jpg", "train/cat/3.jpg", OWN, "cat/again.jpg")
+    for name, path in zip(names, (*pictures[:4], pictures[0]), strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / name)
+    return [Given(name, (tmp_path / name).stat().st_size) for name in names]
+
+
+def held(served, name: str) -> dict[str, tuple]:
+    """What a collection holds: names and labels by id."""
+    items = served.bench.collection(name).scroll(limit=100).items
+    return {item.id: (item.metadata.get("name"), item.metadata.get("label")) for item in items}
+
+
+def added_by_job(served, given, folder) -> dict[str, tuple]:
+    """What the page's own job makes of the files."""
+    uploads = shutil.copytree(folder, folder.with_name(f"{folder.name}-uploads"))
+    ticket = stage([(one.name, [uploads / one.name]) for one in given])
+    jobs = served.app.state.jobs
+    job = jobs.submit("add", {"collection": "by-job", "upload": ticket, "max_bytes": 10**7})
+    until(lambda: jobs.get(job.id).has_ended)
+    return held(served, "by-job")
+
+
+@pytest.fixture
+def empty(served):
+    """Collections for what is added in one way and another, gone afterwards."""
+    names = ("by-job", "by-curl", "by-request", "by-program", "by-folder")
+    for name in names:
+        served.bench.store.create(name, CollectionSpec.of(served.bench.models.get()))
+    yield
+    for name in names:
+        served.bench.drop(name)
+
+
+def test_files_are_added_as_the_page_adds_them(served, empty, given, tmp_path):
+    """By one request, with their labels; and by the program that is shown of more than a request takes."""
+    action = add_action("by-curl", given, 64, 10**6)
+    answer = in_shell(curl(action, served.url), tmp_path)
+    assert len(answer["results"]) == 5
+    assert add_action("by-program", given, 64, 10**3).path == ""
+    both = (add_action("by-request", given, 64, 10**6), add_action("by-program", given, 4, 10**6))
+    programs = "\n".join(python(action, served.url) for action in both)
+    assert run([sys.executable, "-c", programs], tmp_path).count("is added") == 5
+    made = added_by_job(served, given, tmp_path)
+    assert {label for _, label in made.values()} == {"cat", "coffee", None}
+    assert made == held(served, "by-curl") == held(served, "by-request") == held(served, "by-program")
+
+
+def test_a_zip_and_a_folder_are_added_as_the_page_adds_them(served, empty, photos, pictures, tmp_path):
+    with zipfile.ZipFile(tmp_path / "it's all.zip", "w") as file:
+        for path in pictures[:3]:
+            file.write(path, f"photos/{path.parent.name}/{path.name}")
+        file.write(pictures[3], "photos/none.jpg")
+        file.writestr("photos/._none.jpg", b"no picture")
+        file.writestr("photos/notes.txt", b"no picture")
+    size = (tmp_path / "it's all.zip").stat().st_size
+    given = [Given("it's all.zip", size, "photos")]
+    shutil.copytree(photos, tmp_path / "pets")
+    folder = add_folder_action("by-folder", tmp_path / "pets")
+    assert (folder.path, str(tmp_path) in folder.call) == ("", False)
+    both = (add_action("by-program", given, 64, 10**7), folder)
+    printed = run([sys.executable, "-c", "\n".join(python(action, served.url) for action in both)], tmp_path)
+    assert printed.count("is added") == 4
+    assert "added=60" in printed
+    assert added_by_job(served, given, tmp_path) == held(served, "by-program")
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):

@@ -1,11 +1,13 @@
 """What each step that writes notes for the API tab: itself, and not the list that is shown after it."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from app.actions import Action, collection_path, deletion
-from app.page import Page
+from app.additions import Additions
+from app.page import Page, Terms
 from app.queries import Query
 from app.shelf import Shelf, Shelves
 from app.steps import Steps
@@ -59,6 +61,35 @@ def test_a_deletion_among_the_hits_stands_there(page):
         patched.setattr("app.steps.gr.Info", lambda text: None)
         Steps(page).delete(Query("photos"), {}, SimpleNamespace(ids=gone))  # type: ignore[arg-type]
     assert page.last_noted == deletion("photos", gone)
+
+
+class Taking:
+    """Jobs that are taken and never done."""
+
+    def __init__(self) -> None:
+        self.params: list[dict] = []
+
+    def submit(self, kind, params, input=None) -> None:
+        self.params.append(params)
+
+
+def test_files_that_are_given_stand_there_all_of_them(page, pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    files = []
+    for path in pictures[:5]:
+        shutil.copy(path, tmp_path / path.name)
+        files.append({"name": f"{path.parent.name}/{path.name}", "parts": [str(tmp_path / path.name)]})
+    page.jobs = Taking()
+    Additions(page).add("photos", files, {})
+    assert page.last_noted.path == "/api/v1/collections/photos/items"
+    assert page.last_noted.files == tuple(("files", one["name"]) for one in files)
+    assert page.last_noted.form == {"items": [{"metadata": {"label": "astronaut"}}] * 5}
+
+
+def test_a_folder_that_is_added_stands_there_as_a_program(page, photos):
+    page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
+    Additions(page).add_folder("photos", photos.name, "cat", {})
+    assert (page.last_noted.path, page.last_noted.call) == ("", "client.collection('photos').index_folder('cat')")
 
 
 def test_pages_are_listed_up_to_the_one_that_is_shown(page):
