@@ -4,6 +4,7 @@
     for file in staged(ticket):
         file.name, file.path
     unstage(ticket)
+    note(ticket, ["id"])                        # that it begins to add these; a job that is begun again asks `noted`
 
 They lie in the cache, under a ticket that a job can keep: neither a closed browser nor a server that ends loses them.
 What no job came for goes after a week.
@@ -12,6 +13,7 @@ What no job came for goes after a week.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -26,6 +28,7 @@ from nnclr_hub.errors import InvalidRequest, Overloaded
 KEPT_S = 7 * 24 * 3600
 MOST_BYTES = 4_000_000_000  # that wait at once
 LIST = "names.json"
+BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
 
@@ -83,6 +86,20 @@ def unstage(ticket: str) -> None:
     """Takes away what is left under a ticket; nothing happens where there is nothing."""
     if _TICKET.fullmatch(ticket):
         shutil.rmtree(_folder() / ticket, ignore_errors=True)
+
+
+def note(ticket: str, lines: Sequence[str]) -> None:
+    """Keeps lines beside what waits, as long as that does; durable when it returns."""
+    with (_folder() / ticket / BEGUN).open("a") as file:
+        file.write("\n" + "\n".join(lines) + "\n")  # the line before may be torn, if a server ended within it
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def noted(ticket: str) -> set[str]:
+    """The lines that were kept."""
+    path = _folder() / ticket / BEGUN
+    return set(path.read_text().split("\n")) - {""} if path.is_file() else set()
 
 
 def _append(path: Path, parts: Sequence[Path]) -> None:

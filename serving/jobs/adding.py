@@ -11,6 +11,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.staged_pictures import StagedPicture, staged_pictures
+from nnclr_hub.workbench.staging import note, noted
 
 from .outcome import Outcome
 from .task import UPLOAD, Task
@@ -22,8 +23,12 @@ NAMED_MOST = 100
 
 @dataclass
 class _Told:
-    """What became of the pictures so far."""
+    """What became of the pictures so far.
 
+    begun: ids that an earlier attempt began to add, so that those in the collection are its own.
+    """
+
+    begun: set[str]
     added: int = 0
     replaced: int = 0
     errors: list[dict[str, str]] = field(default_factory=list)
@@ -39,8 +44,9 @@ class _Told:
 def add(task: Task) -> Outcome:
     """Adds what waits under a ticket, zips picture by picture; a picture that cannot be read is told and left out.
 
-    The id of a picture is the hash of its bytes, as that of an upload by REST, so that what was added before the job
-    was cut short is written again and not twice. Its label is the folder that it lay in.
+    The id of a picture is the hash of its bytes, as that of an upload by REST. What was added before the job was cut
+    short is looked up, and neither embedded again nor told as having been there already. Its label is the folder that
+    it lay in.
     """
     return Outcome(_add(task).result(task.params["collection"]))
 
@@ -52,7 +58,7 @@ def index(task: Task) -> Outcome:
     if not folder.is_relative_to(root):
         raise InvalidRequest(f"The folder {task.params['folder']!r:.150} lies elsewhere: name one below the server's.")
     report = task.bench.index_folder(task.params["collection"], folder, progress=task.progress)
-    told = _Told(report.added, report.updated)
+    told = _Told(set(), report.added, report.updated)
     for path, reason in report.broken:
         told.refuse(Path(path).relative_to(folder).as_posix(), reason)
     return Outcome({**told.result(task.params["collection"]), "unchanged": report.unchanged})
@@ -62,7 +68,7 @@ def index(task: Task) -> Outcome:
 
 
 def _add(task: Task) -> _Told:
-    told = _Told()
+    told = _Told(noted(task.params[UPLOAD]))
     with staged_pictures(task.params[UPLOAD], task.params["max_bytes"]) as (pictures, left_out):
         for name, reason in left_out:
             told.refuse(name, reason)
@@ -101,9 +107,12 @@ def _write(task: Task, batch: list[NewImage], names: list[str], told: _Told) -> 
     collection = task.params["collection"]
     found = task.bench.collection(collection).get([one.id for one in batch])
     known = {item.id for item in found if item is not None}
-    errors = task.bench.add_images(collection, list({one.id: one for one in batch}.values()))
-    reasons = dict(zip({one.id: None for one in batch}, errors, strict=True))
-    for one, name in zip(batch, names, strict=True):
+    left = [(one, name) for one, name in zip(batch, names, strict=True) if not _was_added(one.id, known, told)]
+    note(task.params[UPLOAD], [one.id for one, _ in left if one.id not in known])
+    each = {one.id: one for one, _ in left}
+    errors = task.bench.add_images(collection, list(each.values())) if each else []
+    reasons = dict(zip(each, errors, strict=True))
+    for one, name in left:
         reason = reasons[one.id]
         if reason is not None:
             told.refuse(name, str(reason))
@@ -112,3 +121,12 @@ def _write(task: Task, batch: list[NewImage], names: list[str], told: _Told) -> 
         else:
             told.added += 1
             known.add(one.id)
+
+
+def _was_added(id: str, known: set[str], told: _Told) -> bool:
+    """Whether an earlier attempt added it; counts it, once."""
+    if id not in known or id not in told.begun:
+        return False
+    told.begun.discard(id)
+    told.added += 1
+    return True

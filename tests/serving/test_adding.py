@@ -13,6 +13,8 @@ from waiting import until
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.staging import stage, staged
+from serving.jobs import adding
+from serving.jobs.task import Interrupted, Signals, Task
 
 
 @pytest.fixture
@@ -98,6 +100,56 @@ def test_what_waits_for_a_job_goes_however_it_ends(server, client, collection, t
     assert run(server, "add", collection="nowhere", upload=failing, max_bytes=10**6).state == "failed"
     until(lambda: not any(map(waits, [*tickets, failing])))
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
+
+
+def attempt(server, ticket: str, *, until: int | None = None):
+    """The work of a job, which the server's end cuts short at so many pictures; None then."""
+    signals = Signals(threading.Event(), threading.Event())
+
+    def report(done: int, total: int) -> None:
+        if until is not None and done >= until:
+            signals.stop.set()
+
+    params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
+    try:
+        return adding.add(Task(params, b"", server.bench, (), signals, report)).result
+    except Interrupted:
+        return None
+
+
+def test_a_job_that_was_cut_short_counts_all_that_it_added_and_embeds_it_once(
+    server, collection, ticket, pictures, monkeypatch
+):
+    """Among them one that was there before, one that is given twice, and one that is broken."""
+    assert add(server, ticket({"there.jpg": pictures[20]})).result["added"] == 1
+    files = {f"{i}.jpg": path for i, path in enumerate(pictures[:24])}
+    given = ticket({**files, "again.jpg": pictures[0], "broken.jpg": b"no picture"})
+    embedded: list[str] = []
+    add_images = Workbench.add_images
+
+    def noting(bench, name, images):
+        embedded.extend(one.id for one in images)
+        return add_images(bench, name, images)
+
+    monkeypatch.setattr(Workbench, "add_images", noting)
+    monkeypatch.setattr(adding, "BATCH", 8)
+    assert attempt(server, given, until=8) is None
+    assert attempt(server, given, until=16) is None
+    assert len(embedded) == len(set(embedded)) == 16
+    told = attempt(server, given)
+    assert (told["added"], told["replaced"], told["errors_count"]) == (23, 2, 1)
+    assert len([id for id in embedded if id == hashlib.sha256(pictures[1].read_bytes()).hexdigest()[:32]]) == 1
+
+
+def test_a_job_that_ended_between_its_note_and_its_write_adds_what_it_noted(
+    server, collection, ticket, pictures, monkeypatch
+):
+    given = ticket({"a.jpg": pictures[0], "b.jpg": pictures[1]})
+    with monkeypatch.context() as patched:
+        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(Interrupted()))
+        assert attempt(server, given) is None
+    assert server.bench.collection("photos").count() == 0
+    assert attempt(server, given)["added"] == 2
 
 
 def test_zips_are_added_picture_by_picture(server, client, collection, ticket, pictures, tmp_path):
