@@ -116,13 +116,14 @@ class CollectionsTab:
         page.on(page.blocks.load, self._arrive, page.kept, jobs)
         page.on(self.shelf.change, intake_of, self.shelf, self.intake)
         one_by_one: dict[str, Any] = {"trigger_mode": "multiple", "concurrency_limit": 1}
-        page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
+        given = page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
+        self.intake.answered(given)
         page.on(self.works.cancel, self._cancel, None, None, writes=True)
         page.on(self.works.forget, self._forget, page.kept, jobs, **one_by_one)
         page.on(self.works.ended, self._shelves.refresh, self.shelf, out)
         if self._additions.sources():
-            given = [self.shelf, self.source, self.folder, page.kept]
-            page.on(self.add_folder.click, self._add_folder, given, self.works, writes=True)
+            asked = [self.shelf, self.source, self.folder, page.kept]
+            page.on(self.add_folder.click, self._add_folder, asked, self.works, writes=True)
 
     # ---- steps of its own
 

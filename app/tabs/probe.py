@@ -100,7 +100,8 @@ class ProbeTab:
         page.on(self.collection.input, self._choose_collection, self.collection, source[1:], **ONE_AT_A_TIME)
         ways = [self.collection, self.field, self.csv, self.labeller, self.intake, self.waiting]
         page.on(self.way.input, self._choose_way, [self.way, page.kept], ways)
-        page.on(self.intake.give, self._take_folders, page.kept, [self.waiting, page.kept], writes=True)
+        given = page.on(self.intake.give, self._take_folders, page.kept, [self.waiting, page.kept], writes=True)
+        self.intake.answered(given)
         page.on(self.labeller.more, self._more, self.collection, self.labeller)
         page.on(self.csv.upload, self._labels_of, [self.csv, self.collection], self.labeller)
         asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, page.kept]

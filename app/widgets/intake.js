@@ -1,5 +1,5 @@
 // Intake: see intake.py. A selection is cut into groups; each is uploaded in requests, then said with one 'give'.
-let busy = false, stopped = false;
+let busy = false, stopped = false, answer = null, heard = '';
 const files = make('input', {type: 'file', multiple: true, hidden: true, class: 'choose-files', onchange: chosen,
   accept: ['image/*', settings.zip, ...settings.suffixes].join(',')});
 const folder = make('input', {type: 'file', hidden: true, webkitdirectory: true, class: 'choose-folder', onchange: chosen});
@@ -11,7 +11,7 @@ const choosing = make('div', {class: 'intake-choose'},
   make('p', {class: 'hint'}, settings.hint));
 const bar = make('progress', {max: 1, value: 0, 'aria-label': 'Upload'});
 const told = make('p', {role: 'status'});
-const stop = make('button', {type: 'button', class: 'plain-button', onclick: () => { stopped = true; }}, 'Stop');
+const stop = make('button', {type: 'button', class: 'plain-button', onclick: () => { stopped = true; answer?.('stopped'); }}, 'Stop');
 const sending = make('div', {class: 'intake-sending', hidden: true}, bar, stop);
 const problem = make('p', {role: 'alert', class: 'intake-problem', hidden: true});
 root.className = 'intake';
@@ -87,9 +87,17 @@ async function take(list) {
     for (const group of adds) {
       const parts = await uploadGroup(group, done => show(sent + done, total));
       if (stopped) break;
-      trigger('give', {to, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
-      sent += group.length;
+      const how = await give({to, files: group.map((one, i) => ({name: one.name, parts: parts[i]}))});
+      if (how === 'refused') {
+        told.textContent = '';
+        say(`The server refused ${counted(group.length, 'file', 'files')}, and says why. ${counted(sent, 'file was', 'files were')} taken before, `
+          + `and ${counted(total - sent - group.length, 'file was', 'files were')} not sent.`);
+        end();
+        return;
+      }
+      if (how === 'taken') sent += group.length;
       show(sent, total);
+      if (stopped) break;
     }
     told.textContent = stopped ? `Stopped: ${counted(sent, 'file was', 'files were')} uploaded.` : `Uploaded ${counted(sent, 'file', 'files')}.`;
   } catch (error) {
@@ -97,6 +105,16 @@ async function take(list) {
     say(`${error.message} ${counted(sent, 'file was', 'files were')} uploaded before; choose the others again.`);
   }
   end();
+}
+
+/** Gives uploads to the handler, and waits for what it says: taken, refused; or stopped, if the person waits no longer. */
+async function give(what) {
+  trigger('give', what);
+  try {
+    return await new Promise(yes => { answer = yes; });
+  } finally {
+    answer = null;
+  }
 }
 
 /** The parts of each file of a group, as paths at the server. */
@@ -180,4 +198,9 @@ root.addEventListener('drop', async event => {
   take(list);
 });
 
-drawn(() => {});
+drawn(value => {
+  const {taken, refused} = value ?? {}, last = JSON.stringify([taken, refused]);
+  if (!(taken || refused) || last === heard) return;
+  heard = last;
+  answer?.(refused > (taken ?? 0) ? 'refused' : 'taken');
+});

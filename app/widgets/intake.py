@@ -1,7 +1,8 @@
 """Intake: pictures, a folder of them or a zip, from a person's disk to the server, however many there are.
 
     intake = Intake(elem_id="intake", most_bytes=20_000_000)
-    page.on(intake.give, self.add, [...], [...], writes=True)    # event.to, event.files: see `chosen_files`
+    given = page.on(intake.give, self.add, [...], [...], writes=True)    # event.to, event.files: see `chosen_files`
+    intake.answered(given)                                      # it goes on when they are taken, and stops when not
     return intake_value("photos")                               # whatever they are for, such as a collection
 
 Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
@@ -66,6 +67,15 @@ class Intake(Widget):
             "request_bytes": min(REQUEST_BYTES, most_bytes * 9 // 10),
         }
         super().__init__(value, **{**options, "settings": settings})
+
+    def answered(self, given: Any) -> None:
+        """Tells the script whether what it gave was taken, or refused with an error.
+
+        Args:
+            given: what `page.on` returned for `give`.
+        """
+        for event, how in ((given.success, "taken"), (given.failure, "refused")):  # within the browser
+            event(None, self, self, js=f"value => ({{...value, {how}: Date.now()}})", show_progress="hidden")
 
 
 def intake_value(to: str) -> dict[str, Any]:
