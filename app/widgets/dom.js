@@ -31,3 +31,25 @@ function icon(path) {
   svg.append(line);
   return svg;
 }
+
+/** What REST answers at a path, null where it has no such thing; else an error in a sentence, which is `away` where the server does not answer. */
+async function rest(path, away) {
+  let answer;
+  try {
+    answer = await fetch(`/api/v1/${path}`, {headers: {Accept: 'application/json'}});
+    if (answer.ok) return await answer.json();
+  } catch {
+    throw new Error(away);
+  }
+  if (answer.status === 404) return null;
+  if (answer.status === 401) throw new Error('Your login has ended: reload the page and log in.');
+  if (answer.status !== 429) throw new Error(away);
+  const seconds = Number(answer.headers.get('Retry-After')) || 0;
+  throw Object.assign(new Error('You have asked more of this server than it allows in a minute: this goes on by itself.'), {wait: 1000 * seconds});
+}
+
+/** Shows a sentence in its place, or that there is none. */
+function tell(place, words) {
+  if (place.textContent !== words) place.textContent = words;
+  place.hidden = !words;
+}

@@ -174,14 +174,22 @@ function end() {
 
 async function* within(entry, path) {
   if (entry.isFile) {
-    yield {file: await new Promise((yes, no) => entry.file(yes, no)), name: path + entry.name};
+    yield {file: await readable(entry, path, (yes, no) => entry.file(yes, no)), name: path + entry.name};
     return;
   }
   const reader = entry.createReader();
   for (;;) {
-    const some = await new Promise((yes, no) => reader.readEntries(yes, no));
+    const some = await readable(entry, path, (yes, no) => reader.readEntries(yes, no));
     if (!some.length) return;
     for (const one of some) yield* within(one, `${path}${entry.name}/`);
+  }
+}
+
+async function readable(entry, path, ask) {
+  try {
+    return await new Promise(ask);
+  } catch {
+    throw new Error(`${path}${entry.name} cannot be read, so nothing of it was uploaded: see whether it is still there, and choose the files again.`);
   }
 }
 
@@ -190,10 +198,19 @@ root.addEventListener('dragleave', () => root.classList.remove('over'));
 root.addEventListener('drop', async event => {
   event.preventDefault();
   root.classList.remove('over');
+  if (busy) {
+    say('An upload is on its way: drop these again when it is done.');
+    return;
+  }
   const entries = [...event.dataTransfer.items].map(item => item.webkitGetAsEntry?.()).filter(Boolean), list = [];
   const alone = entries.length === 1 && entries[0].isDirectory; // then its name is no label
-  for (const entry of entries) {
-    for await (const one of within(entry, '')) list.push(alone ? {...one, name: one.name.split('/').slice(1).join('/')} : one);
+  try {
+    for (const entry of entries) {
+      for await (const one of within(entry, '')) list.push(alone ? {...one, name: one.name.split('/').slice(1).join('/')} : one);
+    }
+  } catch (error) {
+    say(error.message);
+    return;
   }
   take(list);
 });

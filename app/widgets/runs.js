@@ -2,7 +2,8 @@
 const STATES = {'running': 'running', 'stopped': 'stopped', 'done': 'done'};
 let chosen = null, framed = '', drawnList = '';
 const empty = make('div', {class: 'runs-empty'});
-const away = make('p', {role: 'alert', class: 'works-away', hidden: true}, 'The server does not answer; this page tries again.');
+const AWAY = 'The server does not answer; this page tries again.';
+const away = make('p', {role: 'alert', class: 'works-away', hidden: true});
 const list = make('ul', {class: 'runs-list'});
 const title = make('h2', {}), open = make('a', {target: '_blank', rel: 'noopener'}, 'Open it alone');
 const note = make('p', {role: 'status'});
@@ -74,12 +75,10 @@ function frame(run) {
 async function look() {
   if (!root.isConnected || !root.getClientRects().length || document.hidden) return; // another tab is seen
   try {
-    const answer = await fetch('/api/v1/runs', {headers: {Accept: 'application/json'}});
-    if (!answer.ok) throw new Error(String(answer.status));
-    draw((await answer.json()).runs);
-    away.hidden = true;
-  } catch {
-    away.hidden = false;
+    draw((await rest('runs', AWAY))?.runs ?? []);
+    tell(away, '');
+  } catch (error) {
+    tell(away, error.message);
   }
 }
 

@@ -1,9 +1,9 @@
-// Works: see works.py. One request a second while something runs, however many jobs there are.
-const LOOK_MS = 1000, SLOW_MS = 3000, MOST_ERRORS = 100;
-const cards = new Map(); // id -> {job, element}
+// Works: see works.py. Every two seconds it asks for what runs, and for a few of those that wait, in turn.
+const LOOK_MS = 2000, SLOW_MS = 4000, MOST_ASKED = 4, MOST_ERRORS = 100;
+const cards = new Map(); // id -> {job, element, asked: when}
 let timer = null, known = [];
-const away = make('p', {role: 'alert', class: 'works-away', hidden: true},
-  'The server does not answer. Nothing is lost: what it had begun goes on when it is back, and this page with it.');
+const AWAY = 'The server does not answer. Nothing is lost: what it had begun goes on when it is back, and this page with it.';
+const away = make('p', {role: 'alert', class: 'works-away', hidden: true});
 const list = make('ul', {class: 'works-list'});
 root.className = 'works';
 root.append(away, list);
@@ -11,35 +11,31 @@ root.append(away, list);
 const counted = (n, one, more) => `${n.toLocaleString('en')} ${n === 1 ? one : more}`;
 const hasEnded = job => ['done', 'failed', 'cancelled', 'gone'].includes(job.state);
 
-async function ask(path) {
-  const answer = await fetch(`/api/v1/${path}`, {headers: {Accept: 'application/json'}});
-  if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error(String(answer.status));
-  return answer.json();
+/** Those to ask for now: what is new or runs, then those that were asked for the longest ago. */
+function next() {
+  const place = id => { const {job, asked} = cards.get(id); return job.state === 'running' ? -1 : asked; };
+  return known.filter(id => !hasEnded(cards.get(id).job)).sort((a, b) => place(a) - place(b)).slice(0, MOST_ASKED);
 }
 
 async function look() {
   timer = null;
-  const open = known.filter(id => !hasEnded(cards.get(id).job));
+  const open = next(), ended = [];
   if (!open.length) return;
-  let wait = LOOK_MS;
+  let wait = LOOK_MS, trouble = '';
   try {
-    const found = new Map((await ask('jobs?limit=1000')).jobs.map(job => [job.id, job]));
-    const ended = [];
     for (const id of open) {
-      let job = found.get(id) ?? {id, state: 'gone'};
-      if (job.state === 'done') job = await ask(`jobs/${id}`) ?? {id, state: 'gone'}; // a list is without results
+      const job = await rest(`jobs/${id}`, AWAY) ?? {id, state: 'gone'};
       if (!cards.has(id)) continue; // forgotten meanwhile
-      cards.get(id).job = job;
+      Object.assign(cards.get(id), {job, asked: Date.now()});
       if (hasEnded(job)) ended.push(id);
     }
-    away.hidden = true;
-    draw();
-    if (ended.length) trigger('ended', {ids: ended});
-  } catch {
-    away.hidden = false;
-    wait = SLOW_MS;
+  } catch (error) {
+    trouble = error.message;
+    wait = Math.max(SLOW_MS, error.wait ?? 0);
   }
+  tell(away, trouble);
+  draw();
+  if (ended.length) trigger('ended', {ids: ended});
   clearTimeout(timer);
   timer = setTimeout(look, wait);
 }
@@ -88,7 +84,7 @@ function cardOf(id) {
     job.state === 'running' ? make('progress', {max: 1, ...share, 'aria-label': 'Adding pictures'}) : null,
     errorsOf(job),
     make('div', {class: 'work-buttons'},
-      ended || job.cancelling ? null : button('Stop', () => trigger('cancel', {id})),
+      ended || job.cancelling ? null : button('Stop', () => { cards.get(id).asked = 0; trigger('cancel', {id}); }),
       job.state === 'done' && job.result.added ? button('Search these', () => search(job.result.collection)) : null,
       ended ? button('Hide', () => trigger('forget', {ids: [id]})) : null));
 }
@@ -112,7 +108,7 @@ drawn(ids => {
     card.element?.remove();
     cards.delete(id);
   }
-  for (const id of known) if (!cards.has(id)) cards.set(id, {job: {id, state: 'waiting'}});
+  for (const id of known) if (!cards.has(id)) cards.set(id, {job: {id, state: 'waiting'}, asked: 0});
   draw();
   if (timer === null && known.length) timer = setTimeout(look, 0);
 });

@@ -4,6 +4,7 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,13 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Workbench
 
 pytestmark = pytest.mark.browser
+# a file that has gone since it was taken up by the mouse
+UNREADABLE_DROP = """() => {
+  const entry = {isFile: true, name: 'gone.jpg', file: (yes, no) => no(new Error('NotFoundError'))};
+  const event = new Event('drop', {bubbles: true, cancelable: true});
+  event.dataTransfer = {items: [{webkitGetAsEntry: () => entry}]};
+  document.querySelector('#intake .intake').dispatchEvent(event);
+}"""
 MOST_FILES = 62  # of a job: as many as the first test has
 
 
@@ -53,6 +61,10 @@ def wait_for_jobs(page, count: int = 1, state: str = "done") -> None:
     page.wait_for_function(
         "([count, state]) => document.querySelectorAll(`#works .work.${state}`).length === count", arg=[count, state]
     )
+
+
+def answer_with(status: int, route) -> None:
+    route.fulfill(status=status, body="{}")
 
 
 def toast(page) -> str:
@@ -175,8 +187,32 @@ def test_a_collection_of_another_encoder_is_refused(opened, served):
         wait_for(page, "of 1 in other", "#shelf-status")
         page.set_input_files("#intake .choose-files", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": b"x"})
         assert "vectors of 3 numbers that were made elsewhere" in toast(page)
+        page.locator("#intake [role=alert]:not([hidden])").wait_for()
+        assert "The server refused 1 file, and says why. 0 files were taken before" in page.inner_text("#intake")
     finally:
         served.bench.drop("other")
+
+
+def test_an_upload_stops_at_the_first_refusal(album, opened, served, pictures, tmp_path):
+    """The first batch is refused, so the second is not sent; afterwards more can be given."""
+    copies = [shutil.copy(path, tmp_path / f"copy{i}.jpg") for i, path in enumerate(pictures[:10])]
+    page = opened("Collections")
+    wait_for(page, "album is empty", "#shelf-status")
+    served.bench.drop(album)
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/upload") else None)
+    choose(page, [*pictures, *copies])
+    page.locator("#intake [role=alert]:not([hidden])").wait_for()
+    said = f"refused {MOST_FILES} files, and says why. 0 files were taken before, and {70 - MOST_FILES} files were not"
+    assert said in page.inner_text("#intake")
+    assert "Uploaded" not in page.inner_text("#intake")
+    assert len(sent) == 1
+    served.bench.store.create(album, CollectionSpec.of(served.bench.models.get()))
+    choose(page, pictures[:1])
+    wait_for(page, "Uploaded 1 file.", "#intake")
+    page.evaluate(UNREADABLE_DROP)
+    wait_for(page, "gone.jpg cannot be read", "#intake")
+    wait_for_jobs(page)
 
 
 @pytest.mark.slow
@@ -196,13 +232,17 @@ def test_a_folder_of_this_machine_is_added(album, opened, served, sources):
 @pytest.mark.slow
 def test_a_server_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(album, opened, served, pictures):
     """The network to it breaks while a job runs, and comes back."""
-    page = opened("Collections", allowed=("ERR_INTERNET_DISCONNECTED", "ERR_FAILED", "Failed to fetch", "Error"))
+    page = opened("Collections", allowed=("ERR_INTERNET_DISCONNECTED", "ERR_FAILED", "Failed to", "Error"))
     wait_for(page, "album is empty", "#shelf-status")
-    page.route("**/api/v1/jobs**", lambda route: route.abort())
+    page.route("**/api/v1/jobs/**", lambda route: route.abort())
     choose(page, pictures[:5])
     page.locator("#works .works-away").wait_for()
     assert "Nothing is lost" in page.inner_text("#works .works-away")
-    page.unroute("**/api/v1/jobs**")
+    for status, told in ((429, "more of this server than it allows"), (401, "Your login has ended")):
+        page.unroute("**/api/v1/jobs/**")
+        page.route("**/api/v1/jobs/**", partial(answer_with, status))
+        wait_for(page, told, "#works .works-away")
+    page.unroute("**/api/v1/jobs/**")
     wait_for_jobs(page)
     page.locator("#works .works-away").wait_for(state="hidden")
     page.route("**/gradio_api/upload", lambda route: route.abort())
