@@ -80,7 +80,7 @@ class Additions:
         root = self._page.terms.source_folders[names.index(source)].resolve()
         path = self._below(root, folder)
         relative = path.relative_to(root).as_posix()
-        self._submit("index", {"collection": name, "root": names.index(source), "folder": relative}, kept)
+        self._submit("index", {"collection": name, "root": str(root), "folder": relative}, kept)
         self._page.did(add_folder_action(name, path))
 
     def sources(self) -> list[str]:

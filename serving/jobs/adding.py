@@ -14,7 +14,7 @@ from nnclr_hub.workbench.staged_pictures import StagedPicture, staged_pictures
 from nnclr_hub.workbench.staging import note, noted
 
 from .outcome import Outcome
-from .task import UPLOAD, Task
+from .task import ROOT, UPLOAD, Task
 
 BATCH = 32
 BATCH_BYTES = 64_000_000
@@ -53,7 +53,11 @@ def add(task: Task) -> Outcome:
 
 def index(task: Task) -> Outcome:
     """Makes the collection hold the pictures of a folder below one of the server's source folders."""
-    root = task.source_folders[task.params["root"]].resolve()
+    root = next((one.resolve() for one in task.source_folders if str(one.resolve()) == task.params[ROOT]), None)
+    if root is None:
+        raise InvalidRequest(
+            "The folder is no longer one that this server reads: name it in NNCLR_SOURCE_FOLDERS again."
+        )
     folder = (root / task.params["folder"]).resolve()
     if not folder.is_relative_to(root):
         raise InvalidRequest(f"The folder {task.params['folder']!r:.150} lies elsewhere: name one below the server's.")

@@ -14,7 +14,9 @@ from nnclr_hub.workbench import Workbench
 from .patience import PatientModels
 
 TURN_S = 0.05
-UPLOAD = "upload"  # parameter of a job: the ticket of files that wait for it
+# parameters of jobs
+UPLOAD = "upload"  # the ticket of files that wait for it
+ROOT = "root"  # the source folder that it reads, by its path: numbers change when a server starts with other folders
 
 
 # no errors of the work, and what catches those must not catch these

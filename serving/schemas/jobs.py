@@ -9,11 +9,12 @@ from pydantic import Field
 from nnclr_hub.store.checks import MAX_LIMIT
 
 from ..jobs import Job
-from ..jobs.task import UPLOAD
+from ..jobs.task import ROOT, UPLOAD
 from .words import Name, Strict, Where
 
-# parameters of jobs that are nobody's affair: a model's source may be a path of this machine; the others are secrets
+# parameters of jobs that are nobody's affair: paths of this machine (a model's source may be one), and secrets
 SOURCE, GIVEN_BY = "source", "given_by"
+HIDDEN = (SOURCE, GIVEN_BY, ROOT, UPLOAD)
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -48,7 +49,7 @@ class JobResponse(Strict):
     def of(cls, job: Job) -> JobResponse:
         """What is told of a job."""
         told = {name: getattr(job, name) for name in cls.model_fields}
-        params = {name: value for name, value in job.params.items() if name not in (SOURCE, UPLOAD, GIVEN_BY)}
+        params = {name: value for name, value in job.params.items() if name not in HIDDEN}
         return cls.model_validate({**told, "params": params})
 
 

@@ -182,10 +182,20 @@ def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, coll
     root = server.app.state.settings.source_folders[0]
     shutil.copytree(photos, root / "some", dirs_exist_ok=True)
     (root / "some" / "cat" / "broken.jpg").write_bytes(b"no picture")
-    params = {"collection": "photos", "root": 0, "folder": "some"}
+    params = {"collection": "photos", "root": str(root.resolve()), "folder": "some"}
     job = run(server, "index", **params)
     assert (job.result["added"], job.result["errors_count"]) == (60, 1)
     assert job.result["errors"][0]["name"] == "cat/broken.jpg"
     assert run(server, "index", **params).result["unchanged"] == 60
-    elsewhere = run(server, "index", collection="photos", root=0, folder="..")
+    assert str(root) not in client.get(f"/api/v1/jobs/{job.id}").text
+    elsewhere = run(server, "index", **{**params, "folder": ".."})
     assert "lies elsewhere" in elsewhere.error["detail"]
+
+
+@pytest.mark.parametrize("root", ["elsewhere", 0], ids=["path", "number"])
+def test_a_folder_that_is_no_longer_the_servers_is_not_read(server, collection, photos, root):
+    """A job outlives the settings of the server that took it; one of an earlier version has the folder's number."""
+    root = str(photos) if root == "elsewhere" else root
+    job = run(server, "index", collection="photos", root=root, folder=".")
+    assert "no longer one that this server reads" in job.error["detail"]
+    assert server.bench.collection("photos").count() == 0
