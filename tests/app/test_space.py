@@ -13,6 +13,20 @@ from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app as cli
 
+INSTALLED = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+# without site, Python reads no .pth file: the package is not found even where it is installed editable
+ALONE = """
+import runpy, sys
+from pathlib import Path
+space = Path(sys.argv[1])
+sys.path += sys.argv[2:]
+try:
+    runpy.run_path(str(space / "app.py"), run_name="__main__")
+finally:
+    own = [one.__file__ for name, one in sys.modules.items() if name.partition(".")[0] == "nnclr_hub"]
+    assert own and all(Path(file).is_relative_to(space) for file in own), own
+"""
+
 
 @pytest.fixture(scope="module")
 def space(tmp_path_factory) -> Path:
@@ -50,18 +64,17 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 @pytest.mark.slow
 def test_it_runs_where_the_package_is_not_installed(space, tmp_path):
     """As a Space's machine runs it: the page answers, framed by the Hub alone, and nothing can be written."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHONPATH"))}
-    there = subprocess.run(
-        [sys.executable, "-P", "-c", "import nnclr_hub"], cwd=tmp_path, env=environment, capture_output=True
-    )
-    if there.returncode == 0:
-        pytest.skip("the package is installed here")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHON"))}
     port = free_port()
     environment |= {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", "SPACE_HOST": "me-it.hf.space"}
     log = tmp_path / "log"
     with log.open("w") as out:
         running = subprocess.Popen(
-            [sys.executable, "-P", str(space / "app.py")], cwd=tmp_path, env=environment, stdout=out, stderr=out
+            [sys.executable, "-I", "-S", "-c", ALONE, str(space), *INSTALLED],
+            cwd=tmp_path,
+            env=environment,
+            stdout=out,
+            stderr=out,
         )
     try:
         url = f"http://127.0.0.1:{port}"
