@@ -26,6 +26,11 @@ INTRO = (
     "Teach it **classes of your own**: label a handful of pictures, or give a folder of them for each class, and a "
     "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
 )
+INTRO_READ_ONLY = (
+    "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes from "
+    "a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This server "
+    "is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
+)
 CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
 FOLDERS = "I have a folder of pictures for each class"
 FOLDERS_HINT = (
@@ -35,6 +40,10 @@ FOLDERS_HINT = (
 FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
 NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
 NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
+NO_PROBE_READ_ONLY = (
+    "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is served "
+    "without `--read-only`, and it is here when the page is reloaded."
+)
 JOB = "probe_job"  # in what the browser keeps
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
 
@@ -44,7 +53,7 @@ class ProbeTab:
 
     def __init__(self, page: Page) -> None:
         self._page, self._prober, self._finder = page, Prober(page), Finder(page)
-        gr.Markdown(INTRO)
+        gr.Markdown(INTRO if page.writable else INTRO_READ_ONLY, elem_id="probe-intro")
         if page.writable:
             with gr.Row(elem_classes="search-row"):
                 with gr.Column(scale=1, min_width=280):
@@ -241,7 +250,8 @@ class ProbeTab:
         """All probes, and the report of one of them."""
         kept = {one.name: one for one in list_probes(self._page.bench.store.records)}
         if not kept:
-            return gr.Dropdown(choices=[], value=None), NO_PROBE, None
+            told = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
+            return gr.Dropdown(choices=[], value=None), told, None
         last = max(kept.values(), key=lambda one: one.about["created"]).name
         name = chosen if chosen in kept else last
         return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name))
@@ -257,7 +267,8 @@ class ProbeTab:
         if path is None:
             return None
         if not probe:
-            raise InvalidRequest("There is no probe to ask yet: label some pictures and fit one.")
+            how = "label some pictures and fit one" if self._page.writable else "this read-only server makes none"
+            raise InvalidRequest(f"There is no probe to ask yet: {how}.")
         [said] = self._page.bench.predict(probe, images=[Path(path)])
         if isinstance(said, NNCLRHubError):
             raise said

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
-from page_calls import call, events
+from page_calls import call, get
 
 from app.probing import read_csv, read_labels
+from app.tabs import probe as probe_tab
 from app.tabs.probe import CLICK, FOLDERS
 from nnclr_hub import Client, load_encoder
 from nnclr_hub.cache import cache_folder
@@ -187,12 +188,22 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     served.bench.store.drop("others")
 
 
-def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve):
+def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve, monkeypatch):
+    """And its words ask nobody to label, but say who makes probes."""
     for there in serve(model, store, page=True, read_only=True):
-        names = {event["api_name"] for event in events(there.url)}
+        config = get(f"{there.url}/ui/config").json()
+        [intro] = [one["props"] for one in config["components"] if one["props"].get("elem_id") == "probe-intro"]
+        assert "This server is **read-only**" in intro["value"]
+        assert "label a handful" not in intro["value"]
+        names = {event["api_name"] for event in config["dependencies"]}
         assert {"_say", "_choose_probe"} <= names
         assert not {"_fit", "_look", "_labels_of", "_take_folders"} & names
         assert "before" in call(there.url, "_start_probes", []).text
+        with monkeypatch.context() as patched:
+            patched.setattr(probe_tab, "list_probes", lambda records: [])
+            told = call(there.url, "_start_probes", []).text
+        assert "none can be made on this read-only server" in told
+        assert "Fit" not in told
 
 
 def test_labels_are_texts_of_items(tmp_path):
