@@ -9,7 +9,6 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
-from nnclr_hub.workbench.staging import unstage
 
 from ..class_folders import WAITING, classes, take, ticket_of, told
 from ..finding import Finder
@@ -152,7 +151,7 @@ class ProbeTab:
 
     def _told_waiting(self, kept: dict[str, Any] | None) -> str:
         ticket = ticket_of(kept)
-        if ticket is None:
+        if ticket is None or self._prober.is_taken(ticket):
             return ""
         try:
             return told(classes(ticket, self._page.terms.max_bytes))
@@ -164,7 +163,7 @@ class ProbeTab:
         ticket = take(event.files, self._page.terms.max_bytes)
         before = ticket_of(kept)
         if before is not None:
-            unstage(before)
+            self._prober.forget_folders(before)
         kept = {**(kept or {}), WAITING: ticket}
         return self._told_waiting(kept), kept
 

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import threading
 import zipfile
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
-from page_calls import call, get
+from page_calls import call, get, post
 
 from app.probing import read_csv, read_labels
 from app.tabs import probe as probe_tab
@@ -19,6 +20,8 @@ from nnclr_hub.errors import InvalidRequest, ProbeNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.probes import get_probe
+from nnclr_hub.workbench.staging import unstage
+from serving.jobs import fitting
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,50 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     assert "names a file outside of itself" in page.inner_text(".toast-body")
     assert not any((cache_folder() / "adding").iterdir())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
+    """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
+    at_work, go_on = threading.Event(), threading.Event()
+    fit = fitting.fit_on_examples
+
+    def waiting(*args, **options):
+        at_work.set()
+        assert go_on.wait(60)
+        return fit(*args, **options)
+
+    monkeypatch.setattr(fitting, "fit_on_examples", waiting)
+    event = {"event_data": {"files": given(served, photos)}}
+    kept = call(served.url, "_take_folders", [{}], **event).json()["data"][1]
+    try:
+        first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
+        assert at_work.wait(60)
+        again = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept])
+        assert "fitted on these folders already" in again.json()["error"]
+        assert call(served.url, "_choose_way", [FOLDERS, kept]).json()["data"][5]["value"] == ""
+        event = {"event_data": {"files": given(served, photos)}}
+        others = call(served.url, "_take_folders", [kept], **event).json()["data"][1]
+    finally:
+        go_on.set()
+    with Client(served.url) as client:
+        client.jobs.wait(first[2]["probe_job"])
+    assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
+    assert "fitted on these folders already" in call(
+        served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]
+    ).json()["error"]
+    event = {"event_data": {"files": given(served, photos)}}
+    assert call(served.url, "_take_folders", [others], **event).status_code == 200
+    assert len(list((cache_folder() / "adding").iterdir())) == 1, "those that no job had were kept beside the new ones"
+    for folder in (cache_folder() / "adding").iterdir():
+        unstage(folder.name)
+
+
+def given(served, photos) -> list[dict]:
+    """Four pictures of two classes, uploaded as the intake does."""
+    paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
+    files = [("files", (path.name, path.read_bytes())) for path in paths]
+    there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
+    return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, there, strict=True)]
 
 
 def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_model):
