@@ -31,6 +31,7 @@ from .widgets.tiles import Tile, tile
 FIT = "probe_fit"  # the kind of the job
 LOOKED_AT = 1000  # of the server's jobs
 MOST_LABELS = 10_000
+MOST_WRITTEN = 100  # items whose vectors a command spells out; of more there is the program alone
 MOST_LETTERS = 80  # of a label
 OPTIONS = {"l2": None, "balanced": False, "threshold": None}
 ROOT = "/api/v1/probes"
@@ -84,6 +85,8 @@ class Prober:
         job = self._jobs().submit(FIT, params, json.dumps(rows).encode())
         vectors = f"[item.vector for item in client.collection({collection!r}).get({ids!r})]"
         call = f"client.probes.fit({name!r}, vectors={vectors}, labels={list(labels.values())!r}, replace={replace})"
+        if len(rows) > MOST_WRITTEN:
+            return job.id, Action("POST", "", call=call)
         return job.id, Action("POST", ROOT, json={"name": name, "items": rows, "replace": replace}, call=call)
 
     def by_field(self, name: str, replace: bool, collection: str, field: str) -> tuple[str, Action]:

@@ -26,8 +26,8 @@ INTRO = (
     "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
 )
 INTRO_READ_ONLY = (
-    "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes from "
-    "a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This server "
+    "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes "
+    "from a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This server "
     "is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
 )
 CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
@@ -40,8 +40,8 @@ FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
 NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
 NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
 NO_PROBE_READ_ONLY = (
-    "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is served "
-    "without `--read-only`, and it is here when the page is reloaded."
+    "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
+    "served without `--read-only`, and it is here when the page is reloaded."
 )
 JOB = "probe_job"  # in what the browser keeps
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
@@ -173,13 +173,13 @@ class ProbeTab:
         return labelled(collection or "", tiles, more=more and len(tiles) < MOST)
 
     def _labels_of(self, path: str | None, collection: str | None) -> Any:
-        """Labels from a file, with the pictures that it names shown first."""
+        """Labels from a file, all of them; the pictures that it names are shown first, as many as are shown at all."""
         if path is None or not collection:
             raise InvalidRequest("Choose the collection first that the file has labels of.")
         labels = read_csv(Path(path))
         named = self._prober.tiles(collection, list(labels))
         first, more = self._prober.pictures(collection, FIRST)
-        tiles = [*named, *(one for one in first if one.id not in labels)]
+        tiles = [*named, *(one for one in first if one.id not in labels)][:MOST]
         return labelled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
 
     # ---- the fit

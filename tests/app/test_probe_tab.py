@@ -5,12 +5,16 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
 from page_calls import call, get, post
 
+from app import probing
+from app.page import Page
 from app.probing import read_csv, read_labels
 from app.tabs import probe as probe_tab
 from app.tabs.probe import CLICK, FOLDERS
@@ -105,7 +109,7 @@ def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, serv
 
 
 @pytest.mark.browser
-def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path):
+def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path, monkeypatch):
     ids = ids_of(served, "cat", 3)
     (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"{id},cat\n" for id in ids))
     page = opened("Probe")
@@ -121,6 +125,13 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     assert "a probe tells at least two apart" in page.inner_text(".toast-body")
     with pytest.raises(ProbeNotFound):
         get_probe(served.bench.store.records, "one")
+    monkeypatch.setattr(probe_tab, "MOST", 2)
+    (tmp_path / "more.csv").write_text("id,label\n" + "".join(f"{id},{i % 2}\n" for i, id in enumerate(ids)))
+    page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "more.csv"))
+    wait_for(page, "3 pictures with 2 labels", "#labeller .count")
+    assert "1 of them is not shown here" in page.inner_text("#labeller .count")
+    assert page.locator("#labeller .tile").count() == 2
+    assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
 
 
 @pytest.mark.browser
@@ -201,9 +212,10 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     with Client(served.url) as client:
         client.jobs.wait(first[2]["probe_job"])
     assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
-    assert "fitted on these folders already" in call(
-        served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]
-    ).json()["error"]
+    assert (
+        "fitted on these folders already"
+        in call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]).json()["error"]
+    )
     event = {"event_data": {"files": given(served, photos)}}
     assert call(served.url, "_take_folders", [others], **event).status_code == 200
     assert len(list((cache_folder() / "adding").iterdir())) == 1, "those that no job had were kept beside the new ones"
@@ -251,6 +263,19 @@ def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve, monk
             told = call(there.url, "_start_probes", []).text
         assert "none can be made on this read-only server" in told
         assert "Fit" not in told
+
+
+def test_of_many_items_the_program_stands_there_without_their_vectors(served, monkeypatch):
+    monkeypatch.setattr(probing, "MOST_WRITTEN", 4)
+    jobs = SimpleNamespace(submit=lambda *_: SimpleNamespace(id="begun"))
+    prober = probing.Prober(Page(served.bench, jobs=cast(Any, jobs)))
+    ids = [*ids_of(served, "cat", 3), *ids_of(served, "coffee", 2)]
+    few, many = ({id: str(i % 2) for i, id in enumerate(ids[:number])} for number in (4, 5))
+    _, action = prober.by_labels("p", False, "photos", few)
+    assert (action.path, len(action.json["items"])) == ("/api/v1/probes", 4)
+    _, action = prober.by_labels("p", False, "photos", many)
+    assert (action.path, action.json) == ("", None)
+    assert all(repr(id) in action.call for id in ids)
 
 
 def test_labels_are_texts_of_items(tmp_path):
