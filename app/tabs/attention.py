@@ -14,7 +14,7 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest
 
 from ..actions import Action, attention_call
-from ..finding import examples
+from ..gallery import examples
 from ..looking import maps_beside
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value

@@ -27,8 +27,8 @@ INTRO = (
 )
 INTRO_READ_ONLY = (
     "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes "
-    "from a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This server "
-    "is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
+    "from a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This "
+    "server is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
 )
 CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
 FOLDERS = "I have a folder of pictures for each class"
