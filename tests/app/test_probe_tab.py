@@ -22,7 +22,8 @@ from nnclr_hub import Client, load_encoder
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, ProbeNotFound
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.probes import get_probe
 from nnclr_hub.workbench.staging import unstage
 from serving.jobs import fitting
@@ -229,6 +230,45 @@ def given(served, photos) -> list[dict]:
     files = [("files", (path.name, path.read_bytes())) for path in paths]
     there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
     return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, there, strict=True)]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
+    """In the labeller, in a probe's report, in what it says, and on the shelf of the collection."""
+    evil = [
+        "${window.hurt = 1}",
+        "<img src=x onerror='hurt=1'>",
+        "\\x3cimg src\\x3dx onerror\\x3dwindow.hurt\\x3d1\\x3e",
+    ]
+    there = served.bench.store.create("a-first", CollectionSpec.of(served.bench.models.get()))
+    images = [NewImage(f"evil{i}", pictures[i], {"label": evil[i % 3]}) for i in range(12)]
+    try:
+        served.bench.add_images(there.name, images)
+        page = opened("Probe")
+        page.wait_for_selector("#labeller .tile[data-id=evil0]")
+        assert set(page.locator("#labeller .caption").all_inner_texts()) == set(evil)
+        for i, name in enumerate(evil):
+            label(page, name, [f"evil{i}", f"evil{i + 3}", f"evil{i + 6}"])
+        assert page.locator("#labeller .badge:visible").first.inner_text() == evil[0]
+        assert [text.rpartition(" \u00b7")[0] for text in page.locator("#labeller .chip").all_inner_texts()] == evil
+        page.fill("#probe-name input, #probe-name textarea", "evil")
+        page.click("#probe-fit")
+        wait_for(page, "evil is ready", "#probe-status")
+        wait_for(page, "Learned from 9 pictures of 3 labels", "#probe-report")
+        assert all(name in page.locator("#probe-report").text_content() for name in evil)
+        page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
+        page.wait_for_selector("#probe-verdict .said:visible")
+        assert set(page.locator("#probe-verdict .name").all_inner_texts()) == set(evil)
+        open_tab(page, "Collections")
+        wait_for(page, "of 12", "#shelf-status")
+        assert set(page.locator("#shelf .caption").all_inner_texts()) == set(evil)
+        page.locator("#shelf .picture").first.click()
+        wait_for(page, "label", "#shelf-viewer dialog")
+        assert any(name in page.inner_text("#shelf-viewer dialog") for name in evil)
+        assert page.evaluate("window.hurt") is None
+    finally:
+        served.bench.drop(there.name)
 
 
 def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_model):
