@@ -7,13 +7,16 @@ WORKERS ?= 2
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test check gpu crash soak bench clean
+.PHONY: demo test slow check gpu crash soak bench clean
 
 demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev  ## the default test suite; WORKERS=0 for one process
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
+
+slow: $(VENV)/.dev  ## what the default suite has no patience for, in a browser above all: half an hour and more
+	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

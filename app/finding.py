@@ -6,9 +6,8 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,15 +158,3 @@ def _cell(value: Any) -> str:
 
 def _example(sample: Sample) -> Example:
     return Example(id=sample.id) if sample.is_item else Example(vector=sample.array())
-
-
-def examples() -> Mapping[str, Path]:
-    """Photos to try, that scikit-image carries; none where it is not installed."""
-    from importlib.util import find_spec
-
-    spec = find_spec("skimage")
-    if spec is None or spec.origin is None:
-        return {}
-    folder = Path(spec.origin).parent / "data"
-    files = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
-    return {name: folder / file for name, file in files.items() if (folder / file).is_file()}

@@ -1,5 +1,7 @@
-"""The demo's gallery where the user names no folder: Imagenette, or without a network the photos
-that scikit-image carries, cut into overlapping crops."""
+"""Pictures for who has none at hand: a few photos to try, and the demo's gallery where the user names no folder.
+
+That is Imagenette, or without a network the photos that scikit-image carries, cut into overlapping crops.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import logging
 import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +34,8 @@ PHOTOS = (
     "grass",
     "gravel",
 )
+EXAMPLES = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
+BESIDE = Path(__file__).parent / "examples"  # made by `space`
 SIDE = 0.5  # of the photo's shorter side, for a crop
 STEPS = 5  # crops along each side
 
@@ -65,6 +71,17 @@ def offline_gallery(folder: Path) -> Path:
             _cut(name, half / name)
         half.rename(folder)
     return folder
+
+
+def examples() -> Mapping[str, Path]:
+    """Photos to try: those beside us, as in a Space, else scikit-image's; none where there are neither."""
+    folder = BESIDE if BESIDE.is_dir() else _photos()
+    return {name: folder / file for name, file in EXAMPLES.items() if folder and (folder / file).is_file()}
+
+
+def _photos() -> Path | None:
+    spec = find_spec("skimage")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "data"
 
 
 def key_of(folder: Path) -> str:

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.probes import refuse_taken_probe
+from nnclr_hub.workbench.staging import unstage
 
 from .actions import Action
 from .class_folders import classes
@@ -27,7 +29,9 @@ from .page import Page
 from .widgets.tiles import Tile, tile
 
 FIT = "probe_fit"  # the kind of the job
+LOOKED_AT = 1000  # of the server's jobs
 MOST_LABELS = 10_000
+MOST_WRITTEN = 100  # items whose vectors a command spells out; of more there is the program alone
 MOST_LETTERS = 80  # of a label
 OPTIONS = {"l2": None, "balanced": False, "threshold": None}
 ROOT = "/api/v1/probes"
@@ -42,6 +46,7 @@ class Prober:
 
     def __init__(self, page: Page) -> None:
         self._page = page
+        self._tickets = threading.Lock()  # between looking whose folders are and doing something to them
 
     def pictures(self, collection: str, number: int) -> tuple[list[Tile], bool]:
         """The collection's first pictures, and whether there are more."""
@@ -80,6 +85,8 @@ class Prober:
         job = self._jobs().submit(FIT, params, json.dumps(rows).encode())
         vectors = f"[item.vector for item in client.collection({collection!r}).get({ids!r})]"
         call = f"client.probes.fit({name!r}, vectors={vectors}, labels={list(labels.values())!r}, replace={replace})"
+        if len(rows) > MOST_WRITTEN:
+            return job.id, Action("POST", "", call=call)
         return job.id, Action("POST", ROOT, json={"name": name, "items": rows, "replace": replace}, call=call)
 
     def by_field(self, name: str, replace: bool, collection: str, field: str) -> tuple[str, Action]:
@@ -100,16 +107,33 @@ class Prober:
         """Begins to fit on the class folders that wait under a ticket; see `by_labels`.
 
         Raises:
-            InvalidRequest: nothing waits, or not two classes.
+            InvalidRequest: nothing waits, or not two classes, or a job has them already.
             ProbeExists, ModelError.
         """
         self._check(name, replace)
         terms = self._page.terms
-        number = classes(ticket, terms.max_bytes).total()
         source = self._page.bench.models.get().name
-        params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
-        job = self._jobs().submit(FIT, params)
+        with self._tickets:
+            if self.is_taken(ticket):
+                raise InvalidRequest(
+                    "A probe is fitted on these folders already, perhaps from another tab of your browser: wait for "
+                    "it, or choose the folders again."
+                )
+            number = classes(ticket, terms.max_bytes).total()
+            params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
+            job = self._jobs().submit(FIT, params)
         return job.id, fit_folders_action(name, replace, at_once=number <= terms.max_images)
+
+    def is_taken(self, ticket: str) -> bool:
+        """Whether a job has the folders of a ticket; one that has ended took them away, or is about to."""
+        jobs = [] if self._page.jobs is None else self._page.jobs.list(LOOKED_AT, kind=FIT)[0]
+        return any(job.params.get("upload") == ticket for job in jobs)
+
+    def forget_folders(self, ticket: str) -> None:
+        """Takes away folders that wait for no job; those that one has are its own."""
+        with self._tickets:
+            if not self.is_taken(ticket):
+                unstage(ticket)
 
     def _check(self, name: str, replace: bool) -> None:
         if not name:

@@ -16,7 +16,7 @@ import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.sources import resolve
 
-from .gallery import offline_gallery
+from .gallery import BESIDE, examples, offline_gallery
 
 STARTER = "nnclr_resnet18_small_cpu_starter"
 PROGRAMS = ("serving", "app")
@@ -96,12 +96,20 @@ def write_space(folder: Path) -> int:
     assert starter is not None  # it is no network without weights
     shutil.copytree(starter, weights, dirs_exist_ok=True)
     offline_gallery(folder / "pictures")
+    _copy_examples(folder / "nnclr_hub" / "app" / BESIDE.name)
     (folder / "README.md").write_text(README.format(gradio=version("gradio")), encoding="utf-8")
     (folder / "app.py").write_text(APP.replace("{starter}", STARTER), encoding="utf-8")
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in _pinned()), encoding="utf-8")
     (folder / ".gitattributes").write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n", encoding="utf-8")
     (folder / ".gitignore").write_text(".cache/\n.store/\n__pycache__/\n", encoding="utf-8")
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _copy_examples(folder: Path) -> None:
+    """The photos to try, which else come from scikit-image, and that is not installed there."""
+    folder.mkdir(exist_ok=True)
+    for path in examples().values():
+        shutil.copyfile(path, folder / path.name)
 
 
 def _pinned() -> list[str]:

@@ -20,7 +20,8 @@ from nnclr_hub.workbench.searching import MAX_K
 
 from .actions import deletion
 from .filters import read_where, with_condition
-from .finding import Finder, Found, examples
+from .finding import Finder, Found
+from .gallery import examples
 from .page import Page
 from .queries import FIRST, Box, Query, Sample, action_of, read_fragment
 from .widgets.drawing import checked_box, data_uri, picture_value

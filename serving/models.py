@@ -56,6 +56,12 @@ class Model(Attends):
     def embed_dim(self) -> int:
         return self._embed_dim
 
+    @property
+    def heads(self) -> int | None:
+        """See `Attends.heads`."""
+        with self._memory.held(self.name) as engine:
+            return engine.heads
+
     def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
         """See `Engine.embed_each`."""
         return self.each(images, deadline_s=deadline_s)

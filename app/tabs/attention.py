@@ -11,10 +11,10 @@ import gradio as gr
 
 from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, Box, Point
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 from ..actions import Action, attention_call
-from ..finding import examples
+from ..gallery import examples
 from ..looking import maps_beside
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
@@ -24,6 +24,10 @@ from ..widgets.tiles import Tile, Tiles, shown
 
 SIDE = 640  # pixels of the maps that are shown, and of the pictures that the encoder is given
 ALL_HEADS = "all of them"
+NO_HEADS = (
+    "Heads, and a share of the attention to keep, are of vision transformers that have a class token; the encoder that "
+    "is served here has none to choose from."
+)
 INTRO = (
     "Give a picture: **bright is what the encoder looks at**. Click a point or drag a box to ask instead where it sees "
     "*the same as there*, in this picture and in up to six others."
@@ -84,13 +88,24 @@ class AttentionTab:
             self.similarity = gr.Radio(
                 list(SIMILARITIES), value="dot", label="Similarity", elem_id="similarity", interactive=True
             )
-            self.head = gr.Textbox("", label="Head", placeholder=ALL_HEADS, max_lines=1, elem_id="head")
+            heads = _heads(self._page)
+            if heads is None:
+                gr.Markdown(NO_HEADS, elem_id="no-heads", elem_classes="small")
+            self.head = gr.Dropdown(
+                [(ALL_HEADS, ""), *((str(head), str(head)) for head in range(heads or 0))],
+                value="",
+                label=f"Head, one of {heads}: of the map without a point or a box",
+                elem_id="head",
+                interactive=True,
+                visible=heads is not None,
+            )
             self.threshold = gr.Textbox(
                 "",
                 label="Keep the brightest share of the attention, above 0 up to 1",
                 placeholder="all of it",
                 max_lines=1,
                 elem_id="threshold",
+                visible=heads is not None,
             )
 
     def _wire(self, page: Page) -> None:
@@ -105,8 +120,7 @@ class AttentionTab:
         page.on(self.others.change, self._beside, [self.others, self.look, *ways], out, **ONE_AT_A_TIME)
         for event in (
             self.similarity.input,
-            self.head.submit,
-            self.head.blur,
+            self.head.input,
             self.threshold.submit,
             self.threshold.blur,
         ):
@@ -172,6 +186,14 @@ class AttentionTab:
         return look, _told(look, ways), figures
 
 
+def _heads(page: Page) -> int | None:
+    """Those of the encoder that is served, to choose from."""
+    try:
+        return page.bench.models.get().heads
+    except NNCLRHubError:  # it cannot be had: who gives a picture is told why
+        return None
+
+
 def read_ways(similarity: str, head: str, threshold: str) -> Ways:
     """What was typed.
 
@@ -197,6 +219,7 @@ def _told(look: Look, ways: Ways) -> str:
 def attention_action(look: Look, ways: Ways) -> Action:
     """The REST call that is asked the same."""
     query: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
+    query["max_side"] = SIDE
     query |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
     files = (("image", look.name), *(("target", path.name) for path in look.others))
     call = attention_call(look.name, [path.name for path in look.others], query)

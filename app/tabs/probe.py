@@ -9,7 +9,6 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
-from nnclr_hub.workbench.staging import unstage
 
 from ..class_folders import WAITING, classes, take, ticket_of, told
 from ..finding import Finder
@@ -26,6 +25,11 @@ INTRO = (
     "Teach it **classes of your own**: label a handful of pictures, or give a folder of them for each class, and a "
     "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
 )
+INTRO_READ_ONLY = (
+    "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes "
+    "from a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This "
+    "server is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
+)
 CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
 FOLDERS = "I have a folder of pictures for each class"
 FOLDERS_HINT = (
@@ -35,6 +39,10 @@ FOLDERS_HINT = (
 FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
 NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
 NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
+NO_PROBE_READ_ONLY = (
+    "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
+    "served without `--read-only`, and it is here when the page is reloaded."
+)
 JOB = "probe_job"  # in what the browser keeps
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
 
@@ -44,7 +52,7 @@ class ProbeTab:
 
     def __init__(self, page: Page) -> None:
         self._page, self._prober, self._finder = page, Prober(page), Finder(page)
-        gr.Markdown(INTRO)
+        gr.Markdown(INTRO if page.writable else INTRO_READ_ONLY, elem_id="probe-intro")
         if page.writable:
             with gr.Row(elem_classes="search-row"):
                 with gr.Column(scale=1, min_width=280):
@@ -144,7 +152,7 @@ class ProbeTab:
 
     def _told_waiting(self, kept: dict[str, Any] | None) -> str:
         ticket = ticket_of(kept)
-        if ticket is None:
+        if ticket is None or self._prober.is_taken(ticket):
             return ""
         try:
             return told(classes(ticket, self._page.terms.max_bytes))
@@ -156,7 +164,7 @@ class ProbeTab:
         ticket = take(event.files, self._page.terms.max_bytes)
         before = ticket_of(kept)
         if before is not None:
-            unstage(before)
+            self._prober.forget_folders(before)
         kept = {**(kept or {}), WAITING: ticket}
         return self._told_waiting(kept), kept
 
@@ -166,13 +174,13 @@ class ProbeTab:
         return labelled(collection or "", tiles, more=more and len(tiles) < MOST)
 
     def _labels_of(self, path: str | None, collection: str | None) -> Any:
-        """Labels from a file, with the pictures that it names shown first."""
+        """Labels from a file, all of them; the pictures that it names are shown first, as many as are shown at all."""
         if path is None or not collection:
             raise InvalidRequest("Choose the collection first that the file has labels of.")
         labels = read_csv(Path(path))
         named = self._prober.tiles(collection, list(labels))
         first, more = self._prober.pictures(collection, FIRST)
-        tiles = [*named, *(one for one in first if one.id not in labels)]
+        tiles = [*named, *(one for one in first if one.id not in labels)][:MOST]
         return labelled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
 
     # ---- the fit
@@ -242,7 +250,8 @@ class ProbeTab:
         """All probes, and the report of one of them."""
         kept = {one.name: one for one in list_probes(self._page.bench.store.records)}
         if not kept:
-            return gr.Dropdown(choices=[], value=None), NO_PROBE, None
+            told = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
+            return gr.Dropdown(choices=[], value=None), told, None
         last = max(kept.values(), key=lambda one: one.about["created"]).name
         name = chosen if chosen in kept else last
         return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name))
@@ -258,7 +267,8 @@ class ProbeTab:
         if path is None:
             return None
         if not probe:
-            raise InvalidRequest("There is no probe to ask yet: label some pictures and fit one.")
+            how = "label some pictures and fit one" if self._page.writable else "this read-only server makes none"
+            raise InvalidRequest(f"There is no probe to ask yet: {how}.")
         [said] = self._page.bench.predict(probe, images=[Path(path)])
         if isinstance(said, NNCLRHubError):
             raise said

@@ -7,7 +7,8 @@ from typing import Any
 import gradio as gr
 
 from ..filters import IS, RELATIONS
-from ..finding import Found, csv_of, examples
+from ..finding import Found, csv_of
+from ..gallery import examples
 from ..looking import why
 from ..originals import original_view
 from ..page import Page

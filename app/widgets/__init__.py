@@ -4,10 +4,18 @@
     drawing     the picture on which a person draws a box or clicks a point
     tiles       a wall of pictures that the browser loads from REST
     raw_image   an image input that hands over the file as it came
+    viewer      a window over the page, with pictures
+    figures     maps over pictures, faded by a slider
+    intake      takes pictures, folders and zips, in parts
+    works       the jobs that a browser began, as they go on
+    runs        pretraining runs, as they go on
+    labeller    a wall of pictures that are labelled by clicking
+    probe_report, verdict   how well a probe does, and what it says of a picture
+    code        code to copy
     download    a file that the browser saves
     address     the part of the page's address that says what it shows
 
-Each has its script beside it. docs/decisions/0010-page.md says why.
+Each but raw_image has its script beside it. docs/decisions/0010-page.md says why.
 """
 
 import gradio.component_meta

@@ -16,7 +16,7 @@ root.append(make('div', {class: 'pen'}, make('label', {for: 'labeller-label'}, '
   make('div', {class: 'told'}, count, none), list, more);
 
 const names = () => [...new Set(labels.values())];
-const colour = label => `label-${names().indexOf(label) % COLOURS}`;
+const colour = (label, known) => `label-${known.indexOf(label) % COLOURS}`;
 
 function choose(label) {
   current = label;
@@ -37,20 +37,23 @@ function click(id) {
 function show() {
   root.dataset.labels = JSON.stringify(Object.fromEntries(labels));
   const known = names();
-  chips.replaceChildren(...known.map(label => make('button', {type: 'button', class: `chip ${colour(label)}`,
+  chips.replaceChildren(...known.map(label => make('button', {type: 'button', class: `chip ${colour(label, known)}`,
     'data-label': label, 'aria-pressed': String(label === current), onclick: () => choose(label)},
   `${label} · ${[...labels.values()].filter(one => one === label).length}`)));
+  let unseen = labels.size;
   for (const tile of list.children) {
     const label = labels.get(tile.dataset.id), badge = tile.querySelector('.badge');
     tile.querySelector('.picture').setAttribute('aria-pressed', String(label !== undefined));
     badge.hidden = label === undefined;
-    badge.className = label === undefined ? 'badge' : `badge ${colour(label)}`;
+    badge.className = label === undefined ? 'badge' : `badge ${colour(label, known)}`;
     badge.textContent = label ?? '';
+    if (label !== undefined) unseen -= 1;
   }
   none.hidden = labels.size === 0;
   count.textContent = labels.size === 0 ? 'Nothing is labelled yet: type a label, then click the pictures that it fits.'
     : `${labels.size} ${labels.size === 1 ? 'picture' : 'pictures'} with ${known.length} `
-      + `${known.length === 1 ? 'label: it takes a second one' : 'labels'}. A click with the same label takes it off.`;
+      + `${known.length === 1 ? 'label: it takes a second one' : 'labels'}. A click with the same label takes it off.`
+      + (unseen ? ` ${unseen} of them ${unseen === 1 ? 'is' : 'are'} not shown here.` : '');
 }
 
 drawn(value => {

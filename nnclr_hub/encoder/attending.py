@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
+from nnclr_hub.encoder.attention.anatomy import anatomy_of
 from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import InvalidRequest
@@ -17,6 +18,11 @@ from nnclr_hub.errors import InvalidRequest
 
 class Attends:
     """What can show where in a picture it finds what: an Encoder, or a server's engine around one."""
+
+    @property
+    def heads(self) -> int | None:
+        """How many `head` chooses from; None where there are none to ask for, as in a ResNet."""
+        raise NotImplementedError
 
     def look(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
@@ -97,6 +103,15 @@ class Attending(Attends):
     transform: EvalTransform
     device: torch.device
     name: str
+
+    @property
+    def heads(self) -> int | None:
+        """See `Attends.heads`."""
+        try:
+            anatomy = anatomy_of(self.backbone)
+        except InvalidRequest:  # there is no map of such a network at all
+            return None
+        return anatomy.heads if anatomy.class_token else None
 
     def look(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()

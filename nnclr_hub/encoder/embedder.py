@@ -21,6 +21,7 @@ class Embedder(Protocol):
     name: the source it was loaded from.
     fingerprint: hash of weights and preprocessing; equal fingerprints give comparable vectors.
     embed_dim: D.
+    heads: of the last block's attention, where one can be asked for; None: there are none, as in a ResNet.
     """
 
     name: str
@@ -30,6 +31,9 @@ class Embedder(Protocol):
 
     @property
     def embed_dim(self) -> int: ...
+
+    @property
+    def heads(self) -> int | None: ...
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
         """One entry a picture: its (D,) float32 unit vector, or why it has none."""

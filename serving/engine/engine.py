@@ -69,6 +69,10 @@ class Engine(Attends):
         return self._encoder.embed_dim
 
     @property
+    def heads(self) -> int | None:
+        return self._encoder.heads
+
+    @property
     def encoder(self) -> Encoder:
         return self._encoder
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, wait_for, wait_for_pictures
+from page_calls import call, get, post
 from PIL import Image
 
-from app.tabs.attention import read_ways
+from app.tabs.attention import SIDE, Look, Ways, attention_action, read_ways
 from nnclr_hub import Box, Point, load_encoder
 from nnclr_hub.encoder.attention import on_one_scale
 from nnclr_hub.errors import InvalidRequest
@@ -93,15 +94,48 @@ def test_the_map_is_the_encoders(opened, model, pictures):
 
 
 @pytest.mark.browser
-def test_what_the_network_cannot_answer_is_a_sentence(opened, pictures):
+def test_a_seventh_other_picture_is_refused_in_a_sentence(opened, pictures):
+    """And a ResNet has no heads to choose from, which stands where they would."""
     page = given(opened, pictures[5])
-    page.locator("#attention-how button").first.click()
-    field = page.locator("#head textarea, #head input")
-    field.fill("2")
-    until_shown(page, ".toast-body", lambda: field.press("Enter"))
-    assert "a ResNet, does not have" in page.inner_text(".toast-body")
+    page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:27]])
+    page.wait_for_selector(".toast-body")
+    assert "7 pictures are too many to look in: give at most 6" in page.inner_text(".toast-body")
     assert page.locator("#maps figure").count() == 1
+    page.locator("#attention-how button").first.click()
+    wait_for(page, "none to choose from", "#no-heads")
+    assert page.locator("#head:visible, #threshold:visible").count() == 0
     open_tab(page, "Search")
+
+
+def test_a_transformers_heads_are_there_to_choose_from(make_model, pictures, serve, tmp_path, monkeypatch):
+    asked = []
+    look = Model.look
+
+    def noting(self, settings, image, targets=()):
+        asked.append(settings)
+        return look(self, settings, image, targets)
+
+    monkeypatch.setattr(Model, "look", noting)
+    model = make_model("test_vit", model_args={}, input_size=160)
+    for there in serve(model, tmp_path / "store", page=True):
+        parts = get(f"{there.url}/ui/config").json()["components"]
+        parts = {part["props"].get("elem_id"): part["props"] for part in parts}
+        heads = load_encoder(model, device="cpu").backbone.blocks[-1].attn.num_heads
+        assert [value for _, value in parts["head"]["choices"]] == ["", *map(str, range(heads))]
+        assert parts["head"]["visible"]
+        assert parts["threshold"]["visible"]
+        assert "no-heads" not in parts
+        files = [("files", ("a.png", pictures[5].read_bytes()))]
+        [path] = post(f"{there.url}/ui/gradio_api/upload", files=files).json()
+        picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        assert call(there.url, "_give", [picture, None, "dot", "1", ""]).status_code == 200
+        assert (asked[-1].head, asked[-1].max_side) == (1, SIDE)
+
+
+def test_the_rest_call_asks_for_maps_of_the_same_size():
+    action = attention_action(Look(name="a.jpg"), Ways("dot", None, None))
+    assert action.form["query"] == {"similarity": "dot", "max_side": SIDE}
+    assert f"max_side={SIDE}" in action.call
 
 
 def test_heads_and_shares_are_numbers():

@@ -2,22 +2,31 @@
 
 import json
 import shutil
+import threading
 import zipfile
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
-from page_calls import call, events
+from page_calls import call, get, post
 
+from app import probing
+from app.page import Page
 from app.probing import read_csv, read_labels
+from app.tabs import probe as probe_tab
 from app.tabs.probe import CLICK, FOLDERS
 from nnclr_hub import Client, load_encoder
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, ProbeNotFound
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.probes import get_probe
+from nnclr_hub.workbench.staging import unstage
+from serving.jobs import fitting
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,7 @@ def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, serv
 
 
 @pytest.mark.browser
-def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path):
+def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path, monkeypatch):
     ids = ids_of(served, "cat", 3)
     (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"{id},cat\n" for id in ids))
     page = opened("Probe")
@@ -117,6 +126,13 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     assert "a probe tells at least two apart" in page.inner_text(".toast-body")
     with pytest.raises(ProbeNotFound):
         get_probe(served.bench.store.records, "one")
+    monkeypatch.setattr(probe_tab, "MOST", 2)
+    (tmp_path / "more.csv").write_text("id,label\n" + "".join(f"{id},{i % 2}\n" for i, id in enumerate(ids)))
+    page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "more.csv"))
+    wait_for(page, "3 pictures with 2 labels", "#labeller .count")
+    assert "1 of them is not shown here" in page.inner_text("#labeller .count")
+    assert page.locator("#labeller .tile").count() == 2
+    assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
 
 
 @pytest.mark.browser
@@ -171,6 +187,90 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
+    """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
+    at_work, go_on = threading.Event(), threading.Event()
+    fit = fitting.fit_on_examples
+
+    def waiting(*args, **options):
+        at_work.set()
+        assert go_on.wait(60)
+        return fit(*args, **options)
+
+    monkeypatch.setattr(fitting, "fit_on_examples", waiting)
+    event = {"event_data": {"files": given(served, photos)}}
+    kept = call(served.url, "_take_folders", [{}], **event).json()["data"][1]
+    try:
+        first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
+        assert at_work.wait(60)
+        again = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept])
+        assert "fitted on these folders already" in again.json()["error"]
+        assert call(served.url, "_choose_way", [FOLDERS, kept]).json()["data"][5]["value"] == ""
+        event = {"event_data": {"files": given(served, photos)}}
+        others = call(served.url, "_take_folders", [kept], **event).json()["data"][1]
+    finally:
+        go_on.set()
+    with Client(served.url) as client:
+        client.jobs.wait(first[2]["probe_job"])
+    assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
+    assert (
+        "fitted on these folders already"
+        in call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]).json()["error"]
+    )
+    event = {"event_data": {"files": given(served, photos)}}
+    assert call(served.url, "_take_folders", [others], **event).status_code == 200
+    assert len(list((cache_folder() / "adding").iterdir())) == 1, "those that no job had were kept beside the new ones"
+    for folder in (cache_folder() / "adding").iterdir():
+        unstage(folder.name)
+
+
+def given(served, photos) -> list[dict]:
+    """Four pictures of two classes, uploaded as the intake does."""
+    paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
+    files = [("files", (path.name, path.read_bytes())) for path in paths]
+    there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
+    return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, there, strict=True)]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
+    """In the labeller, in a probe's report, in what it says, and on the shelf of the collection."""
+    evil = [
+        "${window.hurt = 1}",
+        "<img src=x onerror='hurt=1'>",
+        "\\x3cimg src\\x3dx onerror\\x3dwindow.hurt\\x3d1\\x3e",
+    ]
+    there = served.bench.store.create("a-first", CollectionSpec.of(served.bench.models.get()))
+    images = [NewImage(f"evil{i}", pictures[i], {"label": evil[i % 3]}) for i in range(12)]
+    try:
+        served.bench.add_images(there.name, images)
+        page = opened("Probe")
+        page.wait_for_selector("#labeller .tile[data-id=evil0]")
+        assert set(page.locator("#labeller .caption").all_inner_texts()) == set(evil)
+        for i, name in enumerate(evil):
+            label(page, name, [f"evil{i}", f"evil{i + 3}", f"evil{i + 6}"])
+        assert page.locator("#labeller .badge:visible").first.inner_text() == evil[0]
+        assert [text.rpartition(" \u00b7")[0] for text in page.locator("#labeller .chip").all_inner_texts()] == evil
+        page.fill("#probe-name input, #probe-name textarea", "evil")
+        page.click("#probe-fit")
+        wait_for(page, "evil is ready", "#probe-status")
+        wait_for(page, "Learned from 9 pictures of 3 labels", "#probe-report")
+        assert all(name in page.locator("#probe-report").text_content() for name in evil)
+        page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
+        page.wait_for_selector("#probe-verdict .said:visible")
+        assert set(page.locator("#probe-verdict .name").all_inner_texts()) == set(evil)
+        open_tab(page, "Collections")
+        wait_for(page, "of 12", "#shelf-status")
+        assert set(page.locator("#shelf .caption").all_inner_texts()) == set(evil)
+        page.locator("#shelf .picture").first.click()
+        wait_for(page, "label", "#shelf-viewer dialog")
+        assert any(name in page.inner_text("#shelf-viewer dialog") for name in evil)
+        assert page.evaluate("window.hurt") is None
+    finally:
+        served.bench.drop(there.name)
+
+
 def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_model):
     other = load_encoder(make_model(seed=7), device="cpu")
     spec_of = served.bench.collection("photos").spec
@@ -187,12 +287,35 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     served.bench.store.drop("others")
 
 
-def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve):
+def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve, monkeypatch):
+    """And its words ask nobody to label, but say who makes probes."""
     for there in serve(model, store, page=True, read_only=True):
-        names = {event["api_name"] for event in events(there.url)}
+        config = get(f"{there.url}/ui/config").json()
+        [intro] = [one["props"] for one in config["components"] if one["props"].get("elem_id") == "probe-intro"]
+        assert "This server is **read-only**" in intro["value"]
+        assert "label a handful" not in intro["value"]
+        names = {event["api_name"] for event in config["dependencies"]}
         assert {"_say", "_choose_probe"} <= names
         assert not {"_fit", "_look", "_labels_of", "_take_folders"} & names
         assert "before" in call(there.url, "_start_probes", []).text
+        with monkeypatch.context() as patched:
+            patched.setattr(probe_tab, "list_probes", lambda records: [])
+            told = call(there.url, "_start_probes", []).text
+        assert "none can be made on this read-only server" in told
+        assert "Fit" not in told
+
+
+def test_of_many_items_the_program_stands_there_without_their_vectors(served, monkeypatch):
+    monkeypatch.setattr(probing, "MOST_WRITTEN", 4)
+    jobs = SimpleNamespace(submit=lambda *_: SimpleNamespace(id="begun"))
+    prober = probing.Prober(Page(served.bench, jobs=cast(Any, jobs)))
+    ids = [*ids_of(served, "cat", 3), *ids_of(served, "coffee", 2)]
+    few, many = ({id: str(i % 2) for i, id in enumerate(ids[:number])} for number in (4, 5))
+    _, action = prober.by_labels("p", False, "photos", few)
+    assert (action.path, len(action.json["items"])) == ("/api/v1/probes", 4)
+    _, action = prober.by_labels("p", False, "photos", many)
+    assert (action.path, action.json) == ("", None)
+    assert all(repr(id) in action.call for id in ids)
 
 
 def test_labels_are_texts_of_items(tmp_path):

@@ -11,7 +11,23 @@ import pytest
 from running_server import free_port, wait
 from typer.testing import CliRunner
 
+from app import gallery
 from nnclr_hub.cli.app import app as cli
+
+INSTALLED = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+# without site, Python reads no .pth file: the package is not found even where it is installed editable
+ALONE = """
+import runpy, sys
+from pathlib import Path
+space = Path(sys.argv[1])
+sys.modules["skimage"] = None  # as in the Space, whose requirements do not name it
+sys.path += sys.argv[2:]
+try:
+    runpy.run_path(str(space / "app.py"), run_name="__main__")
+finally:
+    own = [one.__file__ for name, one in sys.modules.items() if name.partition(".")[0] == "nnclr_hub"]
+    assert own and all(Path(file).is_relative_to(space) for file in own), own
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +55,18 @@ def test_it_holds_what_a_space_needs(space):
     assert not list(space.rglob("*.pyc"))
 
 
+def test_it_brings_the_photos_to_try(space, monkeypatch):
+    """Its requirements have no scikit-image, from which they come elsewhere."""
+    assert not [line for line in (space / "requirements.txt").read_text().splitlines() if "scikit" in line]
+    elsewhere = gallery.examples()
+    monkeypatch.setattr(gallery, "BESIDE", space / "nnclr_hub/app/examples")
+    there = gallery.examples()
+    assert list(there) == list(elsewhere) == ["a cat", "a person", "a rocket", "coffee"]
+    for name, path in there.items():
+        assert path.is_relative_to(space)
+        assert path.read_bytes() == elsewhere[name].read_bytes()
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     done = CliRunner().invoke(cli, ["space", str(tmp_path)])
@@ -50,18 +78,17 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 @pytest.mark.slow
 def test_it_runs_where_the_package_is_not_installed(space, tmp_path):
     """As a Space's machine runs it: the page answers, framed by the Hub alone, and nothing can be written."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHONPATH"))}
-    there = subprocess.run(
-        [sys.executable, "-P", "-c", "import nnclr_hub"], cwd=tmp_path, env=environment, capture_output=True
-    )
-    if there.returncode == 0:
-        pytest.skip("the package is installed here")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHON"))}
     port = free_port()
     environment |= {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", "SPACE_HOST": "me-it.hf.space"}
     log = tmp_path / "log"
     with log.open("w") as out:
         running = subprocess.Popen(
-            [sys.executable, "-P", str(space / "app.py")], cwd=tmp_path, env=environment, stdout=out, stderr=out
+            [sys.executable, "-I", "-S", "-c", ALONE, str(space), *INSTALLED],
+            cwd=tmp_path,
+            env=environment,
+            stdout=out,
+            stderr=out,
         )
     try:
         url = f"http://127.0.0.1:{port}"
@@ -71,6 +98,9 @@ def test_it_runs_where_the_package_is_not_installed(space, tmp_path):
         assert page.status_code == 200
         assert "frame-ancestors https://huggingface.co;" in page.headers["Content-Security-Policy"]
         assert httpx.get(f"{url}/ui/", headers={"Host": "elsewhere.example"}).status_code == 403
+        parts = httpx.get(f"{url}/ui/config", headers=forwarded, timeout=60).json()["components"]
+        [tries] = [part["props"]["value"] for part in parts if part["props"].get("elem_id") == "tries"]
+        assert len(tries) == 4
         [collection] = httpx.get(f"{url}/api/v1/collections").json()["collections"]
         assert collection["count"] == 300
         assert httpx.delete(f"{url}/api/v1/collections/{collection['name']}").status_code == 403
