@@ -15,7 +15,8 @@ from typing import Any
 
 import gradio as gr
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.searching import MAX_K
 
 from .filters import read_where, with_condition
@@ -72,12 +73,9 @@ class Steps:
     def start(self, fragment: str, past: dict[str, Query]) -> tuple[Any, ...]:
         """The link that was opened, or else the first collection; and the collections to choose from."""
         names = self.finder.names()
-        query = read_fragment(fragment if isinstance(fragment, str) else "")
-        if not query.collection and names:
-            query = replace(query, collection=names[0])
-        picked = gr.Dropdown(choices=names, value=query.collection or None)
+        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, names)
         keys = self.finder.keys(query.collection) if query.collection in names else []
-        return picked, gr.Dropdown(choices=keys), *self._shown(query, past)
+        return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
 
     def choose(self, collection: str | None, past: dict[str, Query]) -> tuple[Any, ...]:
         """Another collection, as it is; and its metadata keys."""
@@ -91,12 +89,8 @@ class Steps:
 
     def reopen(self, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """The query of a link that the browser went back to, with its picture if this session has it."""
-        fragment = str(event.fragment).removeprefix("#")
-        query = past.get(fragment) or read_fragment(fragment)
-        if not query.collection:
-            names = self.finder.names()
-            query = replace(query, collection=names[0] if names else "")
-        return gr.Dropdown(value=query.collection or None), *self._shown(query, past)
+        query, shown = self._linked(str(event.fragment), past, self.finder.names())
+        return gr.Dropdown(value=query.collection or None), *shown
 
     # ---- what to search by
 
@@ -171,6 +165,17 @@ class Steps:
         return self._shown(replace(query, more=left["more"], less=left["less"] if left["more"] else ()), past)
 
     # ---- inside
+
+    def _linked(self, fragment: str, past: dict[str, Query], names: list[str]) -> tuple[Query, tuple[Any, ...]]:
+        """The query of a link and what is shown of it; the first collection, where the link leads nowhere any more."""
+        first = Query(names[0] if names else "")
+        try:
+            query = past.get(fragment.removeprefix("#")) or read_fragment(fragment)
+            query = query if query.collection else replace(query, collection=first.collection)
+            return query, self._shown(query, past)
+        except NNCLRHubError as error:
+            gr.Warning(without_paths(str(error)), title="This link leads nowhere")
+            return first, self._shown(first, past)
 
     def _by_picture(self, path: Path, name: str, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:

@@ -97,9 +97,31 @@ def test_a_link_reopens_the_search_elsewhere(opened, pictures):
     other = opened(path=f"/ui/{link}")
     wait_for(other, "most similar")
     assert captions(other) == found
-    broken = opened(path="/ui/#collection=photos&more=v:!!!")
-    broken.wait_for_selector(".toast-body")
-    assert "link cannot be read" in broken.inner_text(".toast-body")
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ("collection=photos&more=v:!!!", "link cannot be read"),
+        ("collection=gone", "no collection"),
+        ("collection=photos&more=gone", "gone"),
+    ],
+)
+def test_a_dead_link_is_one_sentence_and_the_page_works(opened, pictures, link, sentence):
+    """As if there were no link: whether it was opened, or is come upon later; and Back does not end at it."""
+    page = opened(path=f"/ui/#{link}")
+    page.wait_for_selector(".toast-body")
+    assert sentence in page.inner_text(".toast-body")
+    wait_for(page, "24 of the 60 pictures in photos")
+    assert page.locator("#collection input").input_value() == "photos"
+    assert page.url.endswith("#collection=photos")
+    upload(page, pictures[5])
+    found = page.url
+    page.evaluate("link => { location.hash = link }", link)
+    wait_for(page, "24 of the 60 pictures in photos")
+    page.go_back()
+    wait_for(page, "most similar")
+    assert page.url == found
 
 
 @pytest.mark.slow
