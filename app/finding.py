@@ -21,7 +21,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.examples import Example, embed_examples, search_by_examples
 from nnclr_hub.workbench.privacy import public_metadata, public_where
 from nnclr_hub.workbench.searching import MAX_K
-from nnclr_hub.workbench.sources import Original, read_original
+from nnclr_hub.workbench.sources import Original, read_original, read_source
 
 from .page import Page
 from .queries import MOST_SAMPLES, Query, Sample
@@ -100,9 +100,14 @@ class Finder:
             raise InvalidRequest("A link holds what was computed of a picture, not the picture: give it again.")
         return decode_image(self.original(collection, sample.id).data)
 
-    def has_picture(self, sample: Sample) -> bool:
-        """Whether `picture` has something to give."""
-        return sample.id is not None or (sample.path is not None and sample.path.is_file())
+    def has_picture(self, collection: str, sample: Sample) -> bool:
+        """Whether `picture` has something to give: an item that was stored by its vector alone has no picture."""
+        if sample.id is None:
+            return sample.path is not None and sample.path.is_file()
+        [item] = self._bench.collection(collection).get([sample.id]) or [None]
+        if item is None:
+            return False
+        return item.thumbnail is not None or not isinstance(read_source(item.metadata, self._folders), str)
 
     def original(self, collection: str, id: str) -> Original:
         """The item's picture: its source file, or its thumbnail."""

@@ -19,19 +19,19 @@ from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.searching import MAX_K
 
+from .asked import ASKED, asked, sample_tiles
 from .filters import read_where, with_condition
 from .finding import Finder, Found, examples
 from .page import Page
 from .queries import FIRST, Box, Query, Sample, action_of, read_fragment
-from .widgets.drawing import checked_box, data_uri, picture_value
-from .widgets.tiles import Tile, shown, thumbnail_path, tile
+from .widgets.drawing import checked_box
+from .widgets.tiles import shown, tile
 
 REMEMBERED = 50  # queries that Back finds with their pictures
 NOTHING = (
     "There is nothing to search yet. **Make a collection** of your pictures on the tab Collections, or on this machine "
     "with `nnclr index PHOTOS --collection photos` while the server is stopped; then reload this page."
 )
-NO_PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'%3E%3C/svg%3E"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class View:
     address: Any
 
 
-ASKED = ("picker", "drawing", "another", "browse")
 FIELDS = tuple(one.name for one in fields(View))
 
 
@@ -199,47 +198,12 @@ class Steps:
             status=self._told(query, found),
             tiles=shown(tiles),
             next=gr.update(visible=found.has_more),
-            samples=shown(self._samples(query)),
+            samples=shown(sample_tiles(self.finder, query)),
             where=_pretty(query),
             address=link,
-            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else self._asked(query)),
+            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else asked(self.finder, query)),
         )
         return tuple(getattr(view, name) for name in FIELDS)
-
-    def _asked(self, query: Query) -> dict[str, Any]:
-        """The picture that is searched by, to draw on; or the place to give one."""
-        value = None
-        if len(query.more) == 1 and self.finder.has_picture(query.more[0]):
-            value = picture_value(self.finder.picture(query.collection, query.more[0]), box=query.more[0].box)
-        return {
-            "picker": gr.update(value=None, visible=not query.more),
-            "drawing": gr.update(value=value, visible=value is not None),
-            "another": gr.update(visible=bool(query.more)),
-            "browse": gr.update(visible=bool(query.more)),
-        }
-
-    def _samples(self, query: Query) -> list[Tile]:
-        """The examples, where there are several, or where one has no picture to draw on."""
-        if len(query.more) + len(query.less) < 2 and all(map(self.finder.has_picture, query.more)):
-            return []
-        sides = [("more", "+", query.more), ("less", "\N{MINUS SIGN}", query.less)]
-        return [
-            Tile(f"{side}:{i}", self._source(query.collection, one), f"{sign} {self._called(query.collection, one)}")
-            for side, sign, samples in sides
-            for i, one in enumerate(samples)
-        ]
-
-    def _called(self, collection: str, sample: Sample) -> str:
-        if sample.id is not None:
-            return tile(collection, sample.id, self.finder.metadata(collection, sample.id)).caption
-        return sample.name or "a picture"
-
-    def _source(self, collection: str, sample: Sample) -> str:
-        if sample.id is not None:
-            return thumbnail_path(collection, sample.id)
-        if self.finder.has_picture(sample):
-            return data_uri(self.finder.picture(collection, sample), 128)
-        return NO_PICTURE
 
     def _told(self, query: Query, found: Found) -> str:
         if not query.collection:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from app.finding import Finder
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Item
 from nnclr_hub.workbench import Encoders, Workbench
 
 pytestmark = pytest.mark.browser
@@ -122,6 +123,20 @@ def test_a_dead_link_is_one_sentence_and_the_page_works(opened, pictures, link, 
     page.go_back()
     wait_for(page, "most similar")
     assert page.url == found
+
+
+def test_an_item_without_a_picture_is_searched_by(opened, served):
+    """One that was stored by its vector alone: there is nothing to draw on, and its neighbours are found."""
+    there = served.bench.collection("photos")
+    there.upsert([Item("bare", there.scroll(limit=1).items[0].vector)])
+    try:
+        page = opened(path="/ui/#collection=photos&more=bare")
+        wait_for(page, "24 most similar of 61")
+        assert "bare" in page.inner_text("#samples .tile")
+        assert not page.is_visible("#query-picture")
+        assert page.locator("#samples img").get_attribute("src").startswith("data:")
+    finally:
+        served.bench.delete("photos", ["bare"])
 
 
 @pytest.mark.slow
