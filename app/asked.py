@@ -1,4 +1,4 @@
-"""Asked: what is searched by, as the search tab shows it: the picture to draw on, and the examples beside one another."""
+"""Asked: what is searched by, as the search tab shows it: a picture to draw on, or examples beside one another."""
 
 from __future__ import annotations
 

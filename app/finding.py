@@ -24,7 +24,7 @@ from nnclr_hub.workbench.searching import MAX_K
 from nnclr_hub.workbench.sources import Original, read_original, read_source
 
 from .page import Page
-from .queries import MOST_SAMPLES, Query, Sample
+from .queries import MOST_AT_A_TIME, MOST_SAMPLES, Query, Sample
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets run
 
@@ -64,13 +64,15 @@ class Finder:
         if not query.more:
             if query.less:
                 raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
-            page = self._bench.collection(query.collection).scroll(limit=query.k, where=query.where, with_vector=False)
+            page = self._bench.collection(query.collection).scroll(
+                limit=query.number, where=query.where, with_vector=False
+            )
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            return Found(hits, scored=False, has_more=page.cursor is not None and query.k < MAX_K)
+            return Found(hits, scored=False, has_more=page.cursor is not None and query.number < MAX_K)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
-        matches = search_by_examples(self._bench, query.collection, more, less, query.k, **query.options)
+        matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
-        return Found(hits, scored=True, has_more=len(hits) == query.k < MAX_K)
+        return Found(hits, scored=True, has_more=len(hits) == query.number < MAX_K)
 
     def embedded(self, collection: str, sample: Sample) -> Sample:
         """The sample with its vector, unless it is an item.
@@ -125,13 +127,16 @@ class Finder:
 
 
 def check(query: Query) -> None:
-    """Refuses what REST would.
+    """Refuses what REST would, and what the page's controls do not have.
 
     Raises:
         InvalidRequest: says what.
     """
-    if not 1 <= query.k <= MAX_K:
-        raise InvalidRequest(f"k={query.k} is not possible: ask for 1 to {MAX_K} neighbours.")
+    if not 1 <= query.k <= MOST_AT_A_TIME or not 1 <= query.pages <= MAX_K:
+        asked = f"k={query.k}" + (f" and pages={query.pages}" if query.pages != 1 else "")
+        raise InvalidRequest(
+            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} pictures at a time, and at most {MAX_K} of them."
+        )
     if len(query.more) + len(query.less) > MOST_SAMPLES:
         raise InvalidRequest(f"A search takes at most {MOST_SAMPLES} examples here: remove one before.")
     try:

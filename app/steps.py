@@ -17,13 +17,12 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.searching import MAX_K
 
 from .asked import ASKED, asked, sample_tiles
 from .filters import read_where, with_condition
 from .finding import Finder, Found, examples
 from .page import Page
-from .queries import FIRST, Box, Query, Sample, action_of, read_fragment
+from .queries import Box, Query, Sample, action_of, read_fragment
 from .widgets.drawing import checked_box
 from .widgets.tiles import shown, tile
 
@@ -49,6 +48,8 @@ class View:
     drawing: Any
     another: Any
     browse: Any
+    k: Any
+    above: Any
     where: Any
     address: Any
 
@@ -76,9 +77,9 @@ class Steps:
         keys = self.finder.keys(query.collection) if query.collection in names else []
         return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
 
-    def choose(self, collection: str | None, past: dict[str, Query]) -> tuple[Any, ...]:
+    def choose(self, collection: str | None, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """Another collection, as it is; and its metadata keys."""
-        query = Query(collection or "")
+        query = Query(collection or "", k=int(k))
         keys = self.finder.keys(query.collection) if query.collection else []
         return gr.Dropdown(choices=keys, value=None), *self._shown(query, past)
 
@@ -116,7 +117,7 @@ class Steps:
 
     def open(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
         """The neighbours of a picture that was clicked."""
-        return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k)), past)
+        return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k), pages=1), past)
 
     def more(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """More like this as well."""
@@ -138,8 +139,11 @@ class Steps:
     # ---- how
 
     def change(self, query: Query, past: dict[str, Query], k: float, above: str, where: str) -> tuple[Any, ...]:
-        """Another number, another least score, another filter."""
-        return self._shown(replace(query, k=int(k), above=_score(above), where=read_where(where)), past)
+        """Another number, another least score, another filter; nothing, if a field was only visited."""
+        asked = replace(query, k=int(k), above=_score(above), where=read_where(where))
+        if asked == replace(query, where=query.where or None):
+            return (gr.skip(),) * len(FIELDS)
+        return self._shown(replace(asked, pages=query.pages if asked.k == query.k else 1), past)
 
     def add_filter(
         self, query: Query, past: dict[str, Query], key: str | None, relation: str, value: str
@@ -152,7 +156,8 @@ class Steps:
 
     def next(self, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """As many again."""
-        return self._shown(replace(query, k=min(MAX_K, query.k + max(int(k), FIRST))), past, keep_drawing=True)
+        k = max(1, int(k))
+        return self._shown(replace(query, k=k, pages=query.number // k + 1), past, keep_drawing=True)
 
     def delete(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """Deletes what is selected, and shows the rest."""
@@ -180,7 +185,7 @@ class Steps:
         if not query.collection:
             raise InvalidRequest("There is no collection to search in yet: make one on the tab Collections.")
         sample = self.finder.embedded(query.collection, Sample(path=path, name=name))
-        return self._shown(replace(query, more=(sample,), less=(), k=int(k)), past)
+        return self._shown(replace(query, more=(sample,), less=(), k=int(k), pages=1), past)
 
     def _shown(self, query: Query, past: dict[str, Query], *, keep_drawing: bool = False) -> tuple[Any, ...]:
         """Finds, and says all of it; the picture that is drawn on stays where it is the same."""
@@ -199,6 +204,8 @@ class Steps:
             tiles=shown(tiles),
             next=gr.update(visible=found.has_more),
             samples=shown(sample_tiles(self.finder, query)),
+            k=query.k,
+            above="" if query.above is None else str(query.above),
             where=_pretty(query),
             address=link,
             **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else asked(self.finder, query)),
