@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,8 @@ def attention_call(image: str, targets: Sequence[str], query: Mapping[str, Any])
     if not targets:
         return f"{call}.overlay().save('map.png')"
     return f"[one.overlay().save(f'map-{{i}}.png') for i, one in enumerate({call})]"
+
+
+def original_path(collection: str, id: str) -> str:
+    """Where REST has an item's own picture."""
+    return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"

@@ -11,9 +11,8 @@ from nnclr_hub.encoder.attention import Query as Attended
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.workbench import Workbench
 
-from .actions import Action, attention_call
+from .actions import Action, attention_call, original_path
 from .finding import Finder
-from .originals import original_path
 from .queries import Query, Sample
 from .widgets.drawing import data_uri
 from .widgets.viewer import Shown, view

@@ -23,7 +23,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench.searching import MAX_K
 
-from .actions import Action
+from .actions import Action, original_path
 
 MOST_SAMPLES = 16
 FIRST, MOST_AT_A_TIME = 24, 100  # pictures shown
@@ -40,7 +40,8 @@ class Sample:
     vector: of a picture that is none, or of a box: (D,) little-endian float32 as base64.
     path: of a picture on this server's disk, an upload's or an example's; a link does not hold it.
     box: on the picture, in pixels.
-    name: of the person's file.
+    name: of the file.
+    lent: whether the person has no such file: the photo is one of ours to try, or was pasted or taken by the camera.
     """
 
     id: str | None = None
@@ -48,6 +49,7 @@ class Sample:
     path: Path | None = None
     box: Box | None = None
     name: str = ""
+    lent: bool = False
 
     @property
     def is_item(self) -> bool:
@@ -144,13 +146,18 @@ def action_of(query: Query) -> Action:
             return Action(
                 "POST", f"{path}/search", json={"id": first.id, **body}, call=f"{start}id={first.id!r}{extra})"
             )
-        if first.path is not None or first.id is not None:
+        if first.id is not None or (first.path is not None and not first.lent):
+            name = f"{first.id}.jpg" if first.id is not None else first.name
+            fetched = () if first.id is None else ((name, original_path(query.collection, first.id)),)
             box = {"box": list(first.box)} if first.box else {}
-            name = first.name or (first.path.name if first.path else f"{first.id}.jpg")
             more = f", box={tuple(first.box)!r}" if first.box else ""
-            call = f"{start}image=Path({name!r}){more}{extra})"
             return Action(
-                "POST", f"{path}/search", form={"query": {**box, **body}}, files=(("image", name),), call=call
+                "POST",
+                f"{path}/search",
+                form={"query": {**box, **body}},
+                files=(("image", name),),
+                fetched=fetched,
+                call=f"{start}image=Path({name!r}){more}{extra})",
             )
     body |= {"positive": [_json(one) for one in query.more]} | (
         {"negative": [_json(one) for one in query.less]} if query.less else {}

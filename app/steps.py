@@ -32,6 +32,8 @@ NOTHING = (
     "with `nnclr index PHOTOS --collection photos` while the server is stopped; then reload this page."
 )
 
+UNNAMED = re.compile(r"(clipboard|image|sample|webcam)\.\w+")  # what browsers and Gradio call what is pasted or taken
+
 
 @dataclass(frozen=True)
 class View:
@@ -98,14 +100,15 @@ class Steps:
         """A picture of one's own."""
         if path is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * len(FIELDS)
-        return self._by_picture(Path(path), Path(path).name, query, past, k)
+        sample = Sample(path=Path(path), name=Path(path).name, lent=bool(UNNAMED.fullmatch(Path(path).name)))
+        return self._by_picture(sample, query, past, k)
 
     def try_example(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
         """One of the photos that are there for it."""
         path = examples().get(str(event.id))
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
-        return self._by_picture(path, path.name, query, past, k)
+        return self._by_picture(Sample(path=path, name=path.name, lent=True), query, past, k)
 
     def box(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """A box on the picture, or the whole of it again."""
@@ -181,10 +184,10 @@ class Steps:
             gr.Warning(without_paths(str(error)), title="This link leads nowhere")
             return first, self._shown(first, past)
 
-    def _by_picture(self, path: Path, name: str, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+    def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
             raise InvalidRequest("There is no collection to search in yet: make one on the tab Collections.")
-        sample = self.finder.embedded(query.collection, Sample(path=path, name=name))
+        sample = self.finder.embedded(query.collection, sample)
         return self._shown(replace(query, more=(sample,), less=(), k=int(k), pages=1), past)
 
     def _shown(self, query: Query, past: dict[str, Query], *, keep_drawing: bool = False) -> tuple[Any, ...]:

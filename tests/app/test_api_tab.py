@@ -70,8 +70,12 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, why, fits."""
+    """One of each shape: a list, by an item, by a picture and a box, by several, by a picture that only
+    the server has and a box on one, odd quotes, a map, why, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
+    finder = Finder(Page(served.bench))
+    lent = finder.embedded("photos", Sample(path=pictures[5], name="chelsea.png", box=(2, 2, 30, 30), lent=True))
+    boxed = finder.embedded("photos", Sample(id=first, box=(2, 2, 30, 30)))
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
     return [
@@ -81,9 +85,11 @@ def actions(served, pictures) -> list[Action]:
             Query("photos", more=(Sample(path=pictures[5], name="it's; a.jpg", box=(2, 2, 30, 30)),), where=where)
         ),
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
+        action_of(Query("photos", more=(lent,))),
+        action_of(Query("photos", more=(boxed,))),
         predict_action("things", OWN),
         attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
-        why(served.bench, Finder(Page(served.bench)), Query("photos", more=(Sample(id=first),)), second)[1],
+        why(served.bench, finder, Query("photos", more=(Sample(id=first),)), second)[1],
         fit_folders_action("folders", True, at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
@@ -99,8 +105,16 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 9
+    assert len(printed.splitlines()) >= 11
     assert (tmp_path / "map-0.png").is_file()
+
+
+def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_path):
+    finder = Finder(Page(served.bench))
+    [first] = (item.id for item in served.bench.collection("photos").scroll(limit=1).items)
+    query = Query("photos", more=(finder.embedded("photos", Sample(id=first, box=(20, 20, 90, 90))),))
+    found = [match.id for match in finder.find(query).hits]
+    assert [one["id"] for one in in_shell(curl(action_of(query), served.url), tmp_path)["matches"]] == found
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):

@@ -7,11 +7,9 @@ import gradio as gr
 import numpy as np
 import pytest
 
-from app.finding import Found
-from app.page import Page, Terms
+from app.page import Page
 from app.queries import Query, Sample
 from app.steps import FIELDS, Steps
-from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
