@@ -31,11 +31,18 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets run
 
 @dataclass(frozen=True)
 class Found:
-    """What a query came to: its matches, or without examples items with the score None; and whether there are more."""
+    """What a query came to.
+
+    hits: its matches, or without examples items.
+    scored: whether there were examples.
+    has_more: whether there are more of them.
+    count: of all items in the collection.
+    """
 
     hits: list[Match]
     scored: bool
     has_more: bool
+    count: int = 0
 
 
 class Finder:
@@ -61,6 +68,7 @@ class Finder:
             InvalidRequest: a filter, a k or a number of examples that cannot be.
         """
         check(query)
+        count = self._bench.collection(query.collection).count()
         if not query.more:
             if query.less:
                 raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
@@ -68,11 +76,11 @@ class Finder:
                 limit=query.number, where=query.where, with_vector=False
             )
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            return Found(hits, scored=False, has_more=page.cursor is not None and query.number < MAX_K)
+            return Found(hits, scored=False, has_more=page.cursor is not None and query.number < MAX_K, count=count)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
         matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
-        return Found(hits, scored=True, has_more=len(hits) == query.number < MAX_K)
+        return Found(hits, scored=True, has_more=len(hits) == query.number < MAX_K, count=count)
 
     def embedded(self, collection: str, sample: Sample) -> Sample:
         """The sample with its vector, unless it is an item.

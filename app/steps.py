@@ -29,9 +29,11 @@ from .widgets.tiles import shown, tile
 REMEMBERED = 50  # queries that Back finds with their pictures
 NOTHING = (
     "There is nothing to search yet. **Make a collection** of your pictures on the tab Collections, or on this machine "
-    "with `nnclr index PHOTOS --collection photos` while the server is stopped; then reload this page."
+    "with `nnclr index PHOTOS --collection photos` while the server is stopped."
 )
-
+NOTHING_HERE = (
+    "There is nothing to search, and this server is read-only: its operator makes a collection with `nnclr index`."
+)
 UNNAMED = re.compile(r"(clipboard|image|sample|webcam)\.\w+")  # what browsers and Gradio call what is pasted or taken
 
 
@@ -84,6 +86,22 @@ class Steps:
         query = Query(collection or "", k=int(k))
         keys = self.finder.keys(query.collection) if query.collection else []
         return gr.Dropdown(choices=keys, value=None), *self._shown(query, past)
+
+    def refresh(self, query: Query, past: dict[str, Query], found: Found) -> tuple[Any, ...]:
+        """The collections that there are by now.
+
+        A search that is shown stays; a collection without one is shown anew if it holds more, or less, than before.
+        """
+        if not past:  # the page is only opening
+            return (gr.skip(),) * (len(FIELDS) + 2)
+        names = self.finder.names()
+        if query.collection not in names:
+            query = Query(names[0] if names else "", k=query.k)
+        elif found.hits and (found.scored or found.count == self._page.bench.collection(query.collection).count()):
+            return gr.Dropdown(choices=names), *(gr.skip(),) * (len(FIELDS) + 1)
+        keys = self.finder.keys(query.collection) if names else []
+        shown = self._shown(query, past, keep_drawing=bool(query.more))
+        return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
 
     def browse(self, query: Query, past: dict[str, Query]) -> tuple[Any, ...]:
         """The collection without a search, filtered as it was."""
@@ -186,7 +204,8 @@ class Steps:
 
     def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
-            raise InvalidRequest("There is no collection to search in yet: make one on the tab Collections.")
+            way = "make one on the tab Collections" if self._page.writable else "the operator of this server makes one"
+            raise InvalidRequest(f"There is no collection to search in yet: {way}.")
         sample = self.finder.embedded(query.collection, sample)
         return self._shown(replace(query, more=(sample,), less=(), k=int(k), pages=1), past)
 
@@ -217,18 +236,26 @@ class Steps:
 
     def _told(self, query: Query, found: Found) -> str:
         if not query.collection:
-            return NOTHING
-        name, count = plain(query.collection), self._page.bench.collection(query.collection).count()
+            return NOTHING if self._page.writable else NOTHING_HERE
+        name, count = plain(query.collection), found.count
         if not count:
-            return f"**{name}** is empty: add pictures to it on the tab Collections, then come back."
+            todo = "add pictures to it on the tab Collections" if self._page.writable else "its operator fills it"
+            return f"**{name}** is empty: {todo}."
         if not found.hits:
             return f"Nothing in **{name}** passes your filter or your least score: change or clear it, beside."
         if not found.scored:
             shown = f"{len(found.hits)} of the {count}" if len(found.hits) < count else f"All {count}"
             return f"{shown} pictures in **{name}**. Click one to find those like it, or give your own."
-        return (
-            f"The {len(found.hits)} most similar of {count} pictures in **{name}**; a score of 1 is the same picture."
-        )
+        told = f"The {len(found.hits)} most similar of {count} pictures in **{name}**"
+        return f"{told}; a score of 1 is the same picture." if _is_of_one_picture(query) else f"{told}."
+
+
+def _is_of_one_picture(query: Query) -> bool:
+    """Whether it is of one whole picture; of a link's vector nobody knows."""
+    if len(query.more) != 1 or query.less:
+        return False
+    [one] = query.more
+    return one.box is None and (one.id is not None or one.path is not None)
 
 
 def plain(text: str) -> str:

@@ -102,6 +102,7 @@ class SearchTab:
         do, now = self._steps, [self.query, self.past]
         out = [getattr(self, name) for name in FIELDS]
         page.on(page.blocks.load, do.start, [self.address, self.past], [self.collection, self.key, *out], js=HASH)
+        page.on(page.tab.select, do.refresh, [*now, self.hits], [self.collection, self.key, *out])
         page.on(
             self.collection.input, do.choose, [self.collection, self.past, self.k], [self.key, *out], **ONE_AT_A_TIME
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, until_shown, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_pictures
 from PIL import Image
 
 from app.finding import Finder
@@ -52,6 +52,7 @@ def ids(page) -> list[str]:
 
 
 def upload(page, path) -> None:
+    wait_for(page, "photos")  # a test is quicker than the page is there
     page.set_input_files("#query input[type=file]", str(path))
     wait_for(page, "most similar")
 
@@ -254,6 +255,11 @@ def test_why_shows_where_on_the_hit_the_query_is_found(opened, pictures):
     words = page.inner_text("#viewer dialog")
     assert "your box" in words
     assert "It looked at the file that was indexed" in words
+    page.keyboard.press("Escape")
+    page.locator("#tiles .more").first.click()
+    page.wait_for_selector("#samples .tile")
+    page.locator("#tiles .why").first.click()
+    wait_for(page, "your box (example 1 of 2)", "#viewer dialog")
 
 
 def test_the_original_is_the_file_while_it_is_the_same(opened, served, photos, pictures):
@@ -298,6 +304,38 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
     page.locator("#tiles .delete").click()
     wait_for(page, "of 60 pictures")
     assert served.bench.collection("photos").get(["throwaway"]) == []
+
+
+def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(opened, served, pictures):
+    """And a probe can be fitted on it; the search that was shown meanwhile stays."""
+    page = opened()
+    upload(page, pictures[5])
+    found, link = captions(page), page.url
+    try:
+        open_tab(page, "Collections")
+        page.fill("#new-name input, #new-name textarea", "album")
+        page.click("#create")
+        wait_for(page, "album is empty", "#shelf-status")
+        page.set_input_files("#intake .choose-files", [str(path) for path in pictures[:2]])
+        wait_for(page, "of 2 in album", "#shelf-status")
+        open_tab(page, "Search")
+        wait_for_choice(page, "#collection", "album")
+        assert (captions(page), page.url) == (found, link)
+        page.locator("[role=option]", has_text="album").click()
+        wait_for(page, "All 2 pictures in album")
+        open_tab(page, "Probe")
+        wait_for_choice(page, "#probe-collection", "album")
+    finally:
+        served.bench.drop("album")
+
+
+def wait_for_choice(page, picker: str, name: str) -> None:
+    """Until the picker offers it; leaves it open."""
+    until_shown(
+        page,
+        f"[role=option]:has-text('{name}')",
+        lambda: (page.locator(f"{picker} input").blur(), page.locator(f"{picker} input").click()),
+    )
 
 
 def test_labels_are_text_and_never_code(opened, served, pictures):

@@ -7,9 +7,9 @@ import gradio as gr
 import numpy as np
 import pytest
 
-from app.page import Page
+from app.page import Page, Terms
 from app.queries import Query, Sample
-from app.steps import FIELDS, Steps
+from app.steps import FIELDS, NOTHING, NOTHING_HERE, Steps
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
@@ -69,3 +69,57 @@ def test_a_number_that_the_controls_do_not_have_is_refused(steps, link):
     with pytest.warns(UserWarning, match="is not possible: show 1 to 100 pictures at a time"):
         shown = view(steps.start(f"collection=points&more=p00&{link}", {}))
     assert shown["query"] == Query("points")
+
+
+def test_what_cannot_be_done_is_not_advised(bench):
+    """On a read-only server nobody makes or fills a collection on the page."""
+    bench.store.create("empty", CollectionSpec(dim=4))
+    for read_only, way in ((False, "add pictures to it on the tab Collections"), (True, "its operator fills it")):
+        steps = Steps(Page(bench, Terms(read_only=read_only)))
+        assert view(steps.choose("empty", {}, 24))["status"] == f"**empty** is empty: {way}."
+        assert view(steps.choose(None, {}, 24))["status"] == (NOTHING_HERE if read_only else NOTHING)
+    assert "tab Collections" in NOTHING
+    assert "tab Collections" not in NOTHING_HERE
+
+
+@pytest.mark.parametrize(
+    ("link", "is_one"),
+    [
+        ("more=p00", True),
+        ("more=p00&more=p01", False),
+        ("more=p00&less=p01", False),
+        ("more=v:AACAPwAAAAAAAAAAAAAAAA", False),
+    ],
+)
+def test_a_score_of_1_is_explained_only_where_it_is_the_same_picture(steps, link, is_one):
+    """Of a vector nobody knows whether it is of a whole picture."""
+    status = view(steps.start(f"collection=points&{link}", {}))["status"]
+    assert "24 most similar of 60" in status
+    assert ("a score of 1 is the same picture" in status) is is_one
+
+
+def test_a_tab_that_is_come_back_to_knows_the_collections_there_are_by_now(bench, steps):
+    """What is searched stays; a collection that was filled, or has gone, is shown as it is by now."""
+
+    def refreshed(there: dict[str, Any]) -> tuple[list[str] | None, dict[str, Any]]:
+        picker, _, *values = steps.refresh(there["query"], there["past"], there["hits"])
+        names = [str(one[0]) for one in picker.choices] if isinstance(picker, gr.Dropdown) else None
+        return names, there if all(one == gr.skip() for one in values) else view(tuple(values))
+
+    opening = {"query": Query(), "past": {}, "hits": None}
+    assert refreshed(opening) == (None, opening)
+    searched = view(steps.start("collection=points&more=p00", {}))
+    bench.store.create("new", CollectionSpec(dim=4))
+    names, there = refreshed(searched)
+    assert (names, there) == (["points", "new"], searched)
+    empty = view(steps.choose("new", searched["past"], 24))
+    bench.collection("new").upsert([Item("a", np.ones(4, np.float32))])
+    filled = refreshed(empty)[1]
+    assert [hit.id for hit in filled["hits"].hits] == ["a"]
+    bench.collection("new").upsert([Item("b", np.ones(4, np.float32))])
+    fuller = refreshed(filled)[1]
+    assert "All 2 pictures" in fuller["status"]
+    assert refreshed(fuller)[1] is fuller
+    bench.drop("new")
+    names, there = refreshed(fuller)
+    assert (names, there["query"]) == (["points"], Query("points"))
