@@ -21,6 +21,7 @@ from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Item
 from nnclr_hub.workbench import Encoders, Workbench
 
 KEY = "writer-0123456789abcdef"
@@ -115,6 +116,24 @@ def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_
     query = Query("photos", more=(finder.embedded("photos", Sample(id=first, box=(20, 20, 90, 90))),))
     found = [match.id for match in finder.find(query).hits]
     assert [one["id"] for one in in_shell(curl(action_of(query), served.url), tmp_path)["matches"]] == found
+
+
+def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
+    """The part of the box that lies on the picture, of the first example that has one."""
+    there = served.bench.collection("photos")
+    [first, second] = there.scroll(limit=2).items
+    finder = Finder(Page(served.bench))
+    there.upsert([Item("bare", first.vector)])
+    try:
+        samples = (Sample(id="bare"), Sample(id=first.id, box=(-9, -9, 30, 5000)))
+        boxed, action = why(served.bench, finder, Query("photos", more=samples), second.id)
+        height = finder.picture("photos", samples[1]).height
+        assert action.form["query"]["box"] == [0, 0, 30, height]
+        assert "your box (example 2 of 2)" in boxed["note"]
+        whole, _ = why(served.bench, finder, Query("photos", more=(Sample(id=first.id),)), second.id)
+        assert "what it sees in the picture that you chose" in whole["note"]
+    finally:
+        served.bench.delete("photos", ["bare"])
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):

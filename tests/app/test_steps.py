@@ -1,14 +1,17 @@
 """Steps of the search tab without a browser, on items that have no pictures: what is to be shown after each."""
 
+import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 import numpy as np
 import pytest
+from PIL import Image
 
 from app.page import Page, Terms
-from app.queries import Query, Sample
+from app.queries import Query, Sample, action_of
 from app.steps import FIELDS, NOTHING, NOTHING_HERE, Steps
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -69,6 +72,18 @@ def test_a_number_that_the_controls_do_not_have_is_refused(steps, link):
     with pytest.warns(UserWarning, match="is not possible: show 1 to 100 pictures at a time"):
         shown = view(steps.start(f"collection=points&more=p00&{link}", {}))
     assert shown["query"] == Query("points")
+
+
+@pytest.mark.parametrize(("name", "lent"), [("cat.png", False), ("image.png", True), ("clipboard.png", True)])
+def test_a_picture_that_was_pasted_is_in_the_call_as_its_vector(steps, monkeypatch, tmp_path, name, lent):
+    """For there is no such file at the person's side."""
+    vector = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
+    monkeypatch.setattr(steps.finder, "embedded", lambda collection, sample: replace(sample, vector=vector))
+    Image.new("RGB", (8, 8)).save(tmp_path / name)
+    query = view(steps.upload(str(tmp_path / name), Query("points"), {}, 24))["query"]
+    action = action_of(query)
+    assert action.files == (() if lent else (("image", name),))
+    assert (vector in str(action.json)) is lent
 
 
 def test_what_cannot_be_done_is_not_advised(bench):
