@@ -73,3 +73,8 @@ def attention_call(image: str, targets: Sequence[str], query: Mapping[str, Any])
     if not targets:
         return f"{call}.overlay().save('map.png')"
     return f"[one.overlay().save(f'map-{{i}}.png') for i, one in enumerate({call})]"
+
+
+def original_path(collection: str, id: str) -> str:
+    """Where REST has an item's own picture."""
+    return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"

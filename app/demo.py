@@ -34,6 +34,6 @@ def build_demo(page: Page) -> gr.Blocks:
         gr.HTML(html_template=HEADER, elem_id="header")
         with gr.Tabs(elem_id="tabs"):
             for name, tab in TABS.items():
-                with gr.Tab(name, id=name.lower()):
+                with gr.Tab(name, id=name.lower()) as page.tab:
                     tab(page)
     return demo

@@ -20,21 +20,28 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.examples import Example, embed_examples, search_by_examples
 from nnclr_hub.workbench.privacy import public_metadata, public_where
 from nnclr_hub.workbench.searching import MAX_K
-from nnclr_hub.workbench.sources import Original, read_original
+from nnclr_hub.workbench.sources import Original, read_original, read_source
 
 from .page import Page
-from .queries import MOST_SAMPLES, Query, Sample
+from .queries import MOST_AT_A_TIME, MOST_SAMPLES, Query, Sample
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets run
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a query came to: its matches, or without examples items with the score None; and whether there are more."""
+    """What a query came to.
+
+    hits: its matches, or without examples items.
+    scored: whether there were examples.
+    has_more: whether there are more of them.
+    count: of all items in the collection.
+    """
 
     hits: list[Match]
     scored: bool
     has_more: bool
+    count: int = 0
 
 
 class Finder:
@@ -60,16 +67,19 @@ class Finder:
             InvalidRequest: a filter, a k or a number of examples that cannot be.
         """
         check(query)
+        count = self._bench.collection(query.collection).count()
         if not query.more:
             if query.less:
                 raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
-            page = self._bench.collection(query.collection).scroll(limit=query.k, where=query.where, with_vector=False)
+            page = self._bench.collection(query.collection).scroll(
+                limit=query.number, where=query.where, with_vector=False
+            )
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            return Found(hits, scored=False, has_more=page.cursor is not None and query.k < MAX_K)
+            return Found(hits, scored=False, has_more=page.cursor is not None and query.number < MAX_K, count=count)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
-        matches = search_by_examples(self._bench, query.collection, more, less, query.k, **query.options)
+        matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
-        return Found(hits, scored=True, has_more=len(hits) == query.k < MAX_K)
+        return Found(hits, scored=True, has_more=len(hits) == query.number < MAX_K, count=count)
 
     def embedded(self, collection: str, sample: Sample) -> Sample:
         """The sample with its vector, unless it is an item.
@@ -99,9 +109,14 @@ class Finder:
             raise InvalidRequest("A link holds what was computed of a picture, not the picture: give it again.")
         return decode_image(self.original(collection, sample.id).data)
 
-    def has_picture(self, sample: Sample) -> bool:
-        """Whether `picture` has something to give."""
-        return sample.id is not None or (sample.path is not None and sample.path.is_file())
+    def has_picture(self, collection: str, sample: Sample) -> bool:
+        """Whether `picture` has something to give: an item that was stored by its vector alone has no picture."""
+        if sample.id is None:
+            return sample.path is not None and sample.path.is_file()
+        [item] = self._bench.collection(collection).get([sample.id]) or [None]
+        if item is None:
+            return False
+        return item.thumbnail is not None or not isinstance(read_source(item.metadata, self._folders), str)
 
     def original(self, collection: str, id: str) -> Original:
         """The item's picture: its source file, or its thumbnail."""
@@ -119,13 +134,16 @@ class Finder:
 
 
 def check(query: Query) -> None:
-    """Refuses what REST would.
+    """Refuses what REST would, and what the page's controls do not have.
 
     Raises:
         InvalidRequest: says what.
     """
-    if not 1 <= query.k <= MAX_K:
-        raise InvalidRequest(f"k={query.k} is not possible: ask for 1 to {MAX_K} neighbours.")
+    if not 1 <= query.k <= MOST_AT_A_TIME or not 1 <= query.pages <= MAX_K:
+        asked = f"k={query.k}" + (f" and pages={query.pages}" if query.pages != 1 else "")
+        raise InvalidRequest(
+            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} pictures at a time, and at most {MAX_K} of them."
+        )
     if len(query.more) + len(query.less) > MOST_SAMPLES:
         raise InvalidRequest(f"A search takes at most {MOST_SAMPLES} examples here: remove one before.")
     try:

@@ -11,9 +11,8 @@ from nnclr_hub.encoder.attention import Query as Attended
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.workbench import Workbench
 
-from .actions import Action, attention_call
+from .actions import Action, attention_call, original_path
 from .finding import Finder
-from .originals import original_path
 from .queries import Query, Sample
 from .widgets.drawing import data_uri
 from .widgets.viewer import Shown, view
@@ -28,20 +27,23 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
         InvalidRequest: a link holds no picture, or the encoder has no attention.
         ImageError, ItemNotFound, FingerprintMismatch.
     """
-    sample = query.more[0] if query.more else Sample(id=id)
+    place, sample = _looked_for(finder, query, id)
     asked = finder.picture(query.collection, sample)
     original = finder.original(query.collection, id)
     embedder = bench.embedder_of(bench.collection(query.collection))
-    box = None if sample.box is None else BoxQuery(*_inside(sample.box, asked.size))
+    inside = None if sample.box is None else _inside(sample.box, asked.size)
+    box = None if inside is None else BoxQuery(*inside)
     [seen] = maps_of(embedder, asked, box, [original.data], max_side=SIDE)
-    what = "your box" if box else "your picture"
+    picked = "the picture that you chose" if query.more else "the whole of it"
+    what = "your box" if box else "your picture" if sample.id is None else picked
+    what += f" (example {place} of {len(query.more)})" if len(query.more) > 1 else ""
     looked_at = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
     note = (
         f"Bright is where the encoder finds on this picture what it sees in {what}; dark is where it does not. "
         f"It looked at {looked_at}."
     )
     pictures = [Shown(data_uri(asked, SIDE), what), Shown(data_uri(seen.overlay(), SIDE), "what was found")]
-    asks = {"collection": query.collection, "max_side": SIDE, **({"box": list(sample.box)} if sample.box else {})}
+    asks = {"collection": query.collection, "max_side": SIDE, **({"box": list(inside)} if inside else {})}
     theirs = [one for one in (sample.id, id) if one is not None]
     fetched = tuple((f"{one}.jpg", original_path(query.collection, one)) for one in dict.fromkeys(theirs))
     name = f"{sample.id}.jpg" if sample.id is not None else sample.name
@@ -70,6 +72,13 @@ def maps_beside(
     if others:
         maps += maps_of(embedder, image, query, others, **options)
     return on_one_scale(maps) if len({one.kind for one in maps}) == 1 else maps
+
+
+def _looked_for(finder: Finder, query: Query, id: str) -> tuple[int, Sample]:
+    """The first example that has a picture, and its place from 1; where there is no search, the picture itself."""
+    samples = query.more or (Sample(id=id),)
+    seen = ((i, one) for i, one in enumerate(samples, 1) if finder.has_picture(query.collection, one))
+    return next(seen, (1, samples[0]))
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
+from .actions import original_path
 from .finding import Finder
 from .widgets.viewer import Shown, view
 
@@ -23,8 +23,3 @@ def original_view(finder: Finder, collection: str, id: str) -> dict[str, Any]:
     kept = finder.metadata(collection, id)
     facts = {"id": id, **{name: value for name, value in kept.items() if name not in INTERNAL}}
     return view("The original" if original.of == "source" else "The thumbnail", [Shown(path, of, path)], facts=facts)
-
-
-def original_path(collection: str, id: str) -> str:
-    """Where REST has it."""
-    return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"

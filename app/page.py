@@ -75,10 +75,12 @@ class Page:
         """Makes what all tabs share; called once, inside the open gr.Blocks and outside of every tab.
 
         blocks: for `page.on(page.blocks.load, ...)`.
+        tab: the one that is being built, for `page.on(page.tab.select, ...)`: what another tab did is seen then.
         last: what was done last, for the API tab.
         kept: a dict that the browser keeps over a reload, such as the ids of running jobs; secret it is not.
         """
         self.blocks = blocks
+        self.tab: gr.Tab
         self.last = gr.State(None)
         self.kept = gr.BrowserState({}, storage_key="nnclr_hub", secret="nnclr_hub")
 

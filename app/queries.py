@@ -21,11 +21,12 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench.searching import MAX_K
 
-from .actions import Action
+from .actions import Action, original_path
 
 MOST_SAMPLES = 16
-FIRST = 24  # pictures shown
+FIRST, MOST_AT_A_TIME = 24, 100  # pictures shown
 MOST_FIELDS = MOST_SAMPLES + 8  # of a link
 BY_VECTOR = "v:"  # what no id begins with
 Box = tuple[float, float, float, float]
@@ -39,7 +40,8 @@ class Sample:
     vector: of a picture that is none, or of a box: (D,) little-endian float32 as base64.
     path: of a picture on this server's disk, an upload's or an example's; a link does not hold it.
     box: on the picture, in pixels.
-    name: of the person's file.
+    name: of the file.
+    lent: whether the person has no such file: the photo is one of ours to try, or was pasted or taken by the camera.
     """
 
     id: str | None = None
@@ -47,6 +49,7 @@ class Sample:
     path: Path | None = None
     box: Box | None = None
     name: str = ""
+    lent: bool = False
 
     @property
     def is_item(self) -> bool:
@@ -63,7 +66,8 @@ class Query:
     """See the module.
 
     more, less: to be near to, and away from; without any the collection is shown as it is.
-    k: how many to show.
+    k: how many to show at a time.
+    pages: how many times as many are shown.
     where: filter, as in REST.
     above: scores that are lower are left out.
     """
@@ -72,6 +76,7 @@ class Query:
     more: tuple[Sample, ...] = ()
     less: tuple[Sample, ...] = ()
     k: int = FIRST
+    pages: int = 1
     where: Mapping[str, Any] | None = field(default=None, hash=False)
     above: float | None = None
 
@@ -80,9 +85,15 @@ class Query:
         pairs = [("collection", self.collection)] if self.collection else []
         pairs += [("more", _text(one)) for one in self.more] + [("less", _text(one)) for one in self.less]
         pairs += [("k", str(self.k))] if self.k != FIRST else []
+        pairs += [("pages", str(self.pages))] if self.pages != 1 else []
         pairs += [("where", json.dumps(self.where, separators=(",", ":")))] if self.where else []
-        pairs += [("above", f"{self.above:g}")] if self.above is not None else []
+        pairs += [("above", str(self.above))] if self.above is not None else []
         return urlencode(pairs, safe=":~", quote_via=quote)
+
+    @property
+    def number(self) -> int:
+        """How many are shown, if there are as many."""
+        return min(MAX_K, self.k * self.pages)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -107,6 +118,7 @@ def read_fragment(fragment: str) -> Query:
             more=tuple(map(_sample, given.pop("more", []))),
             less=tuple(map(_sample, given.pop("less", []))),
             k=int(given.pop("k", [str(FIRST)])[-1]),
+            pages=int(given.pop("pages", ["1"])[-1]),
             where=json.loads(given.pop("where", ["null"])[-1]),
             above=above[-1] if above else None,
         )
@@ -121,11 +133,11 @@ def action_of(query: Query) -> Action:
     """The REST call that finds the same."""
     path = f"/api/v1/collections/{quote(query.collection, safe='')}"
     if not query.more:
-        page = {"limit": str(query.k)} | ({"where": json.dumps(query.where)} if query.where else {})
+        page = {"limit": str(query.number)} | ({"where": json.dumps(query.where)} if query.where else {})
         extra = f", where={dict(query.where)!r}" if query.where else ""
-        call = f"client.collection({query.collection!r}).scroll(limit={query.k}{extra})"
+        call = f"client.collection({query.collection!r}).scroll(limit={query.number}{extra})"
         return Action("GET", f"{path}/items?{urlencode(page)}", call=call)
-    body: dict[str, Any] = {"k": query.k, **query.options}
+    body: dict[str, Any] = {"k": query.number, **query.options}
     [first, *others] = query.more
     if not others and not query.less:
         extra = "".join(f", {name}={value!r}" for name, value in body.items())
@@ -134,13 +146,18 @@ def action_of(query: Query) -> Action:
             return Action(
                 "POST", f"{path}/search", json={"id": first.id, **body}, call=f"{start}id={first.id!r}{extra})"
             )
-        if first.path is not None or first.id is not None:
+        if first.id is not None or (first.path is not None and not first.lent):
+            name = f"{first.id}.jpg" if first.id is not None else first.name
+            fetched = () if first.id is None else ((name, original_path(query.collection, first.id)),)
             box = {"box": list(first.box)} if first.box else {}
-            name = first.name or (first.path.name if first.path else f"{first.id}.jpg")
             more = f", box={tuple(first.box)!r}" if first.box else ""
-            call = f"{start}image=Path({name!r}){more}{extra})"
             return Action(
-                "POST", f"{path}/search", form={"query": {**box, **body}}, files=(("image", name),), call=call
+                "POST",
+                f"{path}/search",
+                form={"query": {**box, **body}},
+                files=(("image", name),),
+                fetched=fetched,
+                call=f"{start}image=Path({name!r}){more}{extra})",
             )
     body |= {"positive": [_json(one) for one in query.more]} | (
         {"negative": [_json(one) for one in query.less]} if query.less else {}

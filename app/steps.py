@@ -15,24 +15,28 @@ from typing import Any
 
 import gradio as gr
 
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.searching import MAX_K
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.workbench.privacy import without_paths
 
 from .actions import deletion
+from .asked import ASKED, asked, sample_tiles
 from .filters import read_where, with_condition
 from .finding import Finder, Found
 from .gallery import examples
 from .page import Page
-from .queries import FIRST, Box, Query, Sample, action_of, read_fragment
-from .widgets.drawing import checked_box, data_uri, picture_value
-from .widgets.tiles import Tile, shown, thumbnail_path, tile
+from .queries import Box, Query, Sample, action_of, read_fragment
+from .widgets.drawing import checked_box
+from .widgets.tiles import shown, tile
 
 REMEMBERED = 50  # queries that Back finds with their pictures
 NOTHING = (
     "There is nothing to search yet. **Make a collection** of your pictures on the tab Collections, or on this machine "
-    "with `nnclr index PHOTOS --collection photos` while the server is stopped; then reload this page."
+    "with `nnclr index PHOTOS --collection photos` while the server is stopped."
 )
-NO_PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'%3E%3C/svg%3E"
+NOTHING_HERE = (
+    "There is nothing to search, and this server is read-only: its operator makes a collection with `nnclr index`."
+)
+UNNAMED = re.compile(r"(clipboard|image|sample|webcam)\.\w+")  # what browsers and Gradio call what is pasted or taken
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ class View:
     drawing: Any
     another: Any
     browse: Any
+    k: Any
+    above: Any
     where: Any
     address: Any
 
 
-ASKED = ("picker", "drawing", "another", "browse")
 FIELDS = tuple(one.name for one in fields(View))
 
 
@@ -74,18 +79,31 @@ class Steps:
     def start(self, fragment: str, past: dict[str, Query]) -> tuple[Any, ...]:
         """The link that was opened, or else the first collection; and the collections to choose from."""
         names = self.finder.names()
-        query = read_fragment(fragment if isinstance(fragment, str) else "")
-        if not query.collection and names:
-            query = replace(query, collection=names[0])
-        picked = gr.Dropdown(choices=names, value=query.collection or None)
+        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, names)
         keys = self.finder.keys(query.collection) if query.collection in names else []
-        return picked, gr.Dropdown(choices=keys), *self._shown(query, past)
+        return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
 
-    def choose(self, collection: str | None, past: dict[str, Query]) -> tuple[Any, ...]:
+    def choose(self, collection: str | None, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """Another collection, as it is; and its metadata keys."""
-        query = Query(collection or "")
+        query = Query(collection or "", k=int(k))
         keys = self.finder.keys(query.collection) if query.collection else []
         return gr.Dropdown(choices=keys, value=None), *self._shown(query, past)
+
+    def refresh(self, query: Query, past: dict[str, Query], found: Found) -> tuple[Any, ...]:
+        """The collections that there are by now.
+
+        A search that is shown stays; a collection without one is shown anew if it holds more, or less, than before.
+        """
+        if not past:  # the page is only opening
+            return (gr.skip(),) * (len(FIELDS) + 2)
+        names = self.finder.names()
+        if query.collection not in names:
+            query = Query(names[0] if names else "", k=query.k)
+        elif found.hits and (found.scored or found.count == self._page.bench.collection(query.collection).count()):
+            return gr.Dropdown(choices=names), *(gr.skip(),) * (len(FIELDS) + 1)
+        keys = self.finder.keys(query.collection) if names else []
+        shown = self._shown(query, past, keep_drawing=bool(query.more))
+        return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
 
     def browse(self, query: Query, past: dict[str, Query]) -> tuple[Any, ...]:
         """The collection without a search, filtered as it was."""
@@ -93,12 +111,8 @@ class Steps:
 
     def reopen(self, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """The query of a link that the browser went back to, with its picture if this session has it."""
-        fragment = str(event.fragment).removeprefix("#")
-        query = past.get(fragment) or read_fragment(fragment)
-        if not query.collection:
-            names = self.finder.names()
-            query = replace(query, collection=names[0] if names else "")
-        return gr.Dropdown(value=query.collection or None), *self._shown(query, past)
+        query, shown = self._linked(str(event.fragment), past, self.finder.names())
+        return gr.Dropdown(value=query.collection or None), *shown
 
     # ---- what to search by
 
@@ -106,14 +120,15 @@ class Steps:
         """A picture of one's own."""
         if path is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * len(FIELDS)
-        return self._by_picture(Path(path), Path(path).name, query, past, k)
+        sample = Sample(path=Path(path), name=Path(path).name, lent=bool(UNNAMED.fullmatch(Path(path).name)))
+        return self._by_picture(sample, query, past, k)
 
     def try_example(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
         """One of the photos that are there for it."""
         path = examples().get(str(event.id))
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
-        return self._by_picture(path, path.name, query, past, k)
+        return self._by_picture(Sample(path=path, name=path.name, lent=True), query, past, k)
 
     def box(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """A box on the picture, or the whole of it again."""
@@ -125,7 +140,7 @@ class Steps:
 
     def open(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
         """The neighbours of a picture that was clicked."""
-        return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k)), past)
+        return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k), pages=1), past)
 
     def more(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """More like this as well."""
@@ -147,8 +162,11 @@ class Steps:
     # ---- how
 
     def change(self, query: Query, past: dict[str, Query], k: float, above: str, where: str) -> tuple[Any, ...]:
-        """Another number, another least score, another filter."""
-        return self._shown(replace(query, k=int(k), above=_score(above), where=read_where(where)), past)
+        """Another number, another least score, another filter; nothing, if a field was only visited."""
+        asked = replace(query, k=int(k), above=_score(above), where=read_where(where))
+        if asked == replace(query, where=query.where or None):
+            return (gr.skip(),) * len(FIELDS)
+        return self._shown(replace(asked, pages=query.pages if asked.k == query.k else 1), past)
 
     def add_filter(
         self, query: Query, past: dict[str, Query], key: str | None, relation: str, value: str
@@ -161,7 +179,8 @@ class Steps:
 
     def next(self, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """As many again."""
-        return self._shown(replace(query, k=min(MAX_K, query.k + max(int(k), FIRST))), past, keep_drawing=True)
+        k = max(1, int(k))
+        return self._shown(replace(query, k=k, pages=query.number // k + 1), past, keep_drawing=True)
 
     def delete(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
         """Deletes what is selected, and shows the rest."""
@@ -177,11 +196,23 @@ class Steps:
 
     # ---- inside
 
-    def _by_picture(self, path: Path, name: str, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+    def _linked(self, fragment: str, past: dict[str, Query], names: list[str]) -> tuple[Query, tuple[Any, ...]]:
+        """The query of a link and what is shown of it; the first collection, where the link leads nowhere any more."""
+        first = Query(names[0] if names else "")
+        try:
+            query = past.get(fragment.removeprefix("#")) or read_fragment(fragment)
+            query = query if query.collection else replace(query, collection=first.collection)
+            return query, self._shown(query, past)
+        except NNCLRHubError as error:
+            gr.Warning(without_paths(str(error)), title="This link leads nowhere")
+            return first, self._shown(first, past)
+
+    def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
-            raise InvalidRequest("There is no collection to search in yet: make one on the tab Collections.")
-        sample = self.finder.embedded(query.collection, Sample(path=path, name=name))
-        return self._shown(replace(query, more=(sample,), less=(), k=int(k)), past)
+            way = "make one on the tab Collections" if self._page.writable else "the operator of this server makes one"
+            raise InvalidRequest(f"There is no collection to search in yet: {way}.")
+        sample = self.finder.embedded(query.collection, sample)
+        return self._shown(replace(query, more=(sample,), less=(), k=int(k), pages=1), past)
 
     def _shown(self, query: Query, past: dict[str, Query], *, keep_drawing: bool = False) -> tuple[Any, ...]:
         """Finds, and says all of it; the picture that is drawn on stays where it is the same."""
@@ -199,62 +230,37 @@ class Steps:
             status=self._told(query, found),
             tiles=shown(tiles),
             next=gr.update(visible=found.has_more),
-            samples=shown(self._samples(query)),
+            samples=shown(sample_tiles(self.finder, query)),
+            k=query.k,
+            above="" if query.above is None else str(query.above),
             where=_pretty(query),
             address=link,
-            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else self._asked(query)),
+            **(dict.fromkeys(ASKED, gr.skip()) if keep_drawing else asked(self.finder, query)),
         )
         return tuple(getattr(view, name) for name in FIELDS)
 
-    def _asked(self, query: Query) -> dict[str, Any]:
-        """The picture that is searched by, to draw on; or the place to give one."""
-        value = None
-        if len(query.more) == 1 and self.finder.has_picture(query.more[0]):
-            value = picture_value(self.finder.picture(query.collection, query.more[0]), box=query.more[0].box)
-        return {
-            "picker": gr.update(value=None, visible=not query.more),
-            "drawing": gr.update(value=value, visible=value is not None),
-            "another": gr.update(visible=bool(query.more)),
-            "browse": gr.update(visible=bool(query.more)),
-        }
-
-    def _samples(self, query: Query) -> list[Tile]:
-        """The examples, where there are several, or where one has no picture to draw on."""
-        if len(query.more) + len(query.less) < 2 and all(map(self.finder.has_picture, query.more)):
-            return []
-        sides = [("more", "+", query.more), ("less", "\N{MINUS SIGN}", query.less)]
-        return [
-            Tile(f"{side}:{i}", self._source(query.collection, one), f"{sign} {self._called(query.collection, one)}")
-            for side, sign, samples in sides
-            for i, one in enumerate(samples)
-        ]
-
-    def _called(self, collection: str, sample: Sample) -> str:
-        if sample.id is not None:
-            return tile(collection, sample.id, self.finder.metadata(collection, sample.id)).caption
-        return sample.name or "a picture"
-
-    def _source(self, collection: str, sample: Sample) -> str:
-        if sample.id is not None:
-            return thumbnail_path(collection, sample.id)
-        if self.finder.has_picture(sample):
-            return data_uri(self.finder.picture(collection, sample), 128)
-        return NO_PICTURE
-
     def _told(self, query: Query, found: Found) -> str:
         if not query.collection:
-            return NOTHING
-        name, count = plain(query.collection), self._page.bench.collection(query.collection).count()
+            return NOTHING if self._page.writable else NOTHING_HERE
+        name, count = plain(query.collection), found.count
         if not count:
-            return f"**{name}** is empty: add pictures to it on the tab Collections, then come back."
+            todo = "add pictures to it on the tab Collections" if self._page.writable else "its operator fills it"
+            return f"**{name}** is empty: {todo}."
         if not found.hits:
             return f"Nothing in **{name}** passes your filter or your least score: change or clear it, beside."
         if not found.scored:
             shown = f"{len(found.hits)} of the {count}" if len(found.hits) < count else f"All {count}"
             return f"{shown} pictures in **{name}**. Click one to find those like it, or give your own."
-        return (
-            f"The {len(found.hits)} most similar of {count} pictures in **{name}**; a score of 1 is the same picture."
-        )
+        told = f"The {len(found.hits)} most similar of {count} pictures in **{name}**"
+        return f"{told}; a score of 1 is the same picture." if _is_of_one_picture(query) else f"{told}."
+
+
+def _is_of_one_picture(query: Query) -> bool:
+    """Whether it is of one whole picture; of a link's vector nobody knows."""
+    if len(query.more) != 1 or query.less:
+        return False
+    [one] = query.more
+    return one.box is None and (one.id is not None or one.path is not None)
 
 
 def plain(text: str) -> str:

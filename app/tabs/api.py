@@ -36,7 +36,8 @@ class ApiTab:
             return NOTHING, []
         base = origin if isinstance(origin, str) and _ADDRESS.fullmatch(origin) else "http://127.0.0.1:8000"
         key = self._page.terms.keys
-        told = "The file stands there by its name: run it in the folder where the file lies." if last.files else ""
+        theirs = {file for _, file in last.files} - {file for file, _ in last.fetched}
+        told = "The file stands there by its name: run it in the folder where the file lies." if theirs else ""
         told = "Run it in the folder that holds your class folders." if last.body else told
         told = last.where or told
         told += " Put your key into the variable NNCLR_API_KEY first." if key else ""

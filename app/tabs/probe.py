@@ -105,6 +105,8 @@ class ProbeTab:
             return
         source = [self.collection, self.field, self.labeller]
         page.on(page.blocks.load, self._start_fitting, page.kept, [*source, self.status, self.timer])
+        there = [self.collection, self.labeller, self.status]
+        page.on(page.tab.select, self._refresh, there, [*source, self.status])
         page.on(self.collection.input, self._choose_collection, self.collection, source[1:], **ONE_AT_A_TIME)
         ways = [self.collection, self.field, self.csv, self.labeller, self.intake, self.waiting]
         page.on(self.way.input, self._choose_way, [self.way, page.kept], ways)
@@ -128,6 +130,16 @@ class ProbeTab:
         status = "" if names else NOTHING
         running = self._job(kept) is not None
         return picked, fields, wall, "Looking after your probe ..." if running else status, gr.Timer(active=running)
+
+    def _refresh(self, collection: str | None, wall: Any, status: str) -> tuple[Any, ...]:
+        """The collections that there are by now; what is labelled stays."""
+        names = self._finder.names()
+        if isinstance(wall, dict) and wall.get("tiles") and collection in names:
+            return gr.Dropdown(choices=names), gr.skip(), gr.skip(), gr.skip()
+        chosen = collection if collection in names else next(iter(names), None)
+        fields, wall = self._choose_collection(chosen)
+        told = NOTHING if not names else "" if status == NOTHING else gr.skip()
+        return gr.Dropdown(choices=names, value=chosen), fields, wall, told
 
     def _choose_collection(self, collection: str | None) -> tuple[Any, ...]:
         if not collection:

@@ -12,7 +12,7 @@ from ..gallery import examples
 from ..looking import why
 from ..originals import original_view
 from ..page import Page
-from ..queries import FIRST, Query
+from ..queries import FIRST, MOST_AT_A_TIME, Query
 from ..steps import FIELDS, Steps
 from ..widgets.address import Address
 from ..widgets.download import Download, file_value
@@ -58,7 +58,14 @@ class SearchTab:
         self.tries = Tiles(shown([Tile(name, _small(path), name) for name, path in photos.items()]), elem_id="tries")
         with gr.Accordion("Narrow it down", open=False, elem_id="narrow"):
             self.k = gr.Slider(
-                1, 100, value=FIRST, step=1, label="How many at a time", elem_id="k", interactive=True, buttons=[]
+                1,
+                MOST_AT_A_TIME,
+                value=FIRST,
+                step=1,
+                label="How many at a time",
+                elem_id="k",
+                interactive=True,
+                buttons=[],
             )
             self.above = gr.Textbox(
                 "", label="Least score", placeholder="all", max_lines=1, elem_id="above", interactive=True
@@ -96,7 +103,10 @@ class SearchTab:
         do, now = self._steps, [self.query, self.past]
         out = [getattr(self, name) for name in FIELDS]
         page.on(page.blocks.load, do.start, [self.address, self.past], [self.collection, self.key, *out], js=HASH)
-        page.on(self.collection.input, do.choose, [self.collection, self.past], [self.key, *out], **ONE_AT_A_TIME)
+        page.on(page.tab.select, do.refresh, [*now, self.hits], [self.collection, self.key, *out])
+        page.on(
+            self.collection.input, do.choose, [self.collection, self.past, self.k], [self.key, *out], **ONE_AT_A_TIME
+        )
         page.on(self.address.back, do.reopen, [self.past], [self.collection, *out], **ONE_AT_A_TIME)
         page.on(self.picker.input, do.upload, [self.picker, *now, self.k], out)
         page.on(self.tries.open, do.try_example, [*now, self.k], out, **ONE_AT_A_TIME)

@@ -15,17 +15,18 @@ async function copyLink() {
   setTimeout(() => { told.textContent = ''; }, 3000);
 }
 
-let first = true;
+let first = true; // what is shown next takes the place of the link that was opened, or gone back to
 drawn(fragment => {
   const there = location.hash.replace(/^#/, '');
   if (fragment && fragment !== there) {
     const link = location.pathname + location.search + '#' + fragment;
-    first ? history.replaceState(0, '', link) : history.pushState((history.state ?? 0) + 1, '', link);
+    first ? history.replaceState(history.state ?? 0, '', link) : history.pushState((history.state ?? 0) + 1, '', link);
   }
   if (fragment) first = false;
   back.hidden = !history.state; // how many of our own entries lie behind
 });
 window.addEventListener('popstate', () => {
   back.hidden = !history.state;
+  first = true;
   trigger('back', {fragment: location.hash});
 });

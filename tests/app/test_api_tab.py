@@ -24,7 +24,7 @@ from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.staging import stage
 
@@ -75,8 +75,12 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, odd quotes, a map, why, fits."""
+    """One of each shape: a list, by an item, by a picture and a box, by several, by a picture that only
+    the server has and a box on one, odd quotes, a map, why, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
+    finder = Finder(Page(served.bench))
+    lent = finder.embedded("photos", Sample(path=pictures[5], name="chelsea.png", box=(2, 2, 30, 30), lent=True))
+    boxed = finder.embedded("photos", Sample(id=first, box=(2, 2, 30, 30)))
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
     return [
@@ -86,9 +90,11 @@ def actions(served, pictures) -> list[Action]:
             Query("photos", more=(Sample(path=pictures[5], name="it's; a.jpg", box=(2, 2, 30, 30)),), where=where)
         ),
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
+        action_of(Query("photos", more=(lent,))),
+        action_of(Query("photos", more=(boxed,))),
         predict_action("things", OWN),
         attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
-        why(served.bench, Finder(Page(served.bench)), Query("photos", more=(Sample(id=first),)), second)[1],
+        why(served.bench, finder, Query("photos", more=(Sample(id=first),)), second)[1],
         fit_folders_action("folders", True, at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
@@ -104,7 +110,7 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 9
+    assert len(printed.splitlines()) >= 11
     assert (tmp_path / "map-0.png").is_file()
 
 
@@ -176,6 +182,32 @@ def test_a_zip_and_a_folder_are_added_as_the_page_adds_them(served, empty, photo
     assert printed.count("is added") == 4
     assert "added=60" in printed
     assert added_by_job(served, given, tmp_path) == held(served, "by-program")
+
+
+def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_path):
+    finder = Finder(Page(served.bench))
+    [first] = (item.id for item in served.bench.collection("photos").scroll(limit=1).items)
+    query = Query("photos", more=(finder.embedded("photos", Sample(id=first, box=(20, 20, 90, 90))),))
+    found = [match.id for match in finder.find(query).hits]
+    assert [one["id"] for one in in_shell(curl(action_of(query), served.url), tmp_path)["matches"]] == found
+
+
+def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
+    """The part of the box that lies on the picture, of the first example that has one."""
+    there = served.bench.collection("photos")
+    [first, second] = there.scroll(limit=2).items
+    finder = Finder(Page(served.bench))
+    there.upsert([Item("bare", first.vector)])
+    try:
+        samples = (Sample(id="bare"), Sample(id=first.id, box=(-9, -9, 30, 5000)))
+        boxed, action = why(served.bench, finder, Query("photos", more=samples), second.id)
+        height = finder.picture("photos", samples[1]).height
+        assert action.form["query"]["box"] == [0, 0, 30, height]
+        assert "your box (example 2 of 2)" in boxed["note"]
+        whole, _ = why(served.bench, finder, Query("photos", more=(Sample(id=first.id),)), second.id)
+        assert "what it sees in the picture that you chose" in whole["note"]
+    finally:
+        served.bench.delete("photos", ["bare"])
 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):

@@ -18,8 +18,9 @@ def test_a_query_comes_back_from_its_link():
         more=(Sample(id="a-b_c.~1"), Sample(vector=VECTOR)),
         less=(Sample(id="z"),),
         k=48,
+        pages=3,
         where={"must": [{"key": "label & more", "match": "c#t/é"}]},
-        above=-0.25,
+        above=-0.123456789,
     )
     assert read_fragment("#" + query.fragment()) == query
     assert np.array_equal(read_fragment(query.fragment()).more[1].array(), np.linspace(-1, 1, 5, dtype=np.float32))

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, until_shown, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_pictures
 from PIL import Image
 
 from app.finding import Finder
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Item
 from nnclr_hub.workbench import Encoders, Workbench
 
 pytestmark = pytest.mark.browser
@@ -51,6 +52,7 @@ def ids(page) -> list[str]:
 
 
 def upload(page, path) -> None:
+    wait_for(page, "photos")  # a test is quicker than the page is there
     page.set_input_files("#query input[type=file]", str(path))
     wait_for(page, "most similar")
 
@@ -97,9 +99,45 @@ def test_a_link_reopens_the_search_elsewhere(opened, pictures):
     other = opened(path=f"/ui/{link}")
     wait_for(other, "most similar")
     assert captions(other) == found
-    broken = opened(path="/ui/#collection=photos&more=v:!!!")
-    broken.wait_for_selector(".toast-body")
-    assert "link cannot be read" in broken.inner_text(".toast-body")
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ("collection=photos&more=v:!!!", "link cannot be read"),
+        ("collection=gone", "no collection"),
+        ("collection=photos&more=gone", "gone"),
+    ],
+)
+def test_a_dead_link_is_one_sentence_and_the_page_works(opened, pictures, link, sentence):
+    """As if there were no link: whether it was opened, or is come upon later; and Back does not end at it."""
+    page = opened(path=f"/ui/#{link}")
+    page.wait_for_selector(".toast-body")
+    assert sentence in page.inner_text(".toast-body")
+    wait_for(page, "24 of the 60 pictures in photos")
+    assert page.locator("#collection input").input_value() == "photos"
+    assert page.url.endswith("#collection=photos")
+    upload(page, pictures[5])
+    found = page.url
+    page.evaluate("link => { location.hash = link }", link)
+    wait_for(page, "24 of the 60 pictures in photos")
+    page.go_back()
+    wait_for(page, "most similar")
+    assert page.url == found
+
+
+def test_an_item_without_a_picture_is_searched_by(opened, served):
+    """One that was stored by its vector alone: there is nothing to draw on, and its neighbours are found."""
+    there = served.bench.collection("photos")
+    there.upsert([Item("bare", there.scroll(limit=1).items[0].vector)])
+    try:
+        page = opened(path="/ui/#collection=photos&more=bare")
+        wait_for(page, "24 most similar of 61")
+        assert "bare" in page.inner_text("#samples .tile")
+        assert not page.is_visible("#query-picture")
+        assert page.locator("#samples img").get_attribute("src").startswith("data:")
+    finally:
+        served.bench.delete("photos", ["bare"])
 
 
 @pytest.mark.slow
@@ -217,6 +255,11 @@ def test_why_shows_where_on_the_hit_the_query_is_found(opened, pictures):
     words = page.inner_text("#viewer dialog")
     assert "your box" in words
     assert "It looked at the file that was indexed" in words
+    page.keyboard.press("Escape")
+    page.locator("#tiles .more").first.click()
+    page.wait_for_selector("#samples .tile")
+    page.locator("#tiles .why").first.click()
+    wait_for(page, "your box (example 1 of 2)", "#viewer dialog")
 
 
 def test_the_original_is_the_file_while_it_is_the_same(opened, served, photos, pictures):
@@ -261,6 +304,38 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
     page.locator("#tiles .delete").click()
     wait_for(page, "of 60 pictures")
     assert served.bench.collection("photos").get(["throwaway"]) == []
+
+
+def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(opened, served, pictures):
+    """And a probe can be fitted on it; the search that was shown meanwhile stays."""
+    page = opened()
+    upload(page, pictures[5])
+    found, link = captions(page), page.url
+    try:
+        open_tab(page, "Collections")
+        page.fill("#new-name input, #new-name textarea", "album")
+        page.click("#create")
+        wait_for(page, "album is empty", "#shelf-status")
+        page.set_input_files("#intake .choose-files", [str(path) for path in pictures[:2]])
+        wait_for(page, "of 2 in album", "#shelf-status")
+        open_tab(page, "Search")
+        wait_for_choice(page, "#collection", "album")
+        assert (captions(page), page.url) == (found, link)
+        page.locator("[role=option]", has_text="album").click()
+        wait_for(page, "All 2 pictures in album")
+        open_tab(page, "Probe")
+        wait_for_choice(page, "#probe-collection", "album")
+    finally:
+        served.bench.drop("album")
+
+
+def wait_for_choice(page, picker: str, name: str) -> None:
+    """Until the picker offers it; leaves it open."""
+    until_shown(
+        page,
+        f"[role=option]:has-text('{name}')",
+        lambda: (page.locator(f"{picker} input").blur(), page.locator(f"{picker} input").click()),
+    )
 
 
 def test_labels_are_text_and_never_code(opened, served, pictures):
