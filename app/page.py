@@ -89,6 +89,11 @@ class Page:
         """Whether controls that write are to be built at all."""
         return not self.terms.read_only
 
+    @property
+    def adds(self) -> bool:
+        """Whether pictures can be added, which takes jobs."""
+        return self.writable and self.jobs is not None
+
     def did(self, action: Action) -> None:
         """Notes what the handler at work does, for the API tab."""
         handling.did(action)

@@ -64,7 +64,7 @@ class Prober:
         return [tile(collection, item.id, public_metadata(item.metadata)) for item in items]
 
     def by_labels(self, name: str, replace: bool, collection: str, labels: Mapping[str, str]) -> tuple[str, Action]:
-        """Begins to fit on labelled items; the job's id, and the REST call that does the same.
+        """Begins to fit on labelled items; the job's id, and the REST call that does the same, once more.
 
         Raises:
             InvalidRequest: fewer than two labels, or an item is not there.
@@ -84,10 +84,10 @@ class Prober:
         params = self._params(name, replace) | {"items": len(rows), "source": source}
         job = self._jobs().submit(FIT, params, json.dumps(rows).encode())
         vectors = f"[item.vector for item in client.collection({collection!r}).get({ids!r})]"
-        call = f"client.probes.fit({name!r}, vectors={vectors}, labels={list(labels.values())!r}, replace={replace})"
+        call = f"client.probes.fit({name!r}, vectors={vectors}, labels={list(labels.values())!r}, replace=True)"
         if len(rows) > MOST_WRITTEN:
             return job.id, Action("POST", "", call=call)
-        return job.id, Action("POST", ROOT, json={"name": name, "items": rows, "replace": replace}, call=call)
+        return job.id, Action("POST", ROOT, json={"name": name, "items": rows, "replace": True}, call=call)
 
     def by_field(self, name: str, replace: bool, collection: str, field: str) -> tuple[str, Action]:
         """Begins to fit on a field of the items' metadata; see `by_labels`.
@@ -100,8 +100,8 @@ class Prober:
         require_field(self._page.bench.collection(collection), field, None)
         asked = {"collection": collection, "field": field}
         job = self._jobs().submit(FIT, self._params(name, replace) | asked)
-        call = f"client.probes.fit({name!r}, collection={collection!r}, field={field!r}, replace={replace})"
-        return job.id, Action("POST", ROOT, json={"name": name, **asked, "replace": replace}, call=call)
+        call = f"client.probes.fit({name!r}, collection={collection!r}, field={field!r}, replace=True)"
+        return job.id, Action("POST", ROOT, json={"name": name, **asked, "replace": True}, call=call)
 
     def by_folders(self, name: str, replace: bool, ticket: str) -> tuple[str, Action]:
         """Begins to fit on the class folders that wait under a ticket; see `by_labels`.
@@ -122,7 +122,7 @@ class Prober:
             number = classes(ticket, terms.max_bytes).total()
             params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
             job = self._jobs().submit(FIT, params)
-        return job.id, fit_folders_action(name, replace, at_once=number <= terms.max_images)
+        return job.id, fit_folders_action(name, at_once=number <= terms.max_images)
 
     def is_taken(self, ticket: str) -> bool:
         """Whether a job has the folders of a ticket; one that has ended took them away, or is about to."""
@@ -202,7 +202,7 @@ def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
     return labels
 
 
-def fit_folders_action(name: str, replace: bool, *, at_once: bool) -> Action:
+def fit_folders_action(name: str, *, at_once: bool) -> Action:
     """The REST call that fits on the class folders in which it stands.
 
     Args:
@@ -212,10 +212,10 @@ def fit_folders_action(name: str, replace: bool, *, at_once: bool) -> Action:
         r"""printf '{"label": "%s", "image": "%s"},' "$(dirname "$file")" "$(base64 < "$file" | tr -d '\n')" """.strip()
     )
     items = f"$(for file in */*.*; do {item}; done | sed 's/,$//')"
-    body = f'{{"name": {json.dumps(name)}, "replace": {json.dumps(replace)}, "items": [{items}]}}'
+    body = f'{{"name": {json.dumps(name)}, "replace": true, "items": [{items}]}}'
     call = (
         f"client.probes.fit({name!r}, images=(files := sorted(Path().glob('*/*.*'))), "
-        f"labels=[file.parent.name for file in files], replace={replace})"
+        "labels=[file.parent.name for file in files], replace=True)"
     )
     return Action("POST", ROOT if at_once else "", body=body, call=call)
 
@@ -232,14 +232,15 @@ def export_path(probe: str) -> str:
 
 
 def _items(collection: Collection, ids: Sequence[str]) -> list[Item]:
-    found = list(collection.get(ids))
-    for id, item in zip(ids, found, strict=True):
-        if item is None:
-            raise InvalidRequest(
-                f"{collection.name!r} has no picture {id!r:.100}, which is labelled: take its label off, or choose the "
-                "collection that it is in."
-            )
-    return [item for item in found if item is not None]
+    found = {item.id: item for item in collection.get(ids)}
+    missing = [id for id in ids if id not in found]
+    if missing:
+        others = f" and {len(missing) - 1:,} others" if len(missing) > 1 else ""
+        raise InvalidRequest(
+            f"{collection.name!r} has no picture {missing[0]!r:.100}{others}, which the labels name: take them out, or "
+            "choose the collection that they are of."
+        )
+    return [found[id] for id in ids]
 
 
 def _text(vector: np.ndarray) -> str:

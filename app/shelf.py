@@ -45,6 +45,7 @@ class View:
 
     picker: Any
     shelf: Any
+    intake: Any
     status: Any
     tiles: Any
     previous: Any
@@ -163,6 +164,7 @@ class Shelves:
         view = View(
             picker=picker,
             shelf=shelf,
+            intake=intake_of(shelf) if self._page.adds else gr.skip(),
             status=told,
             tiles=shown(tiles),
             previous=gr.update(visible=len(shelf.starts) > 1),

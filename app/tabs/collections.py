@@ -11,7 +11,7 @@ from nnclr_hub.errors import InvalidRequest
 from ..additions import Additions, with_browser, without_jobs
 from ..originals import original_view
 from ..page import Page
-from ..shelf import FIELDS, Shelf, Shelves, intake_of
+from ..shelf import FIELDS, Shelf, Shelves
 from ..steps import plain
 from ..widgets.intake import Intake
 from ..widgets.tiles import Tiles
@@ -31,7 +31,6 @@ class CollectionsTab:
     def __init__(self, page: Page) -> None:
         self._page = page
         self._shelves, self._additions = Shelves(page), Additions(page)
-        self._adds = page.writable and page.jobs is not None
         self.shelf, self.doomed = gr.State(Shelf()), gr.State("")
         gr.Markdown(INTRO if page.writable else INTRO_READ_ONLY)
         with gr.Row():
@@ -43,14 +42,15 @@ class CollectionsTab:
         self._wire(page)
         if page.writable:
             self._wire_writing(page)
-        if self._adds:
+        if page.adds:
             self._wire_adding(page)
 
     # ---- what stands there
 
     def _ask(self) -> None:
         self.picker = gr.Dropdown([], label="Collection", elem_id="shelf-collection", interactive=True, visible=False)
-        if self._adds:
+        self.intake: Any = gr.State()  # in its place where nothing is added
+        if self._page.adds:
             self.intake = Intake(elem_id="intake", most_bytes=self._page.terms.max_bytes, visible=False)
             self.works = Works(elem_id="works")
             self._ask_for_folder()
@@ -114,7 +114,6 @@ class CollectionsTab:
         out = [getattr(self, name) for name in FIELDS]
         jobs = [page.kept, self.works]
         page.on(page.blocks.load, self._arrive, page.kept, jobs)
-        page.on(self.shelf.change, intake_of, self.shelf, self.intake)
         one_by_one: dict[str, Any] = {"trigger_mode": "multiple", "concurrency_limit": 1}
         given = page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
         self.intake.answered(given)

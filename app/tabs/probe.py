@@ -43,6 +43,7 @@ NO_PROBE_READ_ONLY = (
     "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
     "served without `--read-only`, and it is here when the page is reloaded."
 )
+AS_IT_IS = (gr.skip(),) * 4  # the probes, and what is told of one
 JOB = "probe_job"  # in what the browser keeps
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
 
@@ -95,11 +96,12 @@ class ProbeTab:
         self.timer = gr.Timer(0.7, active=False)
 
     def _wire(self, page: Page) -> None:
-        shown = [self.probe, self.told, self.report]
+        shown = [self.probe, self.told, self.report, self.verdict]
         page.on(
             self.probe.input, self._choose_probe, self.probe, [self.told, self.report, self.verdict], **ONE_AT_A_TIME
         )
-        page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
+        said = page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
+        page.on(said.failure, self._say_nothing, None, self.verdict)
         page.on(page.blocks.load, self._start_probes, None, shown)
         if not page.writable:
             return
@@ -230,14 +232,14 @@ class ProbeTab:
         """How far the job is; at its end the probe."""
         job = self._job(kept)
         if job is None:
-            return "", gr.Timer(active=False), gr.skip(), gr.skip(), gr.skip()
+            return "", gr.Timer(active=False), *AS_IT_IS
         if not job.has_ended:
             share = f" {job.done / job.total:.0%}" if job.total else ""
-            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), gr.skip(), gr.skip(), gr.skip()
+            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), *AS_IT_IS
         if job.state != "done":
             detail = job.error["detail"] if job.error else "it was cancelled."
             status = f"**It could not be fitted:** {plain(detail)}"
-            return status, gr.Timer(active=False), gr.skip(), gr.skip(), gr.skip()
+            return status, gr.Timer(active=False), *AS_IT_IS
         name = job.result["probe"]
         status = f"**{plain(name)}** is ready: see below how well it does, and try it."
         return status, gr.Timer(active=False), *self._probes(name)
@@ -259,20 +261,23 @@ class ProbeTab:
         return self._probes(None)
 
     def _probes(self, chosen: str | None) -> tuple[Any, ...]:
-        """All probes, and the report of one of them."""
+        """All probes, and the report of one of them, which has said nothing yet."""
         kept = {one.name: one for one in list_probes(self._page.bench.store.records)}
         if not kept:
             told = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
-            return gr.Dropdown(choices=[], value=None), told, None
+            return gr.Dropdown(choices=[], value=None), told, None, None
         last = max(kept.values(), key=lambda one: one.about["created"]).name
         name = chosen if chosen in kept else last
-        return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name))
+        return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name)), None
 
     def _choose_probe(self, name: str | None) -> tuple[Any, ...]:
         if not name:
             raise ProbeNotFound("Choose one of the probes that there are.")
         kept = get_probe(self._page.bench.store.records, name)
         return "", report_of(kept, export_path(name)), None
+
+    def _say_nothing(self) -> None:
+        """Of a picture that cannot be read; what was said of the one before would stand under it."""
 
     def _say(self, path: str | None, probe: str | None) -> Any:
         """What a probe says of a picture."""

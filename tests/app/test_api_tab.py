@@ -95,7 +95,7 @@ def actions(served, pictures) -> list[Action]:
         predict_action("things", OWN),
         attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
         why(served.bench, finder, Query("photos", more=(Sample(id=first),)), second)[1],
-        fit_folders_action("folders", True, at_once=True),
+        fit_folders_action("folders", at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
 

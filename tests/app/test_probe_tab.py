@@ -15,7 +15,7 @@ from page_calls import call, get, post
 
 from app import probing
 from app.page import Page
-from app.probing import read_csv, read_labels
+from app.probing import Prober, read_csv, read_labels
 from app.tabs import probe as probe_tab
 from app.tabs.probe import CLICK, FOLDERS
 from nnclr_hub import Client, load_encoder
@@ -316,6 +316,15 @@ def test_of_many_items_the_program_stands_there_without_their_vectors(served, mo
     _, action = prober.by_labels("p", False, "photos", many)
     assert (action.path, action.json) == ("", None)
     assert all(repr(id) in action.call for id in ids)
+
+
+def test_labels_of_pictures_that_are_not_there_are_a_sentence(served):
+    """Fewer are found than are named, in whatever order."""
+    prober = Prober(Page(served.bench))
+    ids = ids_of(served, "cat", 2)
+    with pytest.raises(InvalidRequest, match="has no picture 'elsewhere' and 1 others, which the labels name"):
+        prober.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
+    assert [one.id for one in prober.tiles("photos", ids[::-1])] == ids[::-1]
 
 
 def test_labels_are_texts_of_items(tmp_path):
