@@ -36,12 +36,14 @@ class Found:
     scored: whether there were examples.
     has_more: whether there are more of them.
     count: of all items in the collection.
+    passing: of them, how many pass the filter; None without one.
     """
 
     hits: list[Match]
     scored: bool
     has_more: bool
     count: int = 0
+    passing: int | None = None
 
 
 class Finder:
@@ -67,19 +69,20 @@ class Finder:
             InvalidRequest: a filter, a k or a number of examples that cannot be.
         """
         check(query)
-        count = self._bench.collection(query.collection).count()
+        there = self._bench.collection(query.collection)
+        count, passing = there.count(), there.count(query.where) if query.where else None
         if not query.more:
             if query.less:
                 raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
-            page = self._bench.collection(query.collection).scroll(
-                limit=query.number, where=query.where, with_vector=False
-            )
+            page = there.scroll(limit=query.number, where=query.where, with_vector=False)
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            return Found(hits, scored=False, has_more=page.cursor is not None and query.number < MAX_K, count=count)
+            has_more = page.cursor is not None and query.number < MAX_K
+            return Found(hits, scored=False, has_more=has_more, count=count, passing=passing)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
         matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
-        return Found(hits, scored=True, has_more=len(hits) == query.number < MAX_K, count=count)
+        has_more = len(hits) == query.number < MAX_K
+        return Found(hits, scored=True, has_more=has_more, count=count, passing=passing)
 
     def embedded(self, collection: str, sample: Sample) -> Sample:
         """The sample with its vector, unless it is an item.

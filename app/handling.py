@@ -49,8 +49,7 @@ def handled(handler: Handler, outputs: int, *, writes: bool) -> Handler:
             _did.set(None)
             values = _values(handler(*args), outputs)
         except NNCLRHubError as error:
-            sentence = html.escape(without_paths(str(error)), quote=False)  # it may quote what a stranger wrote
-            raise gr.Error(sentence, title="That did not work", print_exception=False) from error
+            raise gr.Error(shown_text(error), title="That did not work", print_exception=False) from error
         except gr.Error:
             raise
         except Exception as error:
@@ -63,6 +62,11 @@ def handled(handler: Handler, outputs: int, *, writes: bool) -> Handler:
 
     _take_request_too(shielded, handler)
     return shielded
+
+
+def shown_text(error: NNCLRHubError) -> str:
+    """Its sentence for a toast, which shows HTML, while the sentence may quote what a stranger wrote."""
+    return html.escape(without_paths(str(error)), quote=False)
 
 
 def _values(result: Any, outputs: int) -> tuple[Any, ...]:

@@ -16,13 +16,13 @@ from typing import Any
 import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
-from nnclr_hub.workbench.privacy import without_paths
 
 from .actions import deletion
 from .asked import ASKED, asked, sample_tiles
 from .filters import read_where, with_condition
 from .finding import Finder, Found
 from .gallery import examples
+from .handling import shown_text
 from .page import Page
 from .queries import Box, Query, Sample, action_of, read_fragment
 from .widgets.drawing import checked_box
@@ -204,7 +204,7 @@ class Steps:
             query = query if query.collection else replace(query, collection=first.collection)
             return query, self._shown(query, past)
         except NNCLRHubError as error:
-            gr.Warning(without_paths(str(error)), title="This link leads nowhere")
+            gr.Warning(shown_text(error), title="This link leads nowhere")
             return first, self._shown(first, past)
 
     def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
@@ -242,16 +242,20 @@ class Steps:
     def _told(self, query: Query, found: Found) -> str:
         if not query.collection:
             return NOTHING if self._page.writable else NOTHING_HERE
-        name, count = plain(query.collection), found.count
-        if not count:
+        name, count = plain(query.collection), f"{found.count:,}"
+        if not found.count:
             todo = "add pictures to it on the tab Collections" if self._page.writable else "its operator fills it"
             return f"**{name}** is empty: {todo}."
         if not found.hits:
             return f"Nothing in **{name}** passes your filter or your least score: change or clear it, beside."
+        among = f"{count} pictures in **{name}**"
+        if found.passing is not None:
+            among = f"{found.passing:,} that pass your filter, of {among}"
         if not found.scored:
-            shown = f"{len(found.hits)} of the {count}" if len(found.hits) < count else f"All {count}"
-            return f"{shown} pictures in **{name}**. Click one to find those like it, or give your own."
-        told = f"The {len(found.hits)} most similar of {count} pictures in **{name}**"
+            whole = len(found.hits) == (found.count if found.passing is None else found.passing)
+            shown = f"All {among}" if whole else f"{len(found.hits)} of the {among}"
+            return f"{shown}. Click one to find those like it, or give your own."
+        told = f"The {len(found.hits)} most similar of {among}"
         return f"{told}; a score of 1 is the same picture." if _is_of_one_picture(query) else f"{told}."
 
 
