@@ -2,7 +2,7 @@
 
     write_space(Path("my-space"))       # README.md, app.py, requirements.txt, nnclr_hub/, pictures/
 
-The package's own source and the smallest starter travel with it, laid out as in a wheel, so nothing of ours has to be
+The package's own source and a small starter travel with it, laid out as in a wheel, so nothing of ours has to be
 installed there. The page is read-only; its pictures are scikit-image's own photos, cut into crops.
 """
 
@@ -18,7 +18,7 @@ from nnclr_hub.hub.sources import resolve
 
 from .gallery import BESIDE, examples, offline_gallery
 
-STARTER = "nnclr_resnet18_small_cpu_starter"
+STARTER = "nnclr_resnet18_free_starter"  # a Space is public: its pictures were free
 PROGRAMS = ("serving", "app")
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
 REQUIREMENTS = (

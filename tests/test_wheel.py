@@ -31,7 +31,7 @@ def test_it_holds_one_top_level_name_and_a_starter(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"nnclr_hub"}
     assert "nnclr_hub/training/pretrain.py" in names
     assert [name for name in names if re.fullmatch(r"nnclr_hub/weights/\w+/model\.safetensors", name)]
-    assert wheel.stat().st_size < 30e6
+    assert wheel.stat().st_size < 45e6
 
 
 def test_an_installed_wheel_serves(wheel, tmp_path):

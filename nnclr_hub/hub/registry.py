@@ -119,6 +119,30 @@ MODELS: dict[str, ModelInfo] = {
             recipe="small_cpu, 50 epochs",
             metrics={"knn20/imagenette128": 0.6413, "knn20/mix128": 0.4132},
         ),
+        ModelInfo(
+            name="nnclr_resnet18_free_starter",
+            architecture="resnet18",
+            embed_dim=256,
+            parameters=2_814_976,
+            input=InputContract(48, crop_pct=1.0),
+            sha256={
+                "config.json": "3c7cdad0282300e3df1ccf2d0123668cc9332023e2be2925dba018d88792235a",
+                "model.safetensors": "4f43ff2e55ebf1ae891dfdd6effd54524f812c2709a07d8e918569e8c54174d7",
+                "nnclr_heads.safetensors": "7f441474271c13c2ea40207e29990636714afb42c0a470e333bda4cb1668b7f8",
+            },
+            license="apache-2.0",
+            data=(
+                "Caltech-101 (CC BY 4.0; the train split of mix128, without the other pictures of that pack), "
+                "clothing160 (CC0 1.0) and grocery128 (MIT), train splits"
+            ),
+            recipe="small_cpu, 80 epochs",
+            metrics={  # of validation splits; of test splits: docs/results/free_starter.md
+                "knn20/clothing160": 0.5894,
+                "knn20/grocery128": 0.1115,
+                "linear/clothing160": 0.6188,
+                "linear/grocery128": 0.1419,
+            },
+        ),
     )
 }
 

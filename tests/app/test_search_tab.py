@@ -220,7 +220,7 @@ def test_a_filter_and_a_least_score_leave_out(opened):
     page.locator("#filter-key input").press("Enter")
     page.locator("#filter-value textarea, #filter-value input").fill("cat")
     page.locator("#filter-add").click()
-    wait_for(page, "20 of the 60")
+    wait_for(page, "All 20 that pass your filter, of 60 pictures in photos")
     assert set(captions(page)) == {"cat"}
     assert '"match": "cat"' in page.locator("#where textarea").input_value()
     page.locator("#tiles .picture").first.click()

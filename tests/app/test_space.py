@@ -50,7 +50,7 @@ def test_it_holds_what_a_space_needs(space):
     assert not [line for line in pins if line.startswith(("gradio", "nnclr"))]
     for name in ("serving/api.py", "app/mount.py", "app/widgets/dom.js", "app/style/page.css", "cli/app.py"):
         assert (space / "nnclr_hub" / name).is_file(), name
-    assert (space / "nnclr_hub/weights/nnclr_resnet18_small_cpu_starter/model.safetensors").stat().st_size > 10**7
+    assert (space / "nnclr_hub/weights/nnclr_resnet18_free_starter/model.safetensors").stat().st_size > 10**7
     assert len(list((space / "pictures").rglob("*.jpg"))) == 300
     assert not list(space.rglob("*.pyc"))
 
