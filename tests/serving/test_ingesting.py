@@ -3,7 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -78,10 +78,15 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
     """More of them than the framework has threads."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
-    with uploads(server, collection, 45, pictures) as sent, server.bench.gate.alone():
-        until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)
-        reads(client, collection, vector)
-        assert not any(one.done() for one in sent)
+    with ExitStack() as nobody_writes:
+        nobody_writes.enter_context(server.bench.gate.alone())  # before the first upload gets so far
+        with uploads(server, collection, 45, pictures) as sent:
+            try:
+                until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)
+                reads(client, collection, vector)
+                assert not any(one.done() for one in sent)
+            finally:
+                nobody_writes.close()
     assert [one.result() for one in sent] == [200] * 45
 
 

@@ -9,7 +9,7 @@ import pytest
 from rest_requests import as_text
 
 from nnclr_hub import model_info
-from nnclr_hub.hub.registry import default_model
+from nnclr_hub.hub.registry import default_model, list_models
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_official_client_raises_its_own_errors(official, pictures):
 
 def test_models_are_listed_with_what_is_known_of_them(official, server, encoder):
     listed = {card.id: card for card in official.models.list()}
-    assert list(listed) == ["resnet18", default_model()]
+    assert list(listed) == ["resnet18", *list_models()]
     ours = listed["resnet18"].model_dump()
     assert (ours["dim"], ours["fingerprint"], ours["license"]) == (32, encoder.fingerprint, "apache-2.0")
     assert ours["preprocessing"] == {
