@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 
 from fastapi import FastAPI
@@ -55,7 +56,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
         )
         return build_site(Page(workbench, terms, app.state.jobs), PATH)
 
-    page = LatePage(build)
+    page = LatePage(build, app.state.steps_aside, app.state.settled)
     app.mount(PATH, page)
     app.state.has_page = True
     lifespan = app.router.lifespan_context
@@ -73,10 +74,16 @@ class LatePage:
 
     Args:
         build: makes it, in a thread; its routes are those of the one app that is mounted on it.
+        steps_aside: set in what the page does of itself, for the loop to let requests go first.
+        settled: called when it is built.
     """
 
-    def __init__(self, build: Callable[[], FastAPI]) -> None:
+    def __init__(
+        self, build: Callable[[], FastAPI], steps_aside: ContextVar[bool], settled: Callable[[], None]
+    ) -> None:
         self._build = build
+        self._steps_aside = steps_aside
+        self._settled = settled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         page = await asyncio.shield(self._page)
@@ -95,8 +102,10 @@ class LatePage:
             await living
 
     async def _live(self, ended: asyncio.Event) -> None:
+        self._steps_aside.set(True)  # for this task, and for all that Gradio begins in it
         try:
             built = await asyncio.to_thread(self._build)
+            self._settled()
             async with built.router.lifespan_context(built):
                 (mounted,) = built.router.routes
                 self._page.set_result(mounted.app)  # type: ignore[attr-defined]

@@ -10,12 +10,13 @@ that is looked at, not a list: what is older than an hour goes, whoever put it t
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from fastapi.responses import PlainTextResponse
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 KEPT_S = 3600
 SWEPT_S = 300
 MOST_BYTES = 500_000_000
+PREFIX = "nnclr_page_"
 LEAST = 64 * 1024  # bytes that a file counts for: each takes a place on the disk, and time to look at
 
 
@@ -35,7 +37,8 @@ class UploadFolder:
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="nnclr_page_"))
+        _remove_left_over()
+        self.path, self._held = _made()
         self._most_bytes = most_bytes
         os.environ["GRADIO_TEMP_DIR"] = str(self.path)
 
@@ -64,6 +67,7 @@ class UploadFolder:
         finally:
             sweeping.cancel()
             await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
+            os.close(self._held)
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -83,3 +87,34 @@ class UploadFolder:
             await app(scope, receive, send)
 
         return guarded
+
+
+def _made() -> tuple[Path, int]:
+    """A new folder, and the lock that says for as long as this process lives that it is in use."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        if (held := _lock(path)) is not None:  # else another process took it for left over, and removes it
+            return path, held
+
+
+def _lock(folder: Path) -> int | None:
+    """None if another process has it, or the folder is gone."""
+    try:
+        held = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return None
+    return held
+
+
+def _remove_left_over() -> None:
+    """The folders of servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # somebody else's, or gone meanwhile
+            if (held := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)

@@ -9,7 +9,8 @@ One server, one Chromium, turn by turn. Sections:
     load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
 
 An action is a search by an item of a visitor who came just now, queued as a browser's is; when all 50 are answered, the
-next 50 come. What is measured over REST is a search by a picture, and one by a vector, which is next to nothing.
+next 50 come. What is measured over REST is a search by a picture, and one by a vector, which is next to nothing. The
+same visitors also go to a second server with a page of its own: what that costs REST is the machine's, not the page's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ NAME = "photos"
 SEARCH = f"/api/v1/collections/{NAME}/search"
 ACTIONS = 50
 K = 24
+ROUNDS = 4
 LIMITS = httpx.Limits(max_connections=ACTIONS)
 
 
@@ -50,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--clicks", type=int, default=30)
-    parser.add_argument("--requests", type=int, default=400, help="of REST, in each state of the page")
+    parser.add_argument("--requests", type=int, default=2000, help="of REST, of each kind in each state")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--visit", nargs=2, metavar=("URL", "ID"), help="only send the page's actions there, for ever")
     chosen = parser.parse_args()
@@ -59,20 +63,29 @@ def main() -> None:
         return
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
-    with tempfile.TemporaryDirectory(prefix="nnclr_page_") as folder:
+    with tempfile.TemporaryDirectory(prefix="nnclr_benchmark_") as folder:
         pictures = load_program("app", "gallery").offline_gallery(Path(folder) / "photos")
         with open_store(f"{folder}/store") as store:
             Workbench(Encoders(chosen.model, backend="auto"), store).index_folder(NAME, pictures)
             [item] = store.get(NAME).scroll(limit=1).items
-        port = free_port()
-        side, url = ours(chosen.model, f"{folder}/store", port, page=True), f"http://127.0.0.1:{port}"
-        try:
-            side.wait()
-            httpx.get(f"{url}/ui/", timeout=120).raise_for_status()
+        shutil.copytree(f"{folder}/store", f"{folder}/other store")
+        with serving(chosen.model, f"{folder}/store") as url:
             search(report, url, chosen.clicks)
-            load(report, url, item, next(pictures.rglob("*.jpg")).read_bytes(), chosen.requests)
-        finally:
-            side.end()
+            with serving(chosen.model, f"{folder}/other store") as other:
+                load(report, url, other, item, next(pictures.rglob("*.jpg")).read_bytes(), chosen.requests)
+
+
+@contextmanager
+def serving(model: str, store: str) -> Iterator[str]:
+    """The address of a server whose page is built."""
+    port = free_port()
+    side, url = ours(model, store, port, page=True), f"http://127.0.0.1:{port}"
+    try:
+        side.wait()
+        httpx.get(f"{url}/ui/", timeout=120).raise_for_status()
+        yield url
+    finally:
+        side.end()
 
 
 def search(report: Report, url: str, clicks: int) -> None:
@@ -112,32 +125,52 @@ CLICK = """turn => new Promise(done => {
 })"""
 
 
-def load(report: Report, url: str, item: Item, picture: bytes, requests: int) -> None:
-    """REST with the page at rest, and while bursts of 50 actions are in work, which a process of their own sends."""
+def load(report: Report, url: str, other: str, item: Item, picture: bytes, requests: int) -> None:
+    """REST with the page at rest, and while bursts of 50 actions are in work: there, and at another server."""
     bodies = {"picture": {"image": base64.b64encode(picture).decode()}, "vector": {"vector": item.vector.tolist()}}
-    alone = {by: p99_ms(url, body, requests) for by, body in bodies.items()}
-    visitors = subprocess.Popen([sys.executable, __file__, "--visit", url, item.id])
+    beside: dict[str, dict[str, list[float]]] = {by: {"own": [], "busy": [], "other": []} for by in bodies}
+    for _ in range(ROUNDS):  # in turn, for what else the machine does changes
+        for state, visited in (("own", None), ("busy", url), ("other", other)):
+            with visitors(visited, item.id):
+                for by, body in bodies.items():
+                    beside[by][state] += times(url, body, requests // ROUNDS)
+    for by, seconds in beside.items():
+        own, busy, elsewhere = (p99_ms(seconds[state]) for state in ("own", "busy", "other"))
+        report.say(f"{by}_p99_ms", own, f"REST by a {by}: p99 {own:.1f} ms of {requests}, the page at rest")
+        report.say(f"{by}_p99_busy_ms", busy, f"REST by a {by}: p99 {busy:.1f} ms beside {ACTIONS} actions")
+        report.say(f"{by}_p99_other_ms", elsewhere, f"REST by a {by}: p99 {elsewhere:.1f} ms, these at another server")
+        report.say(f"{by}_ratio", busy / own, f"{busy / own:.2f} times its own; below 2")
+        report.say(f"{by}_floor", elsewhere / own, f"{elsewhere / own:.2f} times its own with the page elsewhere")
+
+
+@contextmanager
+def visitors(url: str | None, id: str) -> Iterator[None]:
+    """A process of 50 visitors of a page, or none."""
+    if url is None:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, __file__, "--visit", url, id])
     try:
         time.sleep(3)
-        beside = {by: p99_ms(url, body, requests) for by, body in bodies.items()}
+        yield
     finally:
-        visitors.kill()
-        visitors.wait()
-    for by, own in alone.items():
-        ratio = beside[by] / own
-        report.say(f"{by}_p99_ms", own, f"REST by a {by}: p99 {own:.1f} ms of {requests}, the page at rest")
-        report.say(f"{by}_p99_busy_ms", beside[by], f"REST by a {by}: p99 {beside[by]:.1f} ms beside {ACTIONS} actions")
-        report.say(f"{by}_ratio", ratio, f"{ratio:.2f} times its own; below 2")
+        process.kill()
+        process.wait()
 
 
-def p99_ms(url: str, body: dict[str, Any], requests: int) -> float:
-    times = []
+def times(url: str, body: dict[str, Any], requests: int) -> list[float]:
+    """Seconds of each request, one after the other."""
+    taken = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for _ in range(requests):
             begun = time.perf_counter()
             client.post(SEARCH, json={**body, "k": K}).raise_for_status()
-            times.append(time.perf_counter() - begun)
-    return 1000 * statistics.quantiles(times, n=100)[98]
+            taken.append(time.perf_counter() - begun)
+    return taken
+
+
+def p99_ms(seconds: list[float]) -> float:
+    return 1000 * statistics.quantiles(seconds, n=100)[98]
 
 
 def visit(url: str, id: str) -> None:

@@ -28,6 +28,7 @@ from .jobs import Jobs
 from .looking import AT_ONCE, WAITING
 from .models import Engines
 from .observing import Observing
+from .precedence import STEPS_ASIDE, Precedence
 from .readiness import Loading
 from .replies import Replies
 from .routes import ROUTERS
@@ -37,12 +38,14 @@ from .security.fetching import Fetcher
 from .settings import Settings
 from .turns import Turns
 
+PAGE = "/ui"
+
 
 class Service(FastAPI):
     """An app that is observed from outside everything that is ever put around its routes."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Observing(super().build_middleware_stack(), self.state.metrics)
+        return Precedence(Observing(super().build_middleware_stack(), self.state.metrics), behind=PAGE)
 
 
 def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:
@@ -50,7 +53,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(asyncio.to_thread(app.state.readiness.run))
+        loading = asyncio.create_task(asyncio.to_thread(_load, app))
         yield
         await loading
         await asyncio.to_thread(app.state.jobs.stop)
@@ -73,11 +76,18 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     return app
 
 
+def _load(app: FastAPI) -> None:
+    app.state.readiness.run()
+    app.state.settled()
+
+
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
     """What the routes work with; see `routes/state.py`."""
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
-    state.metrics, state.has_page = engines.metrics, False
+    state.metrics = engines.metrics
+    state.has_page, state.steps_aside = False, STEPS_ASIDE
+    state.settled = lambda: None  # called when something large is there to stay
     state.jobs = Jobs(
         workbench,
         state.metrics,
@@ -101,7 +111,7 @@ def _route(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     def root() -> RedirectResponse:
-        return RedirectResponse("/ui" if app.state.has_page else "/docs")
+        return RedirectResponse(PAGE if app.state.has_page else "/docs")
 
     @app.get("/favicon.ico", include_in_schema=False)
     def favicon() -> Response:

@@ -118,6 +118,13 @@ def route_of(scope: Scope) -> str:
     """The template of the route that answered: there are few, whatever paths are asked for."""
     template = getattr(scope.get("route"), "path", None)
     if isinstance(template, str) and scope.get("endpoint") is not None:
-        return template
+        return f"{_mounted_at(scope)}{template}"
     root = scope.get("app_root_path") or scope.get("root_path") or ""
     return f"{root}/*" if root else "none"
+
+
+def _mounted_at(scope: Scope) -> str:
+    """The path of the app inside ours that answered, such as the page's; empty where it was ours."""
+    if "app_root_path" not in scope:
+        return ""
+    return scope.get("root_path", "").removeprefix(scope["app_root_path"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import socket
@@ -12,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from .logs import configure_logging
+from .precedence import Loop
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
@@ -45,6 +47,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         http=GuardedProtocol,
+        loop=f"{Loop.__module__}:{Loop.__name__}",
         ws="none",
         log_config=None,  # our own, for everything
         log_level="warning",
@@ -64,6 +67,8 @@ def run(app: FastAPI, settings: Settings) -> None:
     A second signal ends the process at once, which the store survives like any other crash.
     """
     configure_logging(settings.log_format)
-    sys.setswitchinterval(0.0001)
-
+    sys.setswitchinterval(SWITCH_S)
+    app.state.settled = (
+        gc.freeze
+    )  # to look for garbage in a model and in Gradio again and again stops all for half a second
     Server(server_config(app, settings)).run()

@@ -2,6 +2,9 @@
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -89,3 +92,22 @@ def test_an_upload_is_there_for_its_search(served, pictures):
     assert Path(path).read_bytes() == pictures[0].read_bytes()
     assert Path(path).is_relative_to(folder())
     assert folder().stat().st_mode & 0o077 == 0
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    living = uploads.UploadFolder()
+    (living.path / "a.jpg").write_bytes(b"in use")
+    program = "import os, app.uploads, time; print(app.uploads.UploadFolder().path, flush=True); time.sleep(60)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(uploads.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) as other:
+        killed = Path(other.stdout.readline().strip())
+        (killed / "b.jpg").write_bytes(b"left over")
+        uploads.UploadFolder()
+        assert (killed / "b.jpg").exists()
+        other.kill()
+    third = uploads.UploadFolder()
+    assert not killed.exists()
+    assert (living.path / "a.jpg").read_bytes() == b"in use"
+    assert third.path.is_dir()

@@ -92,6 +92,19 @@ def test_a_failure_is_answered_counted_and_logged_once(failing, caplog):
     assert line.told["route"] == "/fails/{secret}"
 
 
+@pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
+def test_a_mounted_apps_routes_stand_under_its_path_and_are_not_told_one_by_one(root, caplog):
+    inner, app, metrics = FastAPI(), FastAPI(), Metrics()
+    inner.get("/queue/{event}")(lambda event: event)
+    app.get("/own/{name}")(lambda name: name)
+    app.mount("/ui", inner)
+    client = TestClient(Observing(app, metrics), root_path=root)
+    with caplog.at_level(logging.INFO, "nnclr_hub.access"):
+        assert [client.get(root + path).status_code for path in ("/ui/queue/secret", "/own/a")] == [200, 200]
+    assert [record.told["route"] for record in caplog.records if hasattr(record, "told")] == ["/own/{name}"]
+    assert b'route="/ui/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
+
+
 def lines(server, form: logging.Formatter, ask) -> list[str]:
     """What the access log says meanwhile."""
     text = io.StringIO()
