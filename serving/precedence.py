@@ -11,6 +11,7 @@ What else runs on the loop runs as it always did: where the page is not mounted,
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from typing import Any
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-STILL_S = 0.012  # how long the page stands still beside requests, which most do not last
-TURN_S = 0.003  # and how long its turn is then: a fifth of the time is the page's whatever comes
+STILL_S = 0.01  # how long the page stands still beside requests, which most do not last
+TURN_S = 0.001  # and how long its turn is then: a tenth of the time is the page's whatever comes
+NEXT_S = 0.002  # after an answer: by then a client that has more to ask has asked
+TICK_S = 0.001  # the loop's clock
 STEPS_ASIDE: ContextVar[bool] = ContextVar("steps_aside", default=False)  # set by what is to let requests go first
 
 
@@ -31,9 +34,10 @@ class Loop(uvloop.Loop):
     def __init__(self) -> None:
         super().__init__()
         self._requests = 0
-        self._line: deque[tuple[asyncio.Handle, Callable[..., Any], tuple[Any, ...], Context]] = deque()
-        self._next: asyncio.Handle | None = None  # the line's next step, or its next turn
+        self._calm_at = 0.0  # when the line goes on for as long as it likes
         self._turn_ends = 0.0
+        self._line: deque[tuple[asyncio.Handle, Callable[..., Any], tuple[Any, ...], Context]] = deque()
+        self._next: asyncio.Handle | None = None  # the line's next step
         self._own = Context()  # the line itself never steps aside
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
@@ -50,18 +54,22 @@ class Loop(uvloop.Loop):
     def request_begins(self) -> None:
         """From now on the line stands still."""
         self._requests += 1
+        self._calm_at = math.inf
 
     def request_ends(self) -> None:
         """Each call undoes one of `request_begins`."""
         self._requests -= 1
-        if not self._requests and self._next is not None:
-            self._next.cancel()
-            self._next = super().call_soon(self._step, context=self._own)
+        if not self._requests:
+            self._calm_at = time.monotonic() + NEXT_S
+            if self._next is not None:
+                self._next.cancel()
+                self._next = super().call_soon(self._step, context=self._own)
 
     def _step(self) -> None:
-        """One step of the line's, if it may."""
-        if self._requests and time.monotonic() >= self._turn_ends:
-            self._next = self.call_later(STILL_S, self._turn, context=self._own)
+        """The line's next step, if it may."""
+        wait = self._wait(time.monotonic())
+        if wait > 0:
+            self._next = self.call_later(max(wait, TICK_S), self._step, context=self._own)
             return
         handle, callback, args, context = self._line.popleft()
         try:
@@ -70,9 +78,15 @@ class Loop(uvloop.Loop):
         finally:
             self._next = super().call_soon(self._step, context=self._own) if self._line else None
 
-    def _turn(self) -> None:
-        self._turn_ends = time.monotonic() + TURN_S
-        self._step()
+    def _wait(self, now: float) -> float:
+        """Seconds that the line stands still from now on; 0 begins a turn if it is time for one."""
+        if now >= self._calm_at:
+            self._turn_ends = now
+        elif now >= self._turn_ends + STILL_S:
+            self._turn_ends = now + TURN_S
+        elif now >= self._turn_ends:
+            return min(self._turn_ends + STILL_S, self._calm_at) - now
+        return 0.0
 
 
 class Precedence:
@@ -101,19 +115,33 @@ class Precedence:
             await self._answer(loop, scope, receive, send)
 
     async def _answer(self, loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request is being answered until its answer begins: some then last for hours."""
-        answered = False
+        """A request is in work from when its body is there until its answer begins: either may last for hours."""
+        held = whole = answered = False
+
+        def hold(the_line: bool) -> None:
+            nonlocal held
+            if the_line is not held:
+                held = the_line
+                (loop.request_begins if held else loop.request_ends)()
+
+        async def received() -> Message:
+            nonlocal whole
+            if not whole:
+                hold(False)
+            message = await receive()
+            whole = whole or not message.get("more_body", False)
+            hold(not answered)
+            return message
 
         async def sent(message: Message) -> None:
             nonlocal answered
-            if not answered and message["type"] == "http.response.start":
+            if message["type"] == "http.response.start":
                 answered = True
-                loop.request_ends()
+                hold(False)
             await send(message)
 
-        loop.request_begins()
+        hold(True)
         try:
-            await self._app(scope, receive, sent)
+            await self._app(scope, received, sent)
         finally:
-            if not answered:
-                loop.request_ends()
+            hold(False)

@@ -117,6 +117,31 @@ def test_an_answer_that_has_begun_holds_nobody_up():
     assert len(run(main)) * 1e-4 > 0.5 * 0.2
 
 
+def test_a_body_that_comes_slowly_holds_nobody_up_until_it_is_there():
+    async def main():
+        left = [0.1, 0.1]
+
+        async def receive():
+            await asyncio.sleep(left.pop())
+            return {"type": "http.request", "body": b"x", "more_body": bool(left)}
+
+        async def app(scope, receive, send):
+            while (await receive())["more_body"]:
+                pass
+            await asyncio.sleep(0.1)
+
+        spent = []
+        page = aside(work(0.3, spent))
+        begun = time.monotonic()
+        await Precedence(app, "/ui")(SCOPE, receive, nowhere)
+        await page
+        return [at - begun for at in spent]
+
+    spent = run(main)
+    assert sum(0 < at < 0.2 for at in spent) * 1e-4 > 0.5 * 0.2
+    assert sum(0.21 < at < 0.29 for at in spent) * 1e-4 < 0.4 * 0.08
+
+
 def test_a_request_that_fails_holds_nobody_up_afterwards():
     async def fail(scope, receive, send):
         raise ValueError("as asked")
