@@ -13,7 +13,6 @@ from nnclr_hub.workbench.zips import SUFFIX
 from .actions import Action, collection_path
 
 HERE = "Run it in the folder where the files lie, under the names that stand there."
-ABOVE = "Run it in the folder that holds this one."
 IMPORTS = (
     "import hashlib",
     "import zipfile",
@@ -77,10 +76,16 @@ def add_action(collection: str, given: Sequence[Given], most_files: int, most_by
     return Action("POST", f"{collection_path(collection)}/items", form=form, files=files, where=HERE)
 
 
-def add_folder_action(collection: str, folder: Path) -> Action:
-    """The program that adds a folder of this machine; REST itself takes files, so there is no single request."""
-    call = f"client.collection({collection!r}).index_folder({(folder.name or '.')!r})"
-    return Action("POST", "", call=call, where=ABOVE if folder.name else "Run it in this folder.")
+def add_folder_action(collection: str, source: str, folder: str) -> Action:
+    """The call that adds a folder of the server's machine.
+
+    Args:
+        source: the name of one of the server's folders.
+        folder: below that; "." for all of it.
+    """
+    asked = {"source": source, "folder": folder}
+    call = f"client.collection({collection!r}).index_there({folder!r}, source={source!r})"
+    return Action("POST", f"{collection_path(collection)}/index", json=asked, call=call)
 
 
 def _program(collection: str, given: Sequence[Given]) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.staged_pictures import root_of
 from nnclr_hub.workbench.staging import Staged, stage, staged, unstage
 from nnclr_hub.workbench.zips import SUFFIX, PictureZip
@@ -74,20 +76,13 @@ class Additions:
             InvalidRequest: there is no such folder below.
         """
         name = self._fitting(collection)
-        names = self.sources()
-        if source not in names:
-            raise InvalidRequest("There is no such folder of pictures: choose one of those that are offered.")
-        root = self._page.terms.source_folders[names.index(source)].resolve()
-        path = self._below(root, folder)
-        relative = path.relative_to(root).as_posix()
-        self._submit("index", {"collection": name, "root": str(root), "folder": relative}, kept)
-        self._page.did(add_folder_action(name, path))
+        place = SourceFolders(self._sources()).find(str(source), str(folder or ""))
+        self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, kept)
+        self._page.did(add_folder_action(name, str(source), place.relative))
 
     def sources(self) -> list[str]:
         """The server's folders of pictures by their names, where its own machine alone can ask."""
-        folders = self._page.terms.source_folders if self._page.terms.local else ()
-        names = [folder.resolve().name or "/" for folder in folders]
-        return [name if names.count(name) == 1 else f"{i + 1}: {name}" for i, name in enumerate(names)]
+        return SourceFolders(self._sources()).names
 
     # ---- inside
 
@@ -104,30 +99,13 @@ class Additions:
         self._page.jobs.submit(kind, {**params, GIVEN_BY: _browser(kept)})
 
     def _fitting(self, name: Any) -> str:
-        """The collection, if its encoder is to be had."""
         if not isinstance(name, str) or not name:
             raise InvalidRequest("There is no collection to add to: make or choose one before.")
-        collection = self._page.bench.collection(name)
-        embedder = self._page.bench.embedder_of(collection)
-        if collection.spec.dim != embedder.embed_dim:
-            raise InvalidRequest(
-                f"Collection {name!r} holds vectors of {collection.spec.dim} numbers that were made elsewhere, and the "
-                f"encoder here gives {embedder.embed_dim}: make a collection of its own for these pictures."
-            )
+        self._page.bench.fillable(name)
         return name
 
-    @staticmethod
-    def _below(root: Path, folder: Any) -> Path:
-        text = folder.strip() if isinstance(folder, str) else ""
-        try:
-            path = (root / text).resolve()
-            if path.is_relative_to(root) and path.is_dir():
-                return path
-        except (OSError, ValueError):  # no name that a file could have
-            pass
-        raise InvalidRequest(
-            f"There is no folder {text!r:.100} below {root.name!r}: name one, or nothing for all of it."
-        )
+    def _sources(self) -> Sequence[Path]:
+        return self._page.terms.source_folders if self._page.terms.local else ()
 
 
 def hidden_of(kept: Any) -> list[str]:

@@ -24,7 +24,6 @@ if find_spec("gradio") is None:  # to be told at the start, not when the page is
     raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
 
 PATH = "/ui"
-LOCAL = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +48,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             max_bytes=settings.max_bytes,
             max_images=settings.max_images,
             source_folders=settings.source_folders,
-            local=settings.host in LOCAL,
+            local=settings.local,
             read_only=settings.read_only,
             runs=settings.runs is not None,
             keys=settings.has_keys,

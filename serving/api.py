@@ -35,10 +35,9 @@ from .routes import ROUTERS
 from .routes.query import known_query
 from .security.door import Door
 from .security.fetching import Fetcher
+from .security.routes import PAGE
 from .settings import Settings
 from .turns import Turns
-
-PAGE = "/ui"
 
 
 class Service(FastAPI):

@@ -179,6 +179,7 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("jobs-get-job", Example("GET", "/api/v1/jobs/latest")),
     ("jobs-job-events", Example("GET", "/api/v1/jobs/latest/events")),
     ("jobs-list-jobs", Example("GET", "/api/v1/jobs", params={"state": "done", "limit": "10"})),
+    ("jobs-index-folder", Example("POST", f"{_PHOTOS}/index", json={"folder": "summer", "prune": True})),
     ("jobs-start-reembed", Example("POST", f"{_PHOTOS}/reembed", json={"model": "default"})),
     ("jobs-cancel-job", Example("DELETE", "/api/v1/jobs/latest")),
     ("jobs-job-events", Example("GET", "/api/v1/jobs/latest/events")),

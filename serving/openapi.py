@@ -24,7 +24,7 @@ from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, refusal_of
 from .routes import ROUTERS
-from .schemas.jobs import DuplicatesRequest, JobRequest, ReembedRequest
+from .schemas.jobs import DuplicatesRequest, IndexRequest, JobRequest, ReembedRequest
 from .schemas.probes import PredictRequest, ProbeRequest
 from .security.routes import rule_of
 
@@ -64,6 +64,7 @@ _READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
     ProbeRequest,
     JobRequest,
     DuplicatesRequest,
+    IndexRequest,
     ReembedRequest,
 )
 KEY_HEADER = "Idempotency-Key"

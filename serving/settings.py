@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         """Whether one needs a key."""
         return bool(self.api_keys or self.write_keys or self.keys_file)
 
+    @property
+    def local(self) -> bool:
+        """Whether it listens on this machine alone."""
+        return is_loopback(self.host)
+
     def keys(self) -> Keys:
         """All keys.
 
@@ -116,7 +121,7 @@ class Settings(BaseSettings):
             settings = cls(**flags)
         except (ValidationError, SettingsError) as error:
             raise InvalidRequest(f"The server's settings cannot be read: {_first(error)}") from error
-        if not settings.keys() and not settings.insecure and not is_loopback(settings.host):
+        if not settings.keys() and not settings.insecure and not settings.local:
             raise InvalidRequest(
                 f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: give "
                 "--keys FILE, where a key is made if there is none, or set NNCLR_WRITE_KEYS and NNCLR_API_KEYS to "

@@ -38,6 +38,7 @@ class _Collection:
     verify = NamedVerb(collections.verify)
     compact = NamedVerb(jobs.compact)
     duplicates = NamedVerb(jobs.duplicates)
+    index_there = NamedVerb(jobs.index_there)
     reembed = NamedVerb(jobs.reembed)
 
 

@@ -73,6 +73,22 @@ def duplicates(
     return _begin(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/duplicates", asked)
 
 
+def index_there(name: str, folder: str = "", *, source: str | None = None, prune: bool = False) -> Steps[Job]:
+    """Begins to index a folder on the server's machine; the server must be let read it.
+
+    Args:
+        folder: below one of the server's folders; "": all of that.
+        source: name of the server's folder; None: its only one.
+        prune: delete items of this folder whose file is gone.
+
+    Raises:
+        CollectionNotFound, FingerprintMismatch.
+        InvalidRequest: no such folder, or the server can be reached from elsewhere; `index_folder` sends pictures.
+    """
+    path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/index"
+    return _begin(path, {"folder": folder, "source": source, "prune": prune})
+
+
 def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
     """Begins to embed a collection's files anew with another model; the server must be let read them.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probes import get_probe
@@ -51,6 +52,22 @@ class Choosing:
         embedder = self.models.get(model) if model else embedder_for(self.models, collection.spec)
         collection.check(embedder)
         return embedder
+
+    def fillable(self, name: str) -> Collection:
+        """An existing collection that pictures can be added to: its encoder is to be had, and gives such vectors.
+
+        Raises:
+            FingerprintMismatch, CollectionNotFound.
+            InvalidRequest: it holds vectors that were made elsewhere.
+        """
+        collection = self.collection(name)
+        dim = self.embedder_of(collection).embed_dim
+        if collection.spec.dim != dim:
+            raise InvalidRequest(
+                f"Collection {name!r} holds vectors of {collection.spec.dim} numbers that were made elsewhere, and the "
+                f"encoder here gives {dim}: make a collection of its own for these pictures."
+            )
+        return collection
 
     def embedder_of_probe(self, probe: str) -> Embedder:
         """The embedder whose vectors a probe was fitted on.

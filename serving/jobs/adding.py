@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.staged_pictures import StagedPicture, staged_pictures
 from nnclr_hub.workbench.staging import note, noted
 
@@ -53,19 +54,13 @@ def add(task: Task) -> Outcome:
 
 def index(task: Task) -> Outcome:
     """Makes the collection hold the pictures of a folder below one of the server's source folders."""
-    root = next((one.resolve() for one in task.source_folders if str(one.resolve()) == task.params[ROOT]), None)
-    if root is None:
-        raise InvalidRequest(
-            "The folder is no longer one that this server reads: name it in NNCLR_SOURCE_FOLDERS again."
-        )
-    folder = (root / task.params["folder"]).resolve()
-    if not folder.is_relative_to(root):
-        raise InvalidRequest(f"The folder {task.params['folder']!r:.150} lies elsewhere: name one below the server's.")
-    report = task.bench.index_folder(task.params["collection"], folder, progress=task.progress)
+    folder = SourceFolders(task.source_folders).again(task.params[ROOT], task.params["folder"]).path
+    prune = task.params.get("prune", False)
+    report = task.bench.index_folder(task.params["collection"], folder, prune=prune, progress=task.progress)
     told = _Told(set(), report.added, report.updated)
     for path, reason in report.broken:
         told.refuse(Path(path).relative_to(folder).as_posix(), reason)
-    return Outcome({**told.result(task.params["collection"]), "unchanged": report.unchanged})
+    return Outcome({**told.result(task.params["collection"]), "unchanged": report.unchanged, "removed": report.removed})
 
 
 # ---- inside

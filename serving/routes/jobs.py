@@ -1,4 +1,4 @@
-"""/api/v1/jobs, and the jobs that collections start: reembed, duplicates."""
+"""/api/v1/jobs, and the jobs that collections start: index, reembed, duplicates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from nnclr_hub.errors import (
     CollectionNotFound,
     DiskFull,
+    FingerprintMismatch,
     InvalidFilter,
     InvalidRequest,
     JobNotFound,
@@ -22,14 +23,17 @@ from nnclr_hub.errors import (
 from nnclr_hub.store.duplicates import check_pair_score
 from nnclr_hub.store.succession import successor_of
 from nnclr_hub.workbench.reembedding import abandon
+from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..idempotency import MARK
 from ..jobs import Job, Jobs
 from ..jobs.events import is_over, stream
+from ..jobs.task import ROOT
 from ..problems import answers
 from ..schemas.jobs import (
     SOURCE,
     DuplicatesRequest,
+    IndexRequest,
     JobKind,
     JobRequest,
     JobResponse,
@@ -186,6 +190,34 @@ def start_reembed(
     return accepted(
         jobs.submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source}, mark=mark), response
     )
+
+
+@router.post(
+    "/collections/{name}/index",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, FingerprintMismatch, ModelError),
+    openapi_extra=json_body(IndexRequest),
+)
+def index_folder(
+    name: str,
+    body: Annotated[IndexRequest, json_of(IndexRequest)],
+    response: Response,
+    jobs: AppJobs,
+    bench: AppWorkbench,
+    settings: AppSettings,
+    mark: Mark,
+) -> JobResponse:
+    """Makes the collection hold the pictures of a folder on the server's machine; call it again to take up changes.
+
+    A picture's label is the folder that it lies in. Only below `NNCLR_SOURCE_FOLDERS`, and only where the server
+    listens on its own machine alone: from elsewhere, send the pictures.
+    """
+    bench.fillable(name)
+    if not settings.local:
+        raise InvalidRequest("Folders are indexed only where the server listens on 127.0.0.1: send the pictures.")
+    place = SourceFolders(settings.source_folders).find(body.source, body.folder)
+    params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
+    return accepted(jobs.submit("index", params, mark=mark), response)
 
 
 @router.delete(

@@ -74,6 +74,14 @@ class ReembedRequest(Strict):
     skip_missing: bool = Field(False, description="leave out items whose file is missing or changed")
 
 
+class IndexRequest(Strict):
+    """A folder of the server's own machine."""
+
+    source: str | None = Field(None, description="name of one of the server's folders; null where it has one")
+    folder: str = Field("", max_length=4096, description="folder below that, searched with its subfolders; empty: all")
+    prune: bool = Field(False, description="delete items of this folder whose file is gone")
+
+
 class DuplicatesRequest(Strict):
     """What counts as twice the same."""
 

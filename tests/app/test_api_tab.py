@@ -35,11 +35,12 @@ OWN = "it's; a.jpg"
 @pytest.fixture(scope="module")
 def served(model, photos, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("api") / "store"
+    shutil.copytree(photos, folder.parent / "pets" / "mine")
     with open_store(str(folder)) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
         bench.index_folder("photos", photos)
         bench.fit_probe("things", "photos", "label")
-    yield from serve(model, folder, page=True)
+    yield from serve(model, folder, page=True, source_folders=[str(folder.parent / "pets")])
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
@@ -143,7 +144,7 @@ def added_by_job(served, given, folder) -> dict[str, tuple]:
 @pytest.fixture
 def empty(served):
     """Collections for what is added in one way and another, gone afterwards."""
-    names = ("by-job", "by-curl", "by-request", "by-program", "by-folder")
+    names = ("by-job", "by-curl", "by-request", "by-program")
     for name in names:
         served.bench.store.create(name, CollectionSpec.of(served.bench.models.get()))
     yield
@@ -165,7 +166,7 @@ def test_files_are_added_as_the_page_adds_them(served, empty, given, tmp_path):
     assert made == held(served, "by-curl") == held(served, "by-request") == held(served, "by-program")
 
 
-def test_a_zip_and_a_folder_are_added_as_the_page_adds_them(served, empty, photos, pictures, tmp_path):
+def test_a_zip_is_added_as_the_page_adds_it(served, empty, pictures, tmp_path):
     with zipfile.ZipFile(tmp_path / "it's all.zip", "w") as file:
         for path in pictures[:3]:
             file.write(path, f"photos/{path.parent.name}/{path.name}")
@@ -174,14 +175,24 @@ def test_a_zip_and_a_folder_are_added_as_the_page_adds_them(served, empty, photo
         file.writestr("photos/notes.txt", b"no picture")
     size = (tmp_path / "it's all.zip").stat().st_size
     given = [Given("it's all.zip", size, "photos")]
-    shutil.copytree(photos, tmp_path / "pets")
-    folder = add_folder_action("by-folder", tmp_path / "pets")
-    assert (folder.path, str(tmp_path) in folder.call) == ("", False)
-    both = (add_action("by-program", given, 64, 10**7), folder)
-    printed = run([sys.executable, "-c", "\n".join(python(action, served.url) for action in both)], tmp_path)
+    printed = run([sys.executable, "-c", python(add_action("by-program", given, 64, 10**7), served.url)], tmp_path)
     assert printed.count("is added") == 4
-    assert "added=60" in printed
     assert added_by_job(served, given, tmp_path) == held(served, "by-program")
+
+
+def test_a_folder_of_the_server_is_added_as_the_page_adds_it(served, empty, tmp_path):
+    jobs = served.app.state.jobs
+    for way in ("by-curl", "by-program"):
+        action = add_folder_action(way, "pets", "mine")
+        if way == "by-curl":
+            in_shell(curl(action, served.url), tmp_path)
+        else:
+            run([sys.executable, "-c", python(action, served.url)], tmp_path)
+        [job] = jobs.list(1)[0]
+        until(lambda: jobs.get(job.id).has_ended)  # noqa: B023
+        assert jobs.get(job.id).result["added"] == 60
+    assert held(served, "by-curl") == held(served, "by-program")
+    assert {label for _, label in held(served, "by-curl").values()} == {"astronaut", "cat", "coffee"}
 
 
 def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_path):

@@ -86,10 +86,12 @@ def test_files_that_are_given_stand_there_all_of_them(page, pictures, tmp_path, 
     assert page.last_noted.form == {"items": [{"metadata": {"label": "astronaut"}}] * 5}
 
 
-def test_a_folder_that_is_added_stands_there_as_a_program(page, photos):
+def test_a_folder_that_is_added_stands_there_below_the_servers(page, photos):
     page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
     Additions(page).add_folder("photos", photos.name, "cat", {})
-    assert (page.last_noted.path, page.last_noted.call) == ("", "client.collection('photos').index_folder('cat')")
+    assert page.last_noted.path == "/api/v1/collections/photos/index"
+    assert page.last_noted.json == {"source": photos.name, "folder": "cat"}
+    assert page.jobs.params == [{"collection": "photos", "root": str(photos), "folder": "cat", "given_by": None}]
 
 
 def test_pages_are_listed_up_to_the_one_that_is_shown(page):

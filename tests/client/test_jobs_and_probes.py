@@ -23,7 +23,7 @@ from nnclr_hub.errors import (
 
 @pytest.fixture(scope="module")
 def server(model, photos, tmp_path_factory, serve) -> Iterator:
-    for running in serve(model, tmp_path_factory.mktemp("probes") / "store"):
+    for running in serve(model, tmp_path_factory.mktemp("probes") / "store", source_folders=[str(photos)]):
         with Client(running.url) as client:
             client.collections.create("photos")
             client.collection("photos").index_folder(photos)
@@ -85,6 +85,17 @@ def test_a_collection_is_looked_after_in_the_background(client, encoder, picture
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").compact()
     client.collections.drop("twice")
+
+
+def test_a_folder_of_the_server_is_indexed_there(client, photos):
+    client.collections.create("there")
+    collection = client.collection("there")
+    [one, *_] = sorted(folder.name for folder in photos.iterdir())
+    assert client.jobs.wait(collection.index_there(one).id).result["added"] == len(list((photos / one).iterdir()))
+    assert client.jobs.wait(collection.index_there(source=photos.name).id).result["added"] == 60
+    with pytest.raises(InvalidRequest, match=r"no folder '\.\.'"):
+        collection.index_there("..")
+    client.collections.drop("there")
 
 
 def test_a_probe_is_fitted_on_rows_and_on_pictures(client, encoder, pictures):

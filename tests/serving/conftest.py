@@ -1,5 +1,6 @@
 """One server a module, and a client of it."""
 
+import shutil
 from collections.abc import Iterator
 
 import httpx
@@ -11,8 +12,9 @@ from nnclr_hub import load_encoder
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory, serve) -> Iterator:
+def server(model, photos, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("serving")
+    shutil.copytree(photos, folder / "summer")
     write_run(folder / "runs" / "first")
     yield from serve(model, folder / "store", capacity=100, source_folders=[str(folder)], runs=folder / "runs")
 

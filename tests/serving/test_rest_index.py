@@ -1,0 +1,110 @@
+"""A folder of the server's own machine is indexed over REST, and no other file is read."""
+
+import json
+import shutil
+import time
+
+import httpx
+import pytest
+
+JOBS = "/api/v1/jobs"
+INDEX = "/api/v1/collections/{}/index"
+
+
+@pytest.fixture(scope="module")
+def server(model, photos, tmp_path_factory, serve):
+    """One that reads two folders, of which one holds pictures."""
+    folder = tmp_path_factory.mktemp("indexing")
+    shutil.copytree(photos, folder / "pictures" / "2024")
+    (folder / "empty").mkdir()
+    shutil.copytree(photos, folder / "secret")
+    for running in serve(model, folder / "store", source_folders=[str(folder / "pictures"), str(folder / "empty")]):
+        running.folder = folder
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
+        opened.put("/api/v1/collections/there", json={}).raise_for_status()
+        yield opened
+        opened.delete("/api/v1/collections/there").raise_for_status()
+
+
+def indexed(client, **asked) -> dict:
+    answer = client.post(INDEX.format("there"), json=asked)
+    assert answer.status_code == 202, answer.text
+    for _ in range(2400):
+        job = client.get(answer.headers["location"]).json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.05)
+    pytest.fail(f"it does not end: {job}")
+
+
+def test_a_folder_is_indexed_and_what_changed_is_taken_up(client, server):
+    lies = server.folder / "pictures" / "2024"
+    first = indexed(client, source="pictures", folder="2024")
+    assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
+    found = client.get("/api/v1/collections/there/items", params={"limit": 100}).json()["items"]
+    assert {item["metadata"]["label"] for item in found} == {one.name for one in lies.iterdir()}
+
+    gone = sorted(lies.rglob("*.jpg"))[0]
+    aside = gone.rename(server.folder / "aside.jpg")
+    again, pruned = (indexed(client, source="pictures", folder="2024", prune=prune) for prune in (False, True))
+    aside.rename(gone)
+    assert [(job["result"]["unchanged"], job["result"]["removed"]) for job in (again, pruned)] == [(59, 0), (59, 1)]
+    assert client.get("/api/v1/collections/there/count").json()["count"] == 59
+
+
+def test_what_is_told_of_it_has_no_path_of_the_machine(client, server):
+    job = indexed(client, source="empty")
+    assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
+    for told in (job, client.get(JOBS).json()):
+        assert str(server.folder) not in json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"source": "pictures", "folder": "../secret"}, "no folder '../secret' below 'pictures'"),
+        ({"source": "pictures", "folder": "/etc"}, "no folder '/etc'"),
+        ({"source": "pictures", "folder": "2023"}, "no folder '2023'"),
+        ({"source": "pictures", "folder": "2024/cat/0.jpg"}, "no folder"),
+        ({"source": "pictures", "folder": "a\0b"}, "no folder"),
+        ({"source": "secret"}, "name one of 'pictures', 'empty'"),
+        ({"folder": "2024"}, "name one of 'pictures', 'empty'"),
+    ],
+)
+def test_no_other_folder_is_read(client, asked, words):
+    answer = client.post(INDEX.format("there"), json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert words in answer.json()["detail"]
+    assert client.get("/api/v1/collections/there/count").json()["count"] == 0
+
+
+def test_a_link_leads_nowhere_else(client, server):
+    link = server.folder / "pictures" / "link"
+    link.symlink_to(server.folder / "secret")
+    try:
+        assert client.post(INDEX.format("there"), json={"source": "pictures", "folder": "link"}).status_code == 422
+    finally:
+        link.unlink()
+
+
+def test_the_collection_must_be_there_and_fit(client):
+    assert client.post(INDEX.format("nowhere"), json={"source": "pictures"}).status_code == 404
+    client.put("/api/v1/collections/elsewhere", json={"dim": 7}).raise_for_status()
+    answer = client.post(INDEX.format("elsewhere"), json={"source": "pictures"})
+    assert answer.status_code == 422
+    assert "vectors of 7 numbers that were made elsewhere" in answer.json()["detail"]
+
+
+def test_a_server_that_others_reach_reads_no_folders_for_them(model, photos, tmp_path, serve):
+    options = {"source_folders": [str(photos)], "host": "0.0.0.0", "insecure": True}
+    for running in serve(model, tmp_path / "store", **options):
+        with httpx.Client(base_url=running.url, timeout=120) as client:
+            client.put("/api/v1/collections/there", json={}).raise_for_status()
+            answer = client.post(INDEX.format("there"), json={})
+            assert answer.status_code == 422
+            assert "send the pictures" in answer.json()["detail"]
