@@ -107,8 +107,10 @@ class Precedence:
         loop = asyncio.get_running_loop()
         if scope["type"] != "http" or not isinstance(loop, Loop):
             await self._app(scope, receive, send)
-        elif scope["path"].startswith(self._behind):
-            STEPS_ASIDE.set(True)
+            return
+        aside = scope["path"].startswith(self._behind)
+        STEPS_ASIDE.set(aside)  # also to False: a pipelined request has the context of the one before it
+        if aside:
             await asyncio.sleep(0)  # what follows is in the line
             await self._app(scope, receive, send)
         else:

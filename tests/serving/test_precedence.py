@@ -164,12 +164,12 @@ def test_the_pages_requests_step_aside_and_others_do_not():
         async def app(scope, receive, send):
             seen[scope["path"]] = STEPS_ASIDE.get()
 
-        for scope in (SCOPE, PAGE):
-            await asyncio.create_task(Precedence(app, "/ui")(scope, no_message, nowhere))
+        for scope in (PAGE, SCOPE):  # in one task, as uvicorn starts a pipelined request from within the one before
+            await Precedence(app, "/ui")(scope, no_message, nowhere)
         return seen
 
-    assert run(main) == {SCOPE["path"]: False, PAGE["path"]: True}
-    assert run(main, asyncio.new_event_loop) == {SCOPE["path"]: False, PAGE["path"]: False}
+    assert run(main) == {PAGE["path"]: True, SCOPE["path"]: False}
+    assert run(main, asyncio.new_event_loop) == {PAGE["path"]: False, SCOPE["path"]: False}
 
 
 def test_context_errors_and_cancelling_are_as_on_any_loop():
