@@ -18,6 +18,9 @@ from .widgets.drawing import data_uri
 from .widgets.viewer import Shown, view
 
 SIDE = 512  # pixels of the pictures that the encoder looks at
+LENT = (
+    "The picture was pasted, taken or an example: save one as {name} first, and run it in the folder where that lies."
+)
 
 
 def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[str, Any], Action]:
@@ -49,7 +52,10 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
     name = f"{sample.id}.jpg" if sample.id is not None else sample.name
     files = (("image", name), ("target", f"{id}.jpg"))
     call = attention_call(name, [f"{id}.jpg"], asks)
-    action = Action("POST", "/api/v1/attention", form={"query": asks}, files=files, fetched=fetched, call=call)
+    where = LENT.format(name=name) if sample.lent else ""
+    action = Action(
+        "POST", "/api/v1/attention", form={"query": asks}, files=files, fetched=fetched, call=call, where=where
+    )
     return view("Why was this found?", pictures, note), action
 
 

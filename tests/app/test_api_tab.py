@@ -221,6 +221,17 @@ def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
         served.bench.delete("photos", ["bare"])
 
 
+def test_why_of_a_picture_that_the_person_has_no_file_of_says_to_save_one(served, pictures):
+    there = [item.id for item in served.bench.collection("photos").scroll(limit=1).items]
+    told = []
+    for lent in (False, True):
+        sample = Sample(path=pictures[0], name="image.png", lent=lent)
+        _, action = why(served.bench, Finder(Page(served.bench)), Query("photos", more=(sample,)), there[0])
+        told.append(action.where)
+    assert told[0] == ""
+    assert "save one as image.png first" in told[1]
+
+
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):
     for there in serve(model, tmp_path / "store", write_keys=(f"desk:{KEY}",)):
         action = Action("GET", "/api/v1/probes", call="client.probes.list()")
