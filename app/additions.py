@@ -76,7 +76,7 @@ class Additions:
             InvalidRequest: there is no such folder below.
         """
         name = self._fitting(collection)
-        place = SourceFolders(self._sources()).find(str(source), str(folder or ""))
+        place = SourceFolders(self._sources()).find(source or None, str(folder or "").strip())
         self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, kept)
         self._page.did(add_folder_action(name, str(source), place.relative))
 

@@ -57,8 +57,8 @@ def handled(handler: Handler, outputs: int, *, writes: bool) -> Handler:
             log.exception("the page failed in %s (%s)", handler.__name__, mark)
             sentence = f"The page failed at this; the server's log says why, under {mark}."
             raise gr.Error(sentence, title="That did not work", print_exception=False) from error
-        action = _did.get()
-        return (*values, gr.skip() if action is None else action)
+        noted = gr.skip() if (action := _did.get()) is None else action
+        return (*values, noted) if values else noted  # Gradio takes a tuple for the value of an only output
 
     _take_request_too(shielded, handler)
     return shielded

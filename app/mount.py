@@ -104,7 +104,7 @@ class LatePage:
         self._steps_aside.set(True)  # for this task, and for all that Gradio begins in it
         try:
             built = await asyncio.to_thread(self._build)
-            self._settled()
+            await asyncio.to_thread(self._settled)
             async with built.router.lifespan_context(built):
                 (mounted,) = built.router.routes
                 self._page.set_result(mounted.app)  # type: ignore[attr-defined]

@@ -39,12 +39,15 @@ from .security.routes import PAGE
 from .settings import Settings
 from .turns import Turns
 
+# of the page: itself, and what its events do; its files are sent from threads that requests use too
+ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"
+
 
 class Service(FastAPI):
     """An app that is observed from outside everything that is ever put around its routes."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Precedence(Observing(super().build_middleware_stack(), self.state.metrics), behind=PAGE)
+        return Precedence(Observing(super().build_middleware_stack(), self.state.metrics), behind=ACTIONS)
 
 
 def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:

@@ -24,6 +24,7 @@ from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.errors import ModelError, NotReady, Overloaded
 from nnclr_hub.hub.sources import resolve
 
+from . import garbage
 from .engine import Engine
 from .settings import Settings
 from .telemetry import Metrics
@@ -227,6 +228,8 @@ class ModelMemory:
             self._metrics.evictions.inc()
             self._metrics.models_loaded.dec()
             engine.close()
+        if gone:
+            garbage.let_go()
 
     def _account(self, size: int) -> None:
         self._bytes += size

@@ -1,17 +1,18 @@
 """Precedence: on the event loop that requests and the page share, requests go first.
 
     config = uvicorn.Config(app, loop=f"{__package__}.precedence:Loop")
-    app = Precedence(app, behind="/ui")
+    app = Precedence(app, behind="/ui/gradio_api/queue/.*")
 
-The page's steps stand in a line of their own. They run one by one, each after whatever else is ready; while a request
-is being answered they stand still, but for a short turn now and then, so that no stream of requests stops the page.
-What else runs on the loop runs as it always did: where the page is not mounted, nothing waits.
+The steps of what is behind stand in a line of their own. They run one by one, each after whatever else is ready; while
+a request is being answered they stand still, but for a short turn now and then, so that no stream of requests stops
+them. They must hold nothing that a request may wait for. What else runs on the loop runs as it always did.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from typing import Any
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-STILL_S = 0.01  # how long the page stands still beside requests, which most do not last
-TURN_S = 0.001  # and how long its turn is then: a tenth of the time is the page's whatever comes
+STILL_S = 0.004  # how long the line stands still beside requests, as long as most last
+TURN_S = 0.001  # how long it goes on then
 NEXT_S = 0.002  # after an answer: by then a client that has more to ask has asked
 TICK_S = 0.001  # the loop's clock
 STEPS_ASIDE: ContextVar[bool] = ContextVar("steps_aside", default=False)  # set by what is to let requests go first
@@ -44,11 +45,13 @@ class Loop(uvloop.Loop):
         """As of any loop; also here, what comes first in the line runs first."""
         if not (STEPS_ASIDE.get() if context is None else context.get(STEPS_ASIDE, False)):
             return super().call_soon(callback, *args, context=context)
+        if not callable(callback):
+            raise TypeError(f"a callable object was expected by call_soon(), got {callback!r}")
         context = copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
+        if not self._line:
+            self._go_on()
         self._line.append((handle, callback, args, context))
-        if self._next is None:
-            self._next = super().call_soon(self._step, context=self._own)
         return handle
 
     def request_begins(self) -> None:
@@ -61,22 +64,30 @@ class Loop(uvloop.Loop):
         self._requests -= 1
         if not self._requests:
             self._calm_at = time.monotonic() + NEXT_S
-            if self._next is not None:
-                self._next.cancel()
-                self._next = super().call_soon(self._step, context=self._own)
+            if self._line:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Has the line take its next step soon, and no other one beside."""
+        if self._next is not None:
+            self._next.cancel()
+        self._next = super().call_soon(self._step, context=self._own)
 
     def _step(self) -> None:
         """The line's next step, if it may."""
+        self._next = None
         wait = self._wait(time.monotonic())
         if wait > 0:
             self._next = self.call_later(max(wait, TICK_S), self._step, context=self._own)
             return
         handle, callback, args, context = self._line.popleft()
+        if self._line:
+            self._go_on()
         try:
             if not handle.cancelled():
                 context.run(callback, *args)
-        finally:
-            self._next = super().call_soon(self._step, context=self._own) if self._line else None
+        except Exception as error:  # noqa: BLE001 - as any loop does
+            self.call_exception_handler({"message": f"Exception in {handle!r}", "exception": error, "handle": handle})
 
     def _wait(self, now: float) -> float:
         """Seconds that the line stands still from now on; 0 begins a turn if it is time for one."""
@@ -96,19 +107,19 @@ class Precedence:
 
     Args:
         app: what answers.
-        behind: path below which requests step aside.
+        behind: regular expression for whole paths, whose requests step aside.
     """
 
     def __init__(self, app: ASGIApp, behind: str) -> None:
         self._app = app
-        self._behind = behind
+        self._behind = re.compile(behind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         if scope["type"] != "http" or not isinstance(loop, Loop):
             await self._app(scope, receive, send)
             return
-        aside = scope["path"].startswith(self._behind)
+        aside = self._behind.fullmatch(scope["path"]) is not None
         STEPS_ASIDE.set(aside)  # also to False: a pipelined request has the context of the one before it
         if aside:
             await asyncio.sleep(0)  # what follows is in the line
@@ -118,7 +129,7 @@ class Precedence:
 
     async def _answer(self, loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
         """A request is in work from when its body is there until its answer begins: either may last for hours."""
-        held = whole = answered = False
+        held = whole = answered = over = False
 
         def hold(the_line: bool) -> None:
             nonlocal held
@@ -132,7 +143,7 @@ class Precedence:
                 hold(False)
             message = await receive()
             whole = whole or not message.get("more_body", False)
-            hold(not answered)
+            hold(not (answered or over))
             return message
 
         async def sent(message: Message) -> None:
@@ -146,4 +157,5 @@ class Precedence:
         try:
             await self._app(scope, received, sent)
         finally:
+            over = True  # whoever still waits for the end of the connection
             hold(False)

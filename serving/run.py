@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import signal
 import socket
@@ -12,6 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from . import garbage
 from .logs import configure_logging
 from .precedence import Loop
 from .security.protocol import GuardedProtocol
@@ -68,7 +68,8 @@ def run(app: FastAPI, settings: Settings) -> None:
     """
     configure_logging(settings.log_format)
     sys.setswitchinterval(SWITCH_S)
-    app.state.settled = (
-        gc.freeze
-    )  # to look for garbage in a model and in Gradio again and again stops all for half a second
-    Server(server_config(app, settings)).run()
+    app.state.settled = garbage.keep
+    try:
+        Server(server_config(app, settings)).run()
+    finally:
+        garbage.let_go()  # or libraries take what is left at the exit for leaks, and say so

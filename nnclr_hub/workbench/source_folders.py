@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest
@@ -37,10 +38,14 @@ class SourceFolders:
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        roots = [folder.resolve() for folder in folders]
-        names = [root.name or "/" for root in roots]
-        unlike = [name if names.count(name) == 1 else f"{i + 1}: {name}" for i, name in enumerate(names)]
-        self._roots = dict(zip(unlike, roots, strict=True))
+        self._roots: dict[str, Path] = {}
+        for folder in folders:
+            root = folder.absolute() if (found := _resolved(folder)) is None else found
+            name = root.name or "/"
+            unlike = (f"{name} ({i})" for i in count(2))
+            self._roots[name if name not in self._roots else next(one for one in unlike if one not in self._roots)] = (
+                root
+            )
 
     @property
     def names(self) -> list[str]:
@@ -58,15 +63,18 @@ class SourceFolders:
             InvalidRequest: there is no such folder below; names those that there are.
         """
         root = self._root(source)
-        place = self._below(root, folder.strip())
-        if place is None or not place.path.is_dir():
+        if not is_folder(root):
+            raise InvalidRequest(f"The server's folder {root.name!r} is not there: have its operator look after it.")
+        place = self._below(root, folder)
+        if place is None or not is_folder(place.path):
             raise InvalidRequest(
-                f"There is no folder {folder.strip()!r:.100} below {root.name!r}: name one, or nothing for all of it."
+                f"There is no folder {folder!r:.100} below {root.name!r}: name one that does not lead out of it, or "
+                "nothing for all of it."
             )
         return place
 
     def again(self, root: str, folder: str) -> Place:
-        """What `find` found before the server was started with other folders, perhaps.
+        """What `find` found once; the server may have been started with other folders since.
 
         Args:
             root: its path.
@@ -76,7 +84,8 @@ class SourceFolders:
         """
         if Path(root) not in self._roots.values():
             raise InvalidRequest(
-                "The folder is no longer one that this server reads: name it in NNCLR_SOURCE_FOLDERS again."
+                f"The folder {Path(root).name!r} is no longer one that this server reads: name it in "
+                "NNCLR_SOURCE_FOLDERS again."
             )
         place = self._below(Path(root), folder)
         if place is None:
@@ -86,15 +95,34 @@ class SourceFolders:
     def _root(self, source: str | None) -> Path:
         if source is None and len(self._roots) == 1:
             return next(iter(self._roots.values()))
-        if source not in self._roots:
-            choice = f"name one of {', '.join(map(repr, self._roots))}." if self._roots else "it reads none."
-            raise InvalidRequest(f"There is no such folder of pictures on this server: {choice}")
-        return self._roots[source]
+        if source in self._roots:
+            return self._roots[source]
+        if not self._roots:
+            raise InvalidRequest(
+                'This server reads no folders: have NNCLR_SOURCE_FOLDERS name some, as JSON like ["/photos"].'
+            )
+        known = ", ".join(map(repr, self._roots))
+        if source is None:
+            raise InvalidRequest(f"This server reads several folders: say by `source` in which, one of {known}.")
+        raise InvalidRequest(f"This server reads no folder that is called {source!r:.100}: name one of {known}.")
 
     @staticmethod
     def _below(root: Path, folder: str) -> Place | None:
-        try:
-            path = (root / folder).resolve()
-        except (OSError, ValueError):  # no name that a file could have
-            return None
-        return Place(root, path.relative_to(root).as_posix()) if path.is_relative_to(root) else None
+        path = _resolved(root / folder)
+        return Place(root, path.relative_to(root).as_posix()) if path and path.is_relative_to(root) else None
+
+
+def is_folder(path: Path) -> bool:
+    """Also of a path that no file could have."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _resolved(path: Path) -> Path | None:
+    """Without links; None if they lead in a circle, or no file could have such a path."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return None

@@ -209,12 +209,13 @@ def index_folder(
 ) -> JobResponse:
     """Makes the collection hold the pictures of a folder on the server's machine; call it again to take up changes.
 
-    A picture's label is the folder that it lies in. Only below `NNCLR_SOURCE_FOLDERS`, and only where the server
-    listens on its own machine alone: from elsewhere, send the pictures.
+    A picture's label is the folder that it lies in, unless that is the one which is named; a folder and one below it
+    are different sources, whose pictures are items of their own. Links to files are followed. Only below
+    `NNCLR_SOURCE_FOLDERS`, and only where the server listens on its own machine alone: from elsewhere, send pictures.
     """
-    bench.fillable(name)
     if not settings.local:
         raise InvalidRequest("Folders are indexed only where the server listens on 127.0.0.1: send the pictures.")
+    bench.fillable(name)
     place = SourceFolders(settings.source_folders).find(body.source, body.folder)
     params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
     return accepted(jobs.submit("index", params, mark=mark), response)

@@ -18,6 +18,7 @@ def server(model, photos, tmp_path_factory, serve):
     shutil.copytree(photos, folder / "pictures" / "2024")
     (folder / "empty").mkdir()
     shutil.copytree(photos, folder / "secret")
+    (folder / "pictures" / "loop").symlink_to("loop")
     for running in serve(model, folder / "store", source_folders=[str(folder / "pictures"), str(folder / "empty")]):
         running.folder = folder
         yield running
@@ -73,7 +74,9 @@ def test_what_is_told_of_it_has_no_path_of_the_machine(client, server):
         ({"source": "pictures", "folder": "2024/cat/0.jpg"}, "no folder"),
         ({"source": "pictures", "folder": "a\0b"}, "no folder"),
         ({"source": "secret"}, "name one of 'pictures', 'empty'"),
-        ({"folder": "2024"}, "name one of 'pictures', 'empty'"),
+        ({"folder": "2024"}, "say by `source` in which, one of 'pictures', 'empty'"),
+        ({"source": "pictures", "folder": "a" * 300}, "no folder"),
+        ({"source": "pictures", "folder": "loop"}, "no folder 'loop'"),
     ],
 )
 def test_no_other_folder_is_read(client, asked, words):
