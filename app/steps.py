@@ -209,6 +209,8 @@ class Steps:
 
     def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
+            if self.finder.names():  # the session that knew which one ended with the server
+                raise InvalidRequest("The server was started anew meanwhile: choose the collection again.")
             way = "make one on the tab Collections" if self._page.writable else "the operator of this server makes one"
             raise InvalidRequest(f"There is no collection to search in yet: {way}.")
         sample = self.finder.embedded(query.collection, sample)

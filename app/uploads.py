@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi.responses import PlainTextResponse
@@ -93,15 +93,16 @@ def _made() -> tuple[Path, int]:
     """A new folder, and the lock that says for as long as this process lives that it is in use."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        if (held := _lock(path)) is not None:  # else another process took it for left over, and removes it
+        held = _lock(path)
+        if held is not None and path.exists():  # else another process took it for left over
             return path, held
 
 
 def _lock(folder: Path) -> int | None:
-    """None if another process has it, or the folder is gone."""
+    """None if another process has it, or the folder is gone, or no folder."""
     try:
-        held = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
         return None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +115,6 @@ def _lock(folder: Path) -> int | None:
 def _remove_left_over() -> None:
     """The folders of servers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody else's, or gone meanwhile
-            if (held := _lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+        if (held := _lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # somebody else's stays
+            os.close(held)

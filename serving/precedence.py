@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-STILL_S = 0.004  # how long the line stands still beside requests, as long as most last
+STILL_S = 0.004  # how long the line stands still beside a request; where there are several, they wait for each other
 TURN_S = 0.001  # how long it goes on then
 NEXT_S = 0.002  # after an answer: by then a client that has more to ask has asked
 TICK_S = 0.001  # the loop's clock
@@ -91,12 +91,13 @@ class Loop(uvloop.Loop):
 
     def _wait(self, now: float) -> float:
         """Seconds that the line stands still from now on; 0 begins a turn if it is time for one."""
+        turn_begins = self._turn_ends + STILL_S / max(1, self._requests)
         if now >= self._calm_at:
             self._turn_ends = now
-        elif now >= self._turn_ends + STILL_S:
+        elif now >= turn_begins:
             self._turn_ends = now + TURN_S
         elif now >= self._turn_ends:
-            return min(self._turn_ends + STILL_S, self._calm_at) - now
+            return min(turn_begins, self._calm_at) - now
         return 0.0
 
 

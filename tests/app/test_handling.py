@@ -74,3 +74,17 @@ def test_the_caller_is_entered_and_the_action_noted():
     assert none is None
     assert skipped == gr.skip()
     assert handled(gr.skip, 3, writes=False)(request("read")) == (gr.skip(),) * 4
+
+
+@pytest.mark.parametrize(("outputs", "gives"), [(0, None), (1, "one"), (2, ("one", "two"))])
+def test_the_noted_action_is_the_last_output_also_where_it_is_the_only_one(outputs, gives):
+    """Gradio takes a tuple for the value of an only output."""
+    action = Action("GET", "/healthz")
+
+    def handler():
+        did(action)
+        return gives
+
+    shown = handled(handler, outputs, writes=False)(request("read"))
+    others = {0: (), 1: ("one",), 2: ("one", "two")}[outputs]
+    assert shown == ((*others, action) if others else action)

@@ -97,6 +97,7 @@ def test_an_upload_is_there_for_its_search(served, pictures):
 def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    os.mkfifo(tmp_path / "nnclr_page_pipe")  # to open it would wait for ever
     living = uploads.UploadFolder()
     (living.path / "a.jpg").write_bytes(b"in use")
     program = "import os, app.uploads, time; print(app.uploads.UploadFolder().path, flush=True); time.sleep(60)"

@@ -1,0 +1,41 @@
+"""In a server with the page, what Gradio does lets requests go first, and nothing else does."""
+
+import asyncio
+
+import httpx
+from gradio.queueing import Queue
+
+from serving.observing import Observing
+from serving.precedence import STEPS_ASIDE, Loop
+
+
+def test_the_pages_actions_step_aside_and_its_files_and_requests_do_not(model, tmp_path, serve, monkeypatch):
+    seen = {}
+
+    def noting(owner, name, key) -> None:
+        original = getattr(owner, name)
+
+        async def noted(self, *args, **options):
+            seen[key(*args)] = (STEPS_ASIDE.get(), isinstance(asyncio.get_running_loop(), Loop))
+            return await original(self, *args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(Queue, "process_events", lambda *_: "an action")
+    noting(Queue, "start_processing", lambda *_: "the queue")
+    noting(Observing, "__call__", lambda scope, *_: scope.get("path"))
+    paths = ("/ui/", "/ui/theme.css", "/api/v1/collections")
+    for served in serve(model, tmp_path / "store", page=True):
+        for path in paths:
+            assert httpx.get(served.url + path, timeout=60).status_code == 200
+        start = f"{served.url}/ui/gradio_api/call/start"
+        event = httpx.post(start, json={"data": ["", None]}, timeout=60).json()["event_id"]
+        assert "complete" in httpx.get(f"{start}/{event}", timeout=60).text
+    told = {name: seen[name] for name in ("an action", "the queue", *paths)}
+    assert told == {
+        "an action": (True, True),
+        "the queue": (True, True),
+        "/ui/": (True, True),
+        "/ui/theme.css": (False, True),
+        "/api/v1/collections": (False, True),
+    }
