@@ -6,6 +6,7 @@
 One server, one Chromium, turn by turn. Sections:
 
     search    a click on a hit, until its neighbours stand there, less the same search over REST     at most 300 ms
+    beside    an action of the page, while programs search over REST without a pause
     load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
 
 An action is a search by an item of a visitor who came just now, queued as a browser's is; when all 50 are answered, the
@@ -45,6 +46,7 @@ from nnclr_hub.workbench import Encoders, Workbench
 NAME = "photos"
 SEARCH = f"/api/v1/collections/{NAME}/search"
 ACTIONS = 50
+START = "/ui/gradio_api/call/start"
 K = 24
 ROUNDS = 4
 LIMITS = httpx.Limits(max_connections=ACTIONS)
@@ -57,9 +59,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="of REST, of each kind in each state")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--visit", nargs=2, metavar=("URL", "ID"), help="only send the page's actions there, for ever")
+    parser.add_argument("--ask", nargs=2, metavar=("URL", "ID"), help="only search there over REST, for ever")
     chosen = parser.parse_args()
     if chosen.visit:
         visit(*chosen.visit)
+        return
+    if chosen.ask:
+        ask(*chosen.ask)
         return
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
@@ -71,6 +77,7 @@ def main() -> None:
         shutil.copytree(f"{folder}/store", f"{folder}/other store")
         with serving(chosen.model, f"{folder}/store") as url:
             search(report, url, chosen.clicks)
+            beside(report, url, item.id, chosen.clicks)
             with serving(chosen.model, f"{folder}/other store") as other:
                 load(report, url, other, item, next(pictures.rglob("*.jpg")).read_bytes(), chosen.requests)
 
@@ -125,13 +132,27 @@ CLICK = """turn => new Promise(done => {
 })"""
 
 
+def beside(report: Report, url: str, id: str, actions: int) -> None:
+    """One visitor's action after the other, beside programs that search."""
+    for programs in (0, 1, 8):
+        with others("--ask", url, id, programs), httpx.Client(base_url=f"{url}{START}", timeout=60) as client:
+            taken = []
+            for _ in range(actions):
+                begun = time.perf_counter()
+                event = client.post("", json=action(id)).raise_for_status().json()["event_id"]
+                client.get(f"/{event}").raise_for_status()
+                taken.append(time.perf_counter() - begun)
+        ms = 1000 * statistics.median(taken)
+        report.say(f"action_beside_{programs}_ms", ms, f"an action beside {programs} programs: {ms:.0f} ms, median")
+
+
 def load(report: Report, url: str, other: str, item: Item, picture: bytes, requests: int) -> None:
     """REST with the page at rest, and while bursts of 50 actions are in work: there, and at another server."""
     bodies = {"picture": {"image": base64.b64encode(picture).decode()}, "vector": {"vector": item.vector.tolist()}}
     beside: dict[str, dict[str, list[float]]] = {by: {"own": [], "busy": [], "other": []} for by in bodies}
     for _ in range(ROUNDS):  # in turn, for what else the machine does changes
         for state, visited in (("own", None), ("busy", url), ("other", other)):
-            with visitors(visited, item.id):
+            with others("--visit", visited, item.id):
                 for by, body in bodies.items():
                     beside[by][state] += times(url, body, requests // ROUNDS)
     for by, seconds in beside.items():
@@ -144,18 +165,17 @@ def load(report: Report, url: str, other: str, item: Item, picture: bytes, reque
 
 
 @contextmanager
-def visitors(url: str | None, id: str) -> Iterator[None]:
-    """A process of 50 visitors of a page, or none."""
-    if url is None:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, __file__, "--visit", url, id])
+def others(do: str, url: str | None, id: str, count: int = 1) -> Iterator[None]:
+    """So many processes that do what the option says for ever, or none."""
+    command = [sys.executable, __file__, do, str(url), id]
+    processes = [subprocess.Popen(command) for _ in range(count)] if url else []
     try:
-        time.sleep(3)
+        time.sleep(3 if processes else 0)
         yield
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def times(url: str, body: dict[str, Any], requests: int) -> list[float]:
@@ -181,17 +201,28 @@ def visit(url: str, id: str) -> None:
     os.nice(10)
 
     async def forever() -> None:
-        body: dict[str, Any] = {"data": [f"collection={NAME}&more={id}", None]}
-        async with httpx.AsyncClient(base_url=f"{url}/ui/gradio_api/call/start", timeout=120, limits=LIMITS) as client:
+        async with httpx.AsyncClient(base_url=f"{url}{START}", timeout=120, limits=LIMITS) as client:
 
             async def act() -> None:
-                event = (await client.post("", json=body)).raise_for_status().json()["event_id"]
+                event = (await client.post("", json=action(id))).raise_for_status().json()["event_id"]
                 (await client.get(f"/{event}")).raise_for_status()
 
             while True:
                 await asyncio.gather(*(act() for _ in range(ACTIONS)))
 
     asyncio.run(forever())
+
+
+def ask(url: str, id: str) -> None:
+    """Searches over REST, one after the other, until the process is ended."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while True:
+            client.post(SEARCH, json={"id": id, "k": K}).raise_for_status()
+
+
+def action(id: str) -> dict[str, Any]:
+    """What a browser sends when it opens the link of a search by an item."""
+    return {"data": [f"collection={NAME}&more={id}", None]}
 
 
 if __name__ == "__main__":
