@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-STILL_S = 0.004  # how long the line stands still beside a request; where there are several, they wait for each other
+STILL_S = 0.008  # how long the line stands still beside a request; where there are several, they wait for each other
 TURN_S = 0.001  # how long it goes on then
 NEXT_S = 0.002  # after an answer: by then a client that has more to ask has asked
 TICK_S = 0.001  # the loop's clock
