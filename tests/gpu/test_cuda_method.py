@@ -21,7 +21,8 @@ from training.optimisation import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.step import Stepper
 
-pytestmark = pytest.mark.gpu
+# what torch warns of on a GPU, such as its look-out for synchronisation being a prototype, is to be read, not to fail
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 @pytest.mark.parametrize("name", list(AUGMENTATIONS))
