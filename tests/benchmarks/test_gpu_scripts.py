@@ -64,6 +64,20 @@ def test_the_training_benchmark_writes_rows_as_they_come(script, tmp_path, capsy
     assert "aten::" in (tmp_path / "profile_resnet50_224.txt").read_text()
 
 
+def test_a_row_that_fails_leaves_the_others(script, tmp_path, monkeypatch, capsys):
+    pretrain_gpu = script("pretrain_gpu")
+
+    def lost(*_) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.\nMore of it.")
+
+    monkeypatch.setattr(pretrain_gpu, "Loops", lost)
+    given = ["--toy", "--device", "cpu", "--out", str(tmp_path), "--only", "resnet50_224", "lookup"]
+    pretrain_gpu.main(given)
+    notes = {row["what"]: row.get("note") for row in rows(tmp_path, "pretrain_gpu")[1:]}
+    assert notes["resnet50_224"] == "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
+    assert "look-up, B 16, M 64" in notes
+
+
 def test_no_row_is_begun_when_the_time_is_up(script, tmp_path, capsys):
     script("pretrain_gpu").main(["--toy", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)])
     assert len(rows(tmp_path, "pretrain_gpu")) == 1 + 3  # the machine and its ceilings
