@@ -123,3 +123,11 @@ def test_the_runs_beside_published_ones_stop_and_go_on(script, data, tmp_path, c
 def test_the_list_of_runs_names_what_is_published(script, capsys):
     assert script("gpu_runs").main(["--list"]) == 0
     assert "80.9" in capsys.readouterr().out
+
+
+def test_the_comparison_with_lightly_says_that_it_is_missing(script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightly", None)
+    monkeypatch.setitem(sys.modules, "lightly.loss", None)
+    monkeypatch.delitem(sys.modules, "pretrain_vs_lightly", raising=False)
+    with pytest.raises(SystemExit, match=r"needs lightly.*leave it out"):
+        script("pretrain_vs_lightly")
