@@ -31,11 +31,13 @@ from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.image_folder import list_images
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.prefetching import prepared_ahead
+from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.errors import NNCLRHubError
 
 NETWORKS = {"resnet50": 224, "vit_small_patch16_224": 224}
 BACKENDS = ("torch", "torch-bf16", "compile-bf16")
+SECONDS = 3.0  # of a measurement
 COLUMNS = ("network", "backend", "what", "batch", "images/s", "of the network alone", "bound by")
 
 
@@ -65,8 +67,12 @@ def main(given: Sequence[str] | None = None) -> None:
                 continue
             try:
                 network_rows(name, backend, side, files, chosen.batch, where, ways, report)
-            except (NNCLRHubError, torch.OutOfMemoryError) as error:
-                report.add({"network": name, "backend": backend, "what": str(error).splitlines()[0]})
+            except (NNCLRHubError, RuntimeError) as error:  # the other rows are worth having
+                report.add({"network": name, "backend": backend, "what": in_words(error)})
+
+
+def in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def pictures_of(chosen: argparse.Namespace) -> list[Path]:
@@ -82,11 +88,11 @@ def pictures_of(chosen: argparse.Namespace) -> list[Path]:
     return [files[number % len(files)] for number in range(chosen.pictures)]
 
 
-def rate(run: Callable[[], object], images: int, where: torch.device, seconds: float = 3.0) -> float:
+def rate(run: Callable[[], object], images: int, where: torch.device) -> float:
     """Images/s, after one run that is not counted."""
     run()
     taken, began = 0, time.perf_counter()
-    while taken == 0 or time.perf_counter() - began < seconds:
+    while taken == 0 or time.perf_counter() - began < SECONDS:
         run()
         if where.type == "cuda":
             torch.cuda.synchronize(where)
@@ -96,17 +102,19 @@ def rate(run: Callable[[], object], images: int, where: torch.device, seconds: f
 
 def decoding_rows(files: list[Path], side: int, batch: int, where: torch.device, report: Report) -> dict[str, float]:
     """Images/s of the ways from files to crops."""
-    encoder = Encoder(create_backbone("test_resnet"), Preprocessing(side), device="cpu", batch_size=batch)
+    transform = EvalTransform(Preprocessing(side))
 
     def in_threads() -> None:
-        for _ in encoder._prepared(files):
+        for _ in prepared_ahead(files, transform.read, batch):
             pass
 
     ways = {"decoding in threads, Pillow": rate(in_threads, len(files), where)}
     if where.type == "cuda":
-        ways["decoding on the GPU, nvJPEG, and resize there"] = rate(
-            lambda: on_the_gpu(files[:batch], side, where), batch, where
-        )
+        what = "decoding on the GPU, nvJPEG, and resize there"
+        try:
+            ways[what] = rate(lambda: on_the_gpu(files[:batch], side, where), batch, where)
+        except RuntimeError as error:  # torchvision may be built without it
+            report.add({"what": f"{what}: {in_words(error)}", "batch": batch})
     for what, images in ways.items():
         report.add({"what": what, "batch": batch, "images/s": images})
     return ways

@@ -31,6 +31,7 @@ from nnclr_hub.encoder.encoder import load_encoder
 from training.data.datasets import evaluation_sets
 from training.evals.knn import knn
 from training.evals.labelled import LabelledSet
+from training.measuring import measuring
 from training.monitor import read_log
 from training.parcels import unpacked
 from training.pretrain import pretrain
@@ -118,20 +119,24 @@ def go_on(chosen: argparse.Namespace, say: Console) -> bool:
                     return False
                 (out / "finished").touch()
             done.append((name, seed, data, recipe.epochs, out))
-    tabulate(done, chosen.work, where)
+    tabulate(done, chosen.work, where, chosen.settings)
     return True
 
 
-def tabulate(done: Sequence[tuple[str, int, Path, int, Path]], work: Path, where: torch.device) -> None:
-    """WORK/gpu_runs.md of the finished runs."""
+def tabulate(
+    done: Sequence[tuple[str, int, Path, int, Path]], work: Path, where: torch.device, given: Sequence[str]
+) -> None:
+    """WORK/gpu_runs.md of the finished runs; `given` are the settings of all of them."""
     report = Report(work, "gpu_runs", where, COLUMNS)
     for name, seed, data, epochs, out in done:
         encoder = load_encoder(out / "encoder", device=str(where))
         run = RUNS[name]
         rates = [line["images_per_s"] for line in read_log(out) if "images_per_s" in line]
-        settings = " ".join(f"--set {one}" for one in (*run.settings, f"seed={seed}"))
+        settings = " ".join(f"--set {one}" for one in (*run.settings, f"seed={seed}", *given))
         for one in evaluation_sets([data]):
-            features = LabelledSet(one, encoder.transform.preprocessing).embed(encoder)
+            crops = LabelledSet(one, encoder.transform.preprocessing)
+            with measuring():
+                features = crops.embed(encoder)
             report.add(
                 {
                     "run": name,

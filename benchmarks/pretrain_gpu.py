@@ -103,8 +103,12 @@ def main(given: list[str] | None = None) -> None:
         try:
             for row in rows():
                 report.add(row)
-        except (NNCLRHubError, torch.OutOfMemoryError) as error:
-            report.add({"what": name, "note": str(error).splitlines()[0]})
+        except (
+            NNCLRHubError,
+            RuntimeError,
+            OSError,
+        ) as error:  # no memory, a program that cannot be compiled, a worker
+            report.add({"what": name, "note": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
         if where.type == "cuda":
             torch._dynamo.reset()
             torch.cuda.empty_cache()
@@ -180,7 +184,7 @@ def network_rows(name: str, chosen: argparse.Namespace, where: torch.device, rat
     if chosen.profile:
         profile(loops, chosen.out / f"profile_{name}.txt")
     if chosen.workers:
-        seconds = loops.run(TORCHVISION, max(2, chosen.steps // 3)) / max(2, chosen.steps // 3)
+        seconds = loops.run_fed(chosen.steps)
         yield row(f"{TORCHVISION} ({chosen.workers})", seconds, statistics.median(times[MODEL]) / seconds)
     loops.close()
 
@@ -192,7 +196,7 @@ def profile(loops: Loops, place: Path) -> None:
     if loops.where.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
         key = "self_device_time_total"
-    with torch.profiler.profile(activities=kinds) as seen:
+    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:  # else torch 2.11 warns of later cycles
         for _ in range(3):
             loops.step(LOOP)
         wait(loops.where)
@@ -208,6 +212,8 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
     batch, size, side = (4, 32, 40) if chosen.toy else (256, 224, 256)
     images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8).to(where)
     views, aspect, draws = plan_views("byol", size), torch.ones(batch), torch.Generator()
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(where)
     forms = {"eager": EAGER, **({} if chosen.eager or chosen.toy else {"compiled": compiled()})}
     for form, operations in forms.items():
         began = time.perf_counter()

@@ -21,10 +21,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+try:
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import NNCLRPredictionHead, NNCLRProjectionHead, NNMemoryBankModule
+    from lightly.transforms.simclr_transform import SimCLRTransform
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"This comparison needs lightly, and {error.name} is not installed: pip install -e '.[bench]', or leave it out."
+    )
 import torch
-from lightly.loss import NTXentLoss
-from lightly.models.modules import NNCLRPredictionHead, NNCLRProjectionHead, NNMemoryBankModule
-from lightly.transforms.simclr_transform import SimCLRTransform
 from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.transforms import v2
 
 from nnclr_hub.method import Gather
@@ -23,6 +23,7 @@ from training.recipes import Recipe
 from training.step import Stepper
 
 STEPS = 1000  # of the run that the steps are taken from
+ENDLESS = 1_000_000  # batches
 MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
 
 
@@ -60,7 +61,7 @@ class Loops:
     """
 
     def __init__(self, recipe: Recipe, pack: ImagePack, where: torch.device, workers: int) -> None:
-        self.recipe, self.where = recipe, where
+        self.recipe, self.where, self.workers = recipe, where, workers
         self.batches = batches_of(pack, recipe, where)
         self.stepper = make_stepper(recipe, self.batches, where)
         first = self.batches.at(0)
@@ -69,16 +70,26 @@ class Loops:
         self._fed = torchvision_views(pack, recipe, workers, where)  # its workers start with the first batch
         self._step = 0
 
-    def run(self, kind: str, steps: int) -> float:
-        """Seconds of some steps; one more goes before them and is not counted."""
-        began = 0.0
-        for number in range(steps + 1):
-            if number == 1:
-                wait(self.where)
-                began = time.perf_counter()
+    def run(self, kind: str, steps: int, before: int = 1) -> float:
+        """Seconds of some steps; `before` more go before them and are not counted."""
+        for _ in range(before):
+            self.step(kind)
+        wait(self.where)
+        began = time.perf_counter()
+        for _ in range(steps):
             self.step(kind)
         wait(self.where)
         return time.perf_counter() - began
+
+    def run_fed(self, steps: int) -> float:
+        """Seconds a step that torchvision's workers feed, of that many steps or a little more.
+
+        Each worker makes a batch of its own, so batches come in rounds of as many as there are workers: of whole
+        rounds, the first is not counted, or what lay ready would be measured.
+        """
+        workers = max(1, self.workers)
+        counted = max(2, -(-steps // workers)) * workers
+        return self.run(TORCHVISION, counted, before=workers) / counted
 
     def step(self, kind: str) -> None:
         views = {MODEL: lambda: self._once, LOOP: lambda: None, TORCHVISION: lambda: next(self._fed)}[kind]()
@@ -133,15 +144,15 @@ class Pictures(Dataset[list[Tensor]]):
 def torchvision_views(
     pack: ImagePack, recipe: Recipe, workers: int, where: torch.device
 ) -> Generator[list[Tensor], None, None]:
-    """Batches of two views on the device, for ever; from pinned memory on a GPU."""
-    pinned = where.type == "cuda"
+    """Batches of two views on the device, as good as for ever; from pinned memory on a GPU."""
+    pictures = Pictures(pack, recipe)
+    # one long epoch: at the end of a short one most workers of a loader stand still
+    drawn = RandomSampler(pictures, replacement=True, num_samples=recipe.batch_size * ENDLESS)
     loader = DataLoader(
-        Pictures(pack, recipe), recipe.batch_size, shuffle=True, drop_last=True, num_workers=workers,
-        persistent_workers=workers > 0, pin_memory=pinned,
+        pictures, recipe.batch_size, sampler=drawn, num_workers=workers, pin_memory=where.type == "cuda"
     )  # fmt: skip
-    while True:
-        for views in loader:
-            yield [view.to(where, non_blocking=True, memory_format=torch.channels_last) for view in views]
+    for views in loader:
+        yield [view.to(where, non_blocking=True, memory_format=torch.channels_last) for view in views]
 
 
 def wait(where: torch.device) -> None:

@@ -20,6 +20,7 @@ from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
 from .evals.labelled import LabelledSet
 from .evals.linear import quick_linear
+from .measuring import measuring
 from .recipes import Recipe
 from .run_folder import network
 
@@ -49,8 +50,7 @@ class Evaluation:
         """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
         backbone, _ = network(learner, self._recipe)
         encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
-        # crops of other sizes and numbers than a step's: each would be compiled for itself, and used a few times
-        with torch.compiler.set_stance("force_eager"):
+        with measuring():
             features = [one.embed(encoder) for one in self._sets]
         learner.train()
         return dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))

@@ -21,6 +21,7 @@ from nnclr_hub.method import Learner
 
 from .data.augment import View, make_view
 from .data.batches import Batches
+from .measuring import measuring
 from .monitor import read_lines, replace_text
 from .recipes import Recipe
 
@@ -55,7 +56,7 @@ def record_neighbours(run: Path, learner: Learner, batches: Batches, recipe: Rec
     plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
     view = make_view(batch.images, batch.aspect, plain, torch.Generator())
     learner.eval()
-    with torch.compiler.set_stance("force_eager"):  # not worth a program of its own
+    with measuring():
         z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
     learner.train()
     similarity = z @ learner.support_set.queue.T

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.errors import NNCLRHubError, WeightsMismatch
 from nnclr_hub.hub.layout import HEADS
 
-from .exporting import export
+from .exporting import Exported, export
 from .parcels import send, unpacked
 from .pilot import measure_pace
 from .pretrain import Outcome, pretrain
@@ -118,7 +118,15 @@ def _hand_over(stretch: Stretch, recipe: Recipe, data: list[Path], run: Path, ou
     told = {key: value for key, value in about.items() if value is not None}
     check = data if outcome.finished else []  # fp16 weights measured again, where there is a figure to compare with
     folder = stretch.out / name
-    done = export(run, folder, dtype="fp16", data=check, provenance=told, device=stretch.device, say=say)
+
+    def exported(data: list[Path]) -> Exported:
+        return export(run, folder, dtype="fp16", data=data, provenance=told, device=stretch.device, say=say)
+
+    try:
+        done = exported(check)
+    except WeightsMismatch as error:  # what minutes of a GPU have made is to come back all the same
+        say.print(f"[yellow]warning[/] {error} It is left as the run has it, its figures not measured again.")
+        done = exported([])
     carry = stretch.out / "carry"
     heads = folder / HEADS
     parts = send(

@@ -232,6 +232,10 @@ class Stepper:
         return 0
 
 
+# on the CPU; of the driver, for pinned memory or a kernel's code; of cuBLAS; of cuDNN, whose workspaces do not fit
+SHORTAGES = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "unable to find an engine to execute")
+
+
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch's own class for GPUs; on the CPU a RuntimeError of the allocator."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+    """torch's own class for GPUs; elsewhere a RuntimeError that says so."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGES)

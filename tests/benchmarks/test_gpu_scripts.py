@@ -64,6 +64,20 @@ def test_the_training_benchmark_writes_rows_as_they_come(script, tmp_path, capsy
     assert "aten::" in (tmp_path / "profile_resnet50_224.txt").read_text()
 
 
+def test_a_row_that_fails_leaves_the_others(script, tmp_path, monkeypatch, capsys):
+    pretrain_gpu = script("pretrain_gpu")
+
+    def lost(*_) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.\nMore of it.")
+
+    monkeypatch.setattr(pretrain_gpu, "Loops", lost)
+    given = ["--toy", "--device", "cpu", "--out", str(tmp_path), "--only", "resnet50_224", "lookup"]
+    pretrain_gpu.main(given)
+    notes = {row["what"]: row.get("note") for row in rows(tmp_path, "pretrain_gpu")[1:]}
+    assert notes["resnet50_224"] == "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
+    assert "look-up, B 16, M 64" in notes
+
+
 def test_no_row_is_begun_when_the_time_is_up(script, tmp_path, capsys):
     script("pretrain_gpu").main(["--toy", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)])
     assert len(rows(tmp_path, "pretrain_gpu")) == 1 + 3  # the machine and its ceilings
@@ -78,9 +92,10 @@ def test_every_row_of_the_training_benchmark_runs(script, tmp_path, capsys):
     assert "vit_small_224: torchvision workers (1)" in named
 
 
-@pytest.mark.slow
-def test_the_encoder_benchmark_says_what_bounds_it(script, tmp_path, capsys):
-    script("encoder_gpu").main(["--toy", "--device", "cpu", "--out", str(tmp_path)])
+def test_the_encoder_benchmark_says_what_bounds_it(script, tmp_path, monkeypatch, capsys):
+    encoder_gpu = script("encoder_gpu")
+    monkeypatch.setattr(encoder_gpu, "SECONDS", 0.1)
+    encoder_gpu.main(["--toy", "--device", "cpu", "--out", str(tmp_path)])
     last = rows(tmp_path, "encoder_gpu")[-1]
     assert last["what"] == "Encoder.embed, JPEGs from disk"
     assert last["bound by"].startswith(("the network", "the transfer", "decoding"))
@@ -108,3 +123,11 @@ def test_the_runs_beside_published_ones_stop_and_go_on(script, data, tmp_path, c
 def test_the_list_of_runs_names_what_is_published(script, capsys):
     assert script("gpu_runs").main(["--list"]) == 0
     assert "80.9" in capsys.readouterr().out
+
+
+def test_the_comparison_with_lightly_says_that_it_is_missing(script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightly", None)
+    monkeypatch.setitem(sys.modules, "lightly.loss", None)
+    monkeypatch.delitem(sys.modules, "pretrain_vs_lightly", raising=False)
+    with pytest.raises(SystemExit, match=r"needs lightly.*leave it out"):
+        script("pretrain_vs_lightly")

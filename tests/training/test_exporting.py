@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,19 @@ def test_weights_that_do_not_measure_what_the_run_measured_are_refused(run, data
     with pytest.raises(WeightsMismatch, match="on the same pictures"):
         export(broken, tmp_path / "model", data=[data])
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(("pictures", "refused"), [(2, False), (3, True)])
+def test_two_pictures_of_a_small_set_may_change_sides(run, data, tmp_path, pictures, refused):
+    """Of 18: to a tenth of a percent, as of thousands, not one could, and rounding to fp16 moves some."""
+    moved = tmp_path / "run"
+    shutil.copytree(run, moved)
+    config = json.loads((moved / "encoder" / "config.json").read_text())
+    metrics, name = config["nnclr"]["metrics"], f"knn20/{data.name}"
+    metrics[name] = round(metrics[name] + (-1 if metrics[name] > 0.5 else 1) * pictures / 18, 4)
+    (moved / "encoder" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsMismatch) if refused else nullcontext():
+        export(moved, tmp_path / "model", data=[data])
 
 
 def test_each_of_the_two_networks_can_be_had(run, data, tmp_path):

@@ -71,3 +71,12 @@ def test_resized_crop_equals_torchvision_for_whole_pixel_boxes(out):
         )
         want = reference.horizontal_flip(want) if flip[i] else want
         torch.testing.assert_close(got[i], want.clamp(0, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_crop_that_shrinks_is_the_same_compiled():
+    """For any sizes: torch 2.11 compiled a number of taps that was worked out in fractions to another one."""
+    start, length = torch.rand(4) * 5, 80 + torch.rand(4) * 10
+    compiled = torch.compile(pixel_ops._resampling, dynamic=True)
+    want, got = (one(start, length, 96, 64) for one in (pixel_ops._resampling, compiled))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)

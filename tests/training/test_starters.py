@@ -1,5 +1,6 @@
 """One stretch of a starter after the other: the time that is kept, what is left, and how it is put together again."""
 
+import io
 import json
 import subprocess
 import tarfile
@@ -10,8 +11,8 @@ import torch
 from rich.console import Console
 
 from nnclr_hub import load_encoder
-from nnclr_hub.errors import InvalidRequest
-from training import interrupt
+from nnclr_hub.errors import InvalidRequest, WeightsMismatch
+from training import interrupt, starters
 from training.checkpoint import load_checkpoint
 from training.parcels import send, unpacked
 from training.starters import Stretch, main, run_stretch
@@ -81,6 +82,23 @@ def test_the_command_plans_trains_and_packs(data, pictures, tmp_path):
     assert (here / "model.safetensors").read_bytes() == (there / "model.safetensors").read_bytes()
     assert load_encoder(there, device="cpu").embed(pictures[:1]).shape == (1, 64)
     assert json.loads((there / "config.json").read_text())["nnclr"]["data"] == "crops of three photos"
+
+
+def test_weights_that_measure_otherwise_come_back_all_the_same(data, tmp_path, monkeypatch):
+    """A stretch of a GPU is not to be lost to a figure; the warning says which."""
+    real = starters.export
+
+    def export(*arguments, **rest):
+        if rest["data"]:
+            raise WeightsMismatch("The exported weights measure another figure.")
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(starters, "export", export)
+    said = Console(file=io.StringIO(), width=200)
+    settings = [*RESNET, "early_share=0", "local_crops=0"]
+    assert run_stretch(Stretch("starter_resnet50", [data], tmp_path, settings, epochs=1), said).finished
+    assert (tmp_path / "carry" / "nnclr_resnet50_starter.tar.00").exists()
+    assert "The exported weights measure another figure." in said.file.getvalue()
 
 
 def test_parts_are_small_and_the_old_ones_go(tmp_path):

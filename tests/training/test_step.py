@@ -104,17 +104,18 @@ def test_a_set_by_the_current_encoder_is_new_at_each_step(photos, tmp_path):
 
 
 class Memory:
-    """A device that holds no more than so many pictures."""
+    """A device that holds no more than so many pictures, and how torch says so."""
 
-    def __init__(self, pictures: int) -> None:
+    def __init__(self, pictures: int, error: Exception | None = None) -> None:
         self.pictures = pictures
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory")
 
     def install(self, monkeypatch) -> None:
         original = Learner.forward
 
         def forward(learner, views, **rest):
             if len(views[0]) > self.pictures:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise self.error
             return original(learner, views, **rest)
 
         monkeypatch.setattr(Learner, "forward", forward)
@@ -127,6 +128,20 @@ def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
     Memory(1).install(monkeypatch)
     with pytest.raises(OutOfMemory, match="nor do 2"):
         run(photos, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "FIND was unable to find an engine to execute this computation",
+    ],
+)
+def test_a_shortage_that_is_no_error_of_torchs_own_class_is_one(photos, tmp_path, monkeypatch, said):
+    Memory(5, RuntimeError(said)).install(monkeypatch)
+    with pytest.raises(OutOfMemory, match="batch_size=4"):
+        run(photos, tmp_path / "run")
 
 
 def test_a_loss_that_is_no_number_names_the_step_and_the_last_good_checkpoint(photos, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ one a picture: a resize, like a blur, is linear along each axis.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -31,8 +30,9 @@ def _resampling(start: Tensor, length: Tensor, source: int, out: int) -> Tensor:
     scale = (length / out)[:, None, None]  # source pixels an output pixel
     stretch = scale.clamp(min=1.0)
     centre = start[:, None, None] + (torch.arange(out, device=start.device)[None, :, None] + 0.5) * scale
-    # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed
-    taps = torch.arange(math.ceil(4 * max(1.0, source / out)) + 1, device=start.device, dtype=torch.float32)
+    # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed; how many, in whole
+    # numbers, for torch 2.11 compiles ceil(4 * max(1.0, source / out)) to too few
+    taps = torch.arange(max(4, -(-4 * source // out)) + 1, device=start.device, dtype=torch.float32)
     pixel = (centre - 2 * stretch).floor_() + taps  # (B, out, taps)
     weight = _cubic((pixel + 0.5 - centre) / stretch)
     # what lies outside the box was cropped away before the resize
