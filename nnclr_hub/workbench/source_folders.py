@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest
@@ -40,12 +40,10 @@ class SourceFolders:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._roots: dict[str, Path] = {}
         for folder in folders:
-            root = folder.absolute() if (found := _resolved(folder)) is None else found
+            root = _resolved(folder) or folder.absolute()
             name = root.name or "/"
-            unlike = (f"{name} ({i})" for i in count(2))
-            self._roots[name if name not in self._roots else next(one for one in unlike if one not in self._roots)] = (
-                root
-            )
+            names = chain([name], (f"{name} ({i})" for i in count(2)))
+            self._roots[next(one for one in names if one not in self._roots)] = root
 
     @property
     def names(self) -> list[str]:
@@ -82,9 +80,9 @@ class SourceFolders:
         Raises:
             InvalidRequest: it is not to be read any more.
         """
-        if Path(root) not in self._roots.values():
+        if root not in map(str, self._roots.values()):
             raise InvalidRequest(
-                f"The folder {Path(root).name!r} is no longer one that this server reads: name it in "
+                f"The folder {Path(str(root)).name!r} is no longer one that this server reads: name it in "
                 "NNCLR_SOURCE_FOLDERS again."
             )
         place = self._below(Path(root), folder)
