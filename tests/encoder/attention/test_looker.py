@@ -259,7 +259,7 @@ def test_a_broken_target_is_named(resnet, photo, tmp_path):
     [
         ("test_vit", {"class_token": False, "global_pool": "avg"}, "has no .CLS. token to look from"),
         ("test_vit", {"attn_layer": "diff"}, "attends by DiffAttention, whose rows we cannot read"),
-        ("test_convnext", {}, "ConvNeXt is not a ResNet or a vision transformer"),
+        ("test_convnext", {}, "test_convnext is not a ResNet or a vision transformer"),
     ],
 )
 def test_a_network_without_the_map_is_refused_by_name(photo, architecture, arguments, words):
