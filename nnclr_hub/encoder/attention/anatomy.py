@@ -37,9 +37,9 @@ class Anatomy:
     attends_by: str = ""
 
     @property
-    def step(self) -> tuple[int, int]:
-        """Pixels across and down that the sides of an input must be multiples of."""
-        return (self.stride[1], self.stride[0]) if self.transformer else (1, 1)
+    def cell(self) -> tuple[int, int]:
+        """Pixels of the input across and down from one centre to the next."""
+        return self.stride[1], self.stride[0]
 
     def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
         """Where the cells of one picture lie.

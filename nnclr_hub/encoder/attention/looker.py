@@ -145,7 +145,7 @@ class Looker:
         picture = decode_image(readable(image))
         if asked and settings.query is not None:
             require_inside(settings.query, picture.size)
-        size = input_size(picture.size, self.anatomy.step, settings.max_side)
+        size = input_size(picture.size, self.anatomy.cell, settings.max_side, whole=self.anatomy.transformer)
         return Prepared(picture, self._transform.resized(picture, size))
 
     @torch.inference_mode()
