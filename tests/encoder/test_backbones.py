@@ -31,6 +31,18 @@ def test_only_networks_with_positions_take_an_image_size():
     assert (sized("vit_tiny"), sized("resnet18"), sized("resnet18.no_such_tag")) == (True, False, False)
 
 
+@pytest.mark.parametrize(("architecture", "side"), [("test_vit2", 16), ("test_convnext", 32), ("test_resnet", 32)])
+def test_the_only_cell_of_a_map_is_timms_pooled_vector(architecture, side):
+    """Also where the norm comes behind the pool: in the first after a mean over patches, in the second in its head."""
+    torch.manual_seed(0)
+    backbone = create_backbone(architecture, image_size=side).eval()
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        x = torch.randn(2, 3, side, side)
+        torch.testing.assert_close(feature_map(backbone, x)[:, 0, 0], backbone(x), rtol=1e-4, atol=1e-5)
+
+
 def test_a_vits_map_is_its_patch_tokens_after_the_last_norm():
     """Against timm's own forward_intermediates, which norms and drops the prefix by other code."""
     backbone = create_backbone("test_vit").eval()
