@@ -43,7 +43,7 @@ class Encoder(Attending):
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode.
+        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode, its weights in float32, whatever they were.
         preprocessing: what it wants done to a picture.
         name: the source it came from.
         device: None: the GPU if there is one.
@@ -73,7 +73,7 @@ class Encoder(Attending):
         parse_backend(backend, precision)  # a wrong name must not wait for the weights to be moved
         self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
-        self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        self.backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
         self.transform = EvalTransform(preprocessing)
         self.name = name
         self.config = config
@@ -154,16 +154,10 @@ class Encoder(Attending):
 
         Raises:
             ImageError: the first picture that cannot be read.
+            InvalidRequest: there is no picture.
         """
-        if isinstance(images, Tensor):
-            return np.concatenate([self._forward(x, feature_map) for x in self._inputs(images)])
-        images, seen, maps = as_list(images), 0, []
-        for crops in prepared_ahead(images, self.prepare, self.batch_size):
-            for index, crop in enumerate(crops, seen):
-                if isinstance(crop, ImageError):
-                    raise crop.named(images[index], index) from crop
-            seen += len(crops)
-            maps.append(self._forward(self.transform.normalise(np.stack(crops)), feature_map))  # type: ignore[arg-type]
+        batches = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
+        maps = [self._forward(x, feature_map) for x in batches if len(x)]
         if not maps:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.concatenate(maps)
@@ -198,6 +192,16 @@ class Encoder(Attending):
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in crops:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
+
+    def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
+        """Batches (B, 3, S, S) float of pictures; raises the first ImageError."""
+        seen = 0
+        for crops in prepared_ahead(images, self.prepare, self.batch_size):
+            for index, crop in enumerate(crops, seen):
+                if isinstance(crop, ImageError):
+                    raise crop.named(images[index], index) from crop
+            seen += len(crops)
+            yield self.transform.normalise(np.stack(crops))  # type: ignore[arg-type]
 
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""

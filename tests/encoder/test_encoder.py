@@ -1,5 +1,7 @@
 """The encoder: the same vectors by every way in, and one bad picture for itself."""
 
+import copy
+
 import numpy as np
 import pytest
 import timm
@@ -150,6 +152,23 @@ def test_tokens_are_the_map_before_pooling(make_model, pictures, architecture, a
         pooled = torch.from_numpy(tokens.mean(axis=(1, 2)))
         np.testing.assert_allclose(F.normalize(pooled), encoder.embed(pictures[:3]), atol=1e-5)
         assert tokens.min() >= 0  # after the ReLU
+
+
+def test_tokens_of_no_picture_are_refused(encoder):
+    for none in ([], torch.zeros(0, 3, 48, 48), torch.zeros(0, 3, 48, 48, dtype=torch.uint8)):
+        with pytest.raises(InvalidRequest, match="No image was given: tokens needs at least one"):
+            encoder.tokens(none)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_are_taken(encoder, pictures, kind):
+    """As those of a file are: their values in float32."""
+    backbone = copy.deepcopy(encoder.backbone).to(kind)
+    given = Encoder(backbone, encoder.transform.preprocessing, config=encoder.config, device="cpu")
+    want = Encoder(copy.deepcopy(backbone).float(), encoder.transform.preprocessing, device="cpu")
+    np.testing.assert_allclose(given.embed(pictures[:3]), want.embed(pictures[:3]), atol=1e-6)
+    assert given.tokens(pictures[:1]).dtype == given.attention(pictures[0]).values.dtype == np.float32
+    assert (given.fingerprint == encoder.fingerprint) == (kind is torch.float64)
 
 
 def test_bf16_stays_near_fp32(model, pictures):
