@@ -34,9 +34,9 @@ from nnclr_hub.encoder.attention.queries import require_inside
 from nnclr_hub.encoder.attention.settings import AttentionSettings
 from nnclr_hub.encoder.attention.sizes import input_size
 from nnclr_hub.encoder.attention.twin import any_size, last_attention
-from nnclr_hub.encoder.backbones import feature_map
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.given import ImageLike, readable
+from nnclr_hub.encoder.outputs import feature_map
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest
 

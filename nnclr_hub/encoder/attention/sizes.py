@@ -12,8 +12,8 @@ import math
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 MAX_SIDE = 1024
-# Of a map, whatever max_side: what patches of 16 have at 1024 x 1024. A transformer's cost grows with their square: with
-# patches of 8, 1024 x 1024 would be 16 times the work, and where attention is not fused 6 GB a block
+# Of a map, whatever max_side: as many as patches of 16 have at 1024 x 1024. A transformer's cost grows with their
+# square: with patches of 8, 1024 x 1024 would be 16 times the work, and where attention is not fused 6 GB a block
 MOST_CELLS = 4096
 SHORTEST = 224  # of the network's input, in pixels
 SMALLEST = 8  # of a picture: enlarged further than 28 times, there is nothing in it to look at

@@ -8,7 +8,8 @@ from conftest import NARROW
 from nnclr_hub import Box, Point
 from nnclr_hub.encoder.attention.anatomy import anatomy_of
 from nnclr_hub.encoder.attention.geometry import Axis, Grid
-from nnclr_hub.encoder.backbones import create_backbone, feature_map
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.encoder.outputs import feature_map
 from nnclr_hub.errors import InvalidRequest
 
 WIDE = Grid(Axis(3, 0.5, 32, 96, 192), Axis(4, 0.5, 32, 128, 256))  # a ResNet's, of a picture twice as large
