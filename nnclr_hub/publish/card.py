@@ -89,8 +89,8 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     Args:
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
-            "commands" {name: command} of them, "license" of the weights, and of the training pictures their "data" (a
-            name or several) and "data_terms".
+            "commands" {name: command} of them, "measured_at_step" beside the weights' own "step", "license" of the
+            weights, and of the training pictures their "data" (a name or several) and "data_terms".
         repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
@@ -211,6 +211,9 @@ def _table(about: Mapping[str, Any], source: str) -> str:
         again = checks.get(name)
         command = (about.get("commands") or {}).get(name) or _command(name, about, source)
         rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
+    step = about.get("step")
+    if (at := about.get("measured_at_step", step)) != step:
+        rows += ["", f"Measured at step {at} of {about.get('steps')}; the weights are those of step {step}."]
     return "\n".join(rows)
 
 
@@ -218,7 +221,9 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
     kind, _, data = metric.partition("/")
     if kind.startswith("knn"):
         return f"`nnclr eval knn {source} --data {data}`"
-    return f"by `nnclr pretrain {about['recipe']}`, at its last step" if "recipe" in about else "not recorded"
+    at = about.get("measured_at_step", about.get("steps"))
+    when = "its last step" if at == about.get("steps") else f"step {at}"
+    return f"by `nnclr pretrain {about['recipe']}`, at {when}" if "recipe" in about else "not recorded"
 
 
 def _origin(about: Mapping[str, Any]) -> str:
