@@ -11,7 +11,7 @@ anew at each step.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,7 @@ class SupportSet(nn.Module):
         self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("enqueues", torch.zeros((), dtype=torch.int64))
+        self._count = 0  # `enqueues` once more: to read it there for the draws would make a GPU wait
 
     @property
     def size(self) -> int:
@@ -161,8 +162,8 @@ class SupportSet(nn.Module):
         batch, size = len(z), self.size
         kept = slice(max(0, batch - size), batch)
         if self.replacement == "random":
-            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.enqueues))
-            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device)
+            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + self._count)
+            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device, non_blocking=True)
         else:
             place = (self.pointer + torch.arange(batch, device=z.device)[kept]) % size
         self._write(place, z[kept], None if ids is None else ids[kept], None if labels is None else labels[kept])
@@ -187,6 +188,11 @@ class SupportSet(nn.Module):
         self.labels[place] = UNKNOWN if labels is None else labels
         self.enqueued_at[place] = self.enqueues
         self.enqueues += 1
+        self._count += 1
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._count = int(self.enqueues)
 
 
 def _one_of(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

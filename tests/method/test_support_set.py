@@ -1,5 +1,7 @@
 """The support set is the paper's queue: first in, first out, looked up before it is written."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,6 +156,22 @@ def test_random_replacement_overwrites_rows_anywhere_and_alike_on_all_ranks():
     assert (written == 4).sum() == 30
     assert (written == 0).sum() < 25, "older rows are overwritten while rows of the random start remain"
     assert (written[:30] == 0).sum() < 25, "not in order"
+
+
+def test_random_replacement_goes_on_after_loading_as_if_it_had_not_stopped():
+    """The draws follow from the number of enqueues, which a fresh set has yet to be told; a copy has it."""
+    torch.manual_seed(0)
+    batches, once = torch.randn(7, 30, 3), SupportSet(100, 3, replacement="random", seed=4)
+    for z in batches[:4]:
+        once.enqueue(z)
+    again = SupportSet(100, 3, replacement="random", seed=4)
+    again.load_state_dict(once.state_dict())
+    copied = copy.deepcopy(once)
+    for z in batches[4:]:
+        for support in (once, again, copied):
+            support.enqueue(z)
+    assert torch.equal(once.queue, again.queue)
+    assert torch.equal(once.queue, copied.queue)
 
 
 def test_a_set_that_the_current_encoder_fills_anew_holds_nothing_older():
