@@ -37,7 +37,7 @@ A {architecture} that turns a picture into a vector of {dim} numbers, so that li
 
 ## Input
 
-RGB, upright, short side resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
+RGB, upright, {side} resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
 from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare vectors by their cosine.
 
 ## Measured
@@ -83,6 +83,13 @@ _PAPER = """```bibtex
 ```"""
 
 
+_SIDES = {
+    "center": "short side",
+    "squash": "both sides",
+    "border": "long side (what it leaves free is of the mean colour)",
+}
+
+
 def model_card(name: str, config: ModelConfig, *, repository: str | None = None, revision: str | None = None) -> str:
     """The card's text, front matter and seal included.
 
@@ -106,6 +113,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         dim=config.num_features,
         origin=_origin(about),
         loading=loading(name, config, repository, revision),
+        side=_SIDES[preprocessing.crop_mode],
         interpolation=preprocessing.interpolation,
         resize=math.floor(size / preprocessing.crop_pct),
         size=size,

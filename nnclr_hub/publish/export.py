@@ -215,7 +215,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
         "fixed_input_size": bool(timm_cfg.get("fixed_input_size", False)),
         "interpolation": preprocessing.interpolation,
         "crop_pct": preprocessing.crop_pct,
-        "crop_mode": "center",
+        "crop_mode": preprocessing.crop_mode,
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
         "num_classes": 0,

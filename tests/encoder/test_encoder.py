@@ -11,6 +11,7 @@ from PIL import Image
 
 from nnclr_hub import Encoder, ImageError, load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 
 
@@ -187,6 +188,17 @@ def test_the_fingerprint_tells_weights_and_preprocessing_and_nothing_else(make_m
     ):
         assert torch.equal(a, b), key
     assert heads[0].fingerprint != heads[1].fingerprint  # the same weights in another network
+
+
+def test_a_starters_fingerprint_is_what_stores_were_made_with():
+    """Those of its users hold vectors under it: only another starter may have another."""
+    starter = load_encoder("nnclr_resnet18_small_cpu_starter", device="cpu")
+    assert starter.fingerprint == "7fb45fadcfadcd2f11034047326837df"
+
+
+def test_another_crop_makes_other_vectors(encoder):
+    ways = [Preprocessing(48, crop_mode=mode) for mode in ("center", "squash", "border")]
+    assert len({Encoder(encoder.backbone, way, device="cpu").fingerprint for way in ways}) == 3
 
 
 @pytest.mark.parametrize("source", ["random:test_resnet@3", None])
