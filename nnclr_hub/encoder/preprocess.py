@@ -65,7 +65,7 @@ class Preprocessing:
         named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
-            if len(size) != 3 or size[1] != size[2]:
+            if len(size) != 3 or size[0] != 3 or size[1] != size[2]:
                 raise ValueError(f"input_size {list(size)} is no square (3, S, S)")
             return cls(
                 input_size=size[-1],

@@ -132,7 +132,7 @@ def test_many_threads_get_what_one_gets(encoder, pictures):
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", "xpu", "vulkan", "meta"])
 def test_a_device_that_is_not_there_is_explained(model, device):
     with pytest.raises(InvalidRequest, match=device):
         load_encoder(model, device=device)
