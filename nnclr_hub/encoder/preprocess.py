@@ -122,7 +122,7 @@ class EvalTransform:
         crop = np.empty((size, size, 3), np.uint8)
         crop[:] = [round(255 * value) for value in self.preprocessing.mean]
         column, row = (size - kept[0]) // 2, (size - kept[1]) // 2
-        crop[row : row + kept[1], column : column + kept[0]] = self._resize(picture.image, box, kept)
+        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(picture.image, box, kept))
         return crop
 
     def _resized_to(self, width: int, height: int) -> tuple[int, int]:

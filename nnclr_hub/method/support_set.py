@@ -213,8 +213,8 @@ class SupportSet(nn.Module):
         self.enqueues += 1
         self._count += 1
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*arguments, **named)
         self._count = int(self.enqueues)
 
 
