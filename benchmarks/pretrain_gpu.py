@@ -103,11 +103,8 @@ def main(given: list[str] | None = None) -> None:
         try:
             for row in rows():
                 report.add(row)
-        except (
-            NNCLRHubError,
-            RuntimeError,
-            OSError,
-        ) as error:  # no memory, a program that cannot be compiled, a worker
+        # no memory, a program that cannot be compiled, a worker that dies
+        except (NNCLRHubError, RuntimeError, OSError) as error:
             report.add({"what": name, "note": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
         if where.type == "cuda":
             torch._dynamo.reset()

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
+from nnclr_hub.encoder.outputs import vector_length
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
@@ -102,7 +103,7 @@ def build_learner(recipe: Recipe) -> Learner:
     }
     method = dataclasses.replace(method, **choices)
     backbone = _backbone(recipe)
-    width = int(backbone.num_features)  # type: ignore[arg-type]
+    width = vector_length(backbone)
     projection, d = None, width
     if method.projection != "none":
         shape = PROJECTIONS[method.projection]

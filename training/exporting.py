@@ -5,7 +5,7 @@
 
 What is measured again is 20-NN, on the pictures that the caller names, with the weights as they were written. A
 figure that differs by more than 0.1 point on the same pictures stops the export; on others, or on none, it stands
-as "not checked".
+as "not checked". A run that was stopped has the figures of its last checkpoint: what is measured takes their place.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def export(
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
             about["measured_on"] = {**about.get("measured_on", {}), **seen}
+            about |= {"measured_at_step": about["step"]} if "step" in about else {}
         bank = parts.get("support_set")
         final = export_run(written, folder, dtype=dtype, provenance=about, support_set=bank)
         return Exported(final, metrics, checks)
@@ -171,6 +172,8 @@ def _compared(
 ) -> tuple[dict[str, float], dict[str, float | None]]:
     """The figures for the card, and what each was when measured again."""
     known, pictures = about.get("metrics") or {}, about.get("measured_on") or {}
+    if measured and about.get("measured_at_step", about.get("step")) != about.get("step"):
+        known = {}  # of a run that was stopped: they are an earlier step's
     checks: dict[str, float | None] = dict.fromkeys(known)
     for name, value in measured.items():
         data = name.partition("/")[2]
@@ -183,6 +186,6 @@ def _compared(
         elif same:
             raise WeightsMismatch(
                 f"The exported weights measure {name} {value}, and the run measured {known[name]} on the same "
-                "pictures, perhaps at an earlier step: go on with --resume to the run's end and export it again."
+                "pictures: go on with --resume to the run's end and export it again."
             )
     return {**known, **{name: value for name, value in measured.items() if name not in known}}, checks

@@ -127,13 +127,13 @@ def _pretrain(
     schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
 
     # ------------------------------------------------------------------------ resume
-    step, saved_at, scores, at_start = 0, None, {}, {}
+    step, saved_at, scores, scored_at, at_start = 0, None, {}, 0, {}
     if saved is not None:
         check_same_run(saved, name, recipe, files, init, out)
         learner.load_state_dict(saved["learner"])
         optimizer.load_state_dict(saved["optimizer"])
         step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
-        saved_at = step
+        saved_at, scored_at = step, saved.get("scored_at", step)
         if step == steps and not evaluation_changed(saved, recipe):
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
@@ -152,8 +152,10 @@ def _pretrain(
     evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, say) if ranks.first else None
 
     def evaluate() -> None:
+        nonlocal scored_at
         if evaluation is not None and monitor is not None:
             scores.update(evaluation.scores(learner, out.name))
+            scored_at = step
             monitor.record(step, step / steps_per_epoch, scores)
             evaluation.tell(step / steps_per_epoch, scores)
             warn_if_worse(scores, at_start, say)
@@ -167,13 +169,18 @@ def _pretrain(
                 "files": digest(files),
                 "step": step,
                 "scores": scores,
+                "scored_at": scored_at,
                 "at_start": at_start,
                 "learner": learner.state_dict(),
                 "optimizer": optimizer.state_dict(),
             }
             save_checkpoint(out, state)
-            pictures = evaluation.pictures if evaluation is not None else {}
-            export_encoder(learner, preprocessing, recipe, out, name, step, steps, scores, pictures)
+            figures = {
+                "metrics": {key: round(value, 4) for key, value in scores.items()},
+                "measured_on": evaluation.pictures if evaluation is not None else {},
+                "measured_at_step": scored_at,  # a stop saves weights without measuring them
+            }
+            export_encoder(learner, preprocessing, recipe, out, name, step, steps, figures if scores else {})
             record_neighbours(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()

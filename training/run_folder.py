@@ -6,9 +6,10 @@ import errno
 import json
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -119,12 +120,12 @@ def export_encoder(
     name: str,
     step: int,
     steps: int,
-    scores: dict[str, float],
-    pictures: dict[str, str],
+    figures: Mapping[str, Any],
 ) -> None:
-    """RUN/encoder/: the backbone as a model folder, with the heads beside it and its scores in it.
+    """RUN/encoder/: the backbone as a model folder, with the heads beside it.
 
-    `pictures` are the digests of the sets that the scores are of.
+    `figures` has its "metrics", the digests of the sets that they are of ("measured_on"), and the step that they are
+    of ("measured_at_step").
     """
     backbone, projection = network(learner, recipe)
     heads = {"projection": projection, "prediction": learner.prediction}
@@ -145,7 +146,6 @@ def export_encoder(
             "seed": recipe.seed,
             "temperature": recipe.temperature,
             "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
-            "metrics": {key: round(value, 4) for key, value in scores.items()},
-            **({"measured_on": pictures} if scores else {}),
+            **figures,
         },
     )

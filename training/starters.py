@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.errors import NNCLRHubError, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, WeightsMismatch
 from nnclr_hub.hub.layout import HEADS
 
 from .exporting import Exported, export
@@ -116,15 +116,14 @@ def _hand_over(stretch: Stretch, recipe: Recipe, data: list[Path], run: Path, ou
     name = NAMES.get(stretch.recipe, f"nnclr_{stretch.recipe}")
     about = {"license": stretch.license, "data": stretch.trained_on}
     told = {key: value for key, value in about.items() if value is not None}
-    check = data if outcome.finished else []  # fp16 weights measured again, where there is a figure to compare with
     folder = stretch.out / name
 
     def exported(data: list[Path]) -> Exported:
         return export(run, folder, dtype="fp16", data=data, provenance=told, device=stretch.device, say=say)
 
     try:
-        done = exported(check)
-    except WeightsMismatch as error:  # what minutes of a GPU have made is to come back all the same
+        done = exported(data)  # measures what is given away, also where the run was stopped before it could
+    except (WeightsMismatch, InvalidRequest) as error:  # what a GPU has made is to come back all the same
         say.print(f"[yellow]warning[/] {error} It is left as the run has it, its figures not measured again.")
         done = exported([])
     carry = stretch.out / "carry"

@@ -78,7 +78,8 @@ class Attends:
             similarity: "dot", the paper's, or "cosine".
             head: of the last block's attention, from 0; None: the mean of all. Only of the row of [CLS].
             threshold: keep the fewest patches that hold this share of the row's mass. Only of the row of [CLS].
-            max_side: the long side of the network's input at the most, in pixels.
+            max_side: the long side of the network's input at the most, in pixels; less where that would be more than
+                4096 cells, as it is with patches of 8 beyond 512 x 512.
 
         Returns:
             The map of the image, or of the one target; a list for a list of targets.

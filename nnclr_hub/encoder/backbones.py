@@ -1,7 +1,6 @@
 """Backbones: the one place that builds networks with timm.
 
 backbone = create_backbone("resnet50")          # (B, 3, H, W) -> (B, 2048)
-feature_map(backbone, x)                        # (B, h, w, 2048)
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def create_backbone(
     image_size: int | None = None,
     pretrained: bool = False,
 ) -> nn.Module:
-    """A network without classifier, freshly initialised: (B, 3, H, W) -> (B, num_features).
+    """A network without classifier, freshly initialised: (B, 3, H, W) -> (B, D).
 
     ResNets pool by the mean, vision transformers by the [CLS] token.
 
@@ -231,32 +230,6 @@ def input_side(backbone: nn.Module) -> int | None:
     if getattr(patches, "img_size", None) is None or not getattr(patches, "strict_img_size", True):
         return None
     return int(patches.img_size[0])
-
-
-def pooling(backbone: nn.Module) -> str:
-    """How the network pools: "avg", "token", ..."""
-    pool = getattr(backbone, "global_pool", "avg")
-    return pool if isinstance(pool, str) else str(getattr(pool, "pool_type", "avg"))
-
-
-def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
-    """The last stage before pooling: (B, 3, H, W) -> (B, h, w, D).
-
-    A ResNet's is the output of stage 4 after its ReLU, a vision transformer's the patch tokens after
-    the last norm, without [CLS] and other prefix tokens.
-
-    Raises:
-        InvalidRequest: the network's features are neither.
-    """
-    features = backbone.forward_features(x)  # type: ignore[operator]
-    if features.ndim == 4:
-        # timm's networks with a channels-last layout say so in output_fmt
-        return features if str(getattr(backbone, "output_fmt", "NCHW")) == "NHWC" else features.permute(0, 2, 3, 1)
-    if features.ndim == 3 and hasattr(backbone, "patch_embed"):
-        patches = features[:, int(getattr(backbone, "num_prefix_tokens", 0)) :]
-        patch: Any = backbone.patch_embed.patch_size  # type: ignore[union-attr]
-        return patches.unflatten(1, (x.shape[2] // patch[0], x.shape[3] // patch[1]))
-    raise InvalidRequest(f"{type(backbone).__name__} has no feature map: its features are {tuple(features.shape)}.")
 
 
 def is_convolutional(backbone: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
-UNAVAILABLE = "not available offline"
+UNAVAILABLE = "not available"  # why, `Column.missing` says: misspelt, not trained yet, not on this disk
 # the paper's three kinds of weights in both families
 COMPARED = {
     "ResNet-18, random": "random:resnet18",

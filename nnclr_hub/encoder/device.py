@@ -15,8 +15,10 @@ def find_device(wanted: str | torch.device | None) -> torch.device:
     """
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise InvalidRequest(f"There is no device {wanted!r}: name cpu, cuda or cuda:1.") from error
+        if device.type != "cuda":
+            torch.zeros(1, device=device).cpu()  # kinds that this torch is not built for have names all the same
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequest(f"There is no device {str(wanted)!r} here: name cpu, cuda or cuda:1.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count()
         raise InvalidRequest(

@@ -22,13 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.attending import Attending
-from nnclr_hub.encoder.backbones import create_backbone, feature_map, input_side, is_convolutional, load_state
+from nnclr_hub.encoder.backbones import create_backbone, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
 from nnclr_hub.encoder.given import as_list, readable
+from nnclr_hub.encoder.outputs import feature_map, vector_length
 from nnclr_hub.encoder.prefetching import prepared_ahead
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.encoder.tensors import crops_of, transformed_batches
@@ -43,7 +44,7 @@ class Encoder(Attending):
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode.
+        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode, its weights in float32, whatever they were.
         preprocessing: what it wants done to a picture.
         name: the source it came from.
         device: None: the GPU if there is one.
@@ -73,7 +74,7 @@ class Encoder(Attending):
         parse_backend(backend, precision)  # a wrong name must not wait for the weights to be moved
         self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
-        self.backbone = backbone.eval().to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        self.backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
         self.transform = EvalTransform(preprocessing)
         self.name = name
         self.config = config
@@ -96,7 +97,7 @@ class Encoder(Attending):
     @property
     def embed_dim(self) -> int:
         """D, length of a vector."""
-        return int(self.backbone.num_features)  # type: ignore[arg-type]
+        return vector_length(self.backbone)
 
     @property
     def fingerprint(self) -> str:
@@ -154,16 +155,10 @@ class Encoder(Attending):
 
         Raises:
             ImageError: the first picture that cannot be read.
+            InvalidRequest: there is no picture.
         """
-        if isinstance(images, Tensor):
-            return np.concatenate([self._forward(x, feature_map) for x in self._inputs(images)])
-        images, seen, maps = as_list(images), 0, []
-        for crops in prepared_ahead(images, self.prepare, self.batch_size):
-            for index, crop in enumerate(crops, seen):
-                if isinstance(crop, ImageError):
-                    raise crop.named(images[index], index) from crop
-            seen += len(crops)
-            maps.append(self._forward(self.transform.normalise(np.stack(crops)), feature_map))  # type: ignore[arg-type]
+        batches = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
+        maps = [self._forward(x, feature_map) for x in batches if len(x)]
         if not maps:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.concatenate(maps)
@@ -180,7 +175,7 @@ class Encoder(Attending):
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
-        return _rows(self.backend.run(np.asarray(crops)), unit)
+        return self._rows(self.backend.run(np.asarray(crops)), unit)
 
     def _embed_in_order(
         self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
@@ -191,7 +186,7 @@ class Encoder(Attending):
                     yield from self.forward_crops(crops, unit=unit)
                 return
             for x in self._inputs(images):
-                yield from _rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
+                yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
         for crops in prepared_ahead(images, self.prepare, self.batch_size):
             good = [crop for crop in crops if isinstance(crop, np.ndarray)]
@@ -199,11 +194,29 @@ class Encoder(Attending):
             for crop in crops:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
 
+    def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
+        """Batches (B, 3, S, S) float of pictures; raises the first ImageError."""
+        seen = 0
+        for crops in prepared_ahead(images, self.prepare, self.batch_size):
+            for index, crop in enumerate(crops, seen):
+                if isinstance(crop, ImageError):
+                    raise crop.named(images[index], index) from crop
+            seen += len(crops)
+            yield self.transform.normalise(np.stack(crops))  # type: ignore[arg-type]
+
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""
         if images.dtype == torch.uint8:
             return map(self.transform.normalise, crops_of(images, self.transform, self.batch_size))
         return transformed_batches(images, input_side(self.backbone), self.name, self.batch_size)
+
+    def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
+        if features.shape[1:] != (self.embed_dim,):
+            raise InvalidRequest(
+                f"{self.name} gives {features.shape[1:]} numbers a picture where a vector of {self.embed_dim} was "
+                "expected: take a network that pools, built without classifier."
+            )
+        return F.normalize(torch.from_numpy(features)).numpy() if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
         """What only torch does: compute(backbone, x) as float32."""
@@ -252,7 +265,3 @@ def _load_from_timm(architecture: str, seed: int | None, how: dict[str, Any]) ->
             torch.manual_seed(seed)
             backbone = create_backbone(architecture)
     return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **how)  # type: ignore[arg-type]
-
-
-def _rows(features: np.ndarray, unit: bool) -> np.ndarray:
-    return F.normalize(torch.from_numpy(features)).numpy() if unit else features

@@ -1,18 +1,21 @@
-"""Features of many pictures, computed once: kept on disk under the encoder's fingerprint and the files' identity.
+"""Features of many pictures, each computed once: an encoder's are kept in one file, by the pictures' identity.
 
     features = extract_features(encoder, paths, progress=advance)
-    features.raw                # (N, D) float32, memory-mapped; rows of unreadable pictures are NaN
+    features.raw                # (N, D) float32, on the disk; rows of unreadable pictures are NaN
     unit_rows(features.raw)     # the same with rows of length 1
 
-An interrupted extraction goes on where it stopped. A file that changes (by size or time) is another file.
+So an interrupted extraction goes on where it stopped, and a list with new pictures costs only those. A file that
+changes (by size or time) is another picture. What is broken is not kept: the reason may pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,10 +24,11 @@ import numpy as np
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.errors import DiskFull, ImageError, NoImages
 
-CHUNK = 512  # pictures between two records of progress
+CHUNK = 512  # pictures between two commits
 TINY = 1e-12
+PATIENCE = 60.0  # seconds to wait while another program writes features of the same encoder
 
 
 class FeatureSource(Protocol):
@@ -77,66 +81,73 @@ def extract_features(
 
     Raises:
         NoImages: no files, or not one that can be read.
+        DiskFull: they cannot be kept there.
     """
     if not paths:
         raise NoImages("There are no pictures to take features of.")
-    place = (folder or cache_folder() / "features") / _key(source, paths)
+    place = folder or cache_folder() / "features"
     place.mkdir(parents=True, exist_ok=True)
-    shape = (len(paths), source.embed_dim)
-    state, vectors = _open(place, shape)
-    done, broken = state
-    for index in list(broken):  # a passing error may have passed
-        (result,) = source.features_each([paths[index]])
-        _take(result, index, vectors, broken)
-    while done < len(paths):
-        progress(done, len(paths))
-        chunk = paths[done : done + CHUNK]
-        for index, result in enumerate(source.features_each(chunk), done):
-            _take(result, index, vectors, broken)
-        done += len(chunk)
-        vectors.flush()
-        _record(place, done, broken)
-        progress(done, len(paths))
+    with tempfile.TemporaryFile(dir=place) as file:  # gone with the last that looks at its rows
+        raw = np.memmap(file, np.float32, "w+", shape=(len(paths), source.embed_dim))
+    kept = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
+    try:
+        broken = _fill(raw, source, paths, kept, progress)
+    except sqlite3.OperationalError as error:
+        raise DiskFull(
+            f"Features cannot be kept in {kept} ({error}): make room there, or set NNCLR_CACHE to another folder."
+        ) from error
+    except sqlite3.DatabaseError:  # damaged: all anew
+        kept.unlink()
+        broken = _fill(raw, source, paths, kept, progress)
     if len(broken) == len(paths):
         raise NoImages(f"Not one of the {len(paths)} pictures could be read, such as {paths[0]}: {broken[0]}")
-    return Extracted(np.load(place / "vectors.npy", mmap_mode="c"), broken)
+    return Extracted(raw, broken)
 
 
-def _key(source: FeatureSource, paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256(source.fingerprint.encode())
-    for path in paths:
-        try:
-            stat = os.stat(path)
-            identity = f"{stat.st_size} {stat.st_mtime_ns}"
-        except OSError:
-            identity = "-"
-        digest.update(f"{Path(path).resolve()} {identity}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
+def _fill(
+    raw: np.ndarray, source: FeatureSource, paths: Sequence[Path], place: Path, progress: Callable[[int, int], None]
+) -> dict[int, str]:
+    """Rows from the file at `place`, and what is missing there from the source; gives what is broken."""
+    broken: dict[int, str] = {}
+    with closing(sqlite3.connect(place, timeout=PATIENCE)) as kept:
+        kept.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        keys = [_key(path) for path in paths]
+        missing = [index for index, key in enumerate(keys) if not _read(kept, key, raw[index])]
+        there = len(paths) - len(missing)
+        for start in range(0, len(missing), CHUNK):
+            progress(there + start, len(paths))
+            chunk = missing[start : start + CHUNK]
+            for index, result in zip(chunk, source.features_each([paths[i] for i in chunk]), strict=True):
+                _take(result, index, raw, broken)
+            rows = [(keys[index], raw[index].tobytes()) for index in chunk if index not in broken]
+            kept.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+            kept.commit()
+            progress(there + start + len(chunk), len(paths))
+    return broken
 
 
-def _open(place: Path, shape: tuple[int, int]) -> tuple[tuple[int, dict[int, str]], np.memmap]:
-    """What was done by an earlier call, and the rows; anew if either is damaged."""
+def _key(path: Path) -> bytes:
+    """A picture's identity: its place, size and time."""
     try:
-        state = json.loads((place / "done.json").read_text("utf-8"))
-        vectors = np.lib.format.open_memmap(place / "vectors.npy", mode="r+")
-        if vectors.shape == shape:
-            return (state["done"], {int(i): reason for i, reason in state["broken"].items()}), vectors
-    except (OSError, ValueError, KeyError):
-        pass  # no earlier call, or one that was cut off before its first record
-    vectors = np.lib.format.open_memmap(place / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
-    return (0, {}), vectors
+        stat = os.stat(path)
+        identity = f"{stat.st_size} {stat.st_mtime_ns}"
+    except OSError:
+        identity = "-"
+    return hashlib.sha256(f"{Path(path).resolve()} {identity}".encode("utf-8", "surrogateescape")).digest()[:16]
 
 
-def _take(result: np.ndarray | ImageError, index: int, vectors: np.ndarray, broken: dict[int, str]) -> None:
-    broken.pop(index, None)
+def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:
+    """Fills a row with what is kept of a picture, if anything is."""
+    found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
+    if found is None or len(found[0]) != row.nbytes:
+        return False
+    row[:] = np.frombuffer(found[0], np.float32)
+    return True
+
+
+def _take(result: np.ndarray | ImageError, index: int, raw: np.ndarray, broken: dict[int, str]) -> None:
     if isinstance(result, ImageError):
         broken[index] = str(result)
     elif not np.isfinite(result).all():
         broken[index] = "The network gives numbers for it that are not finite."
-    vectors[index] = np.nan if index in broken else result
-
-
-def _record(place: Path, done: int, broken: dict[int, str]) -> None:
-    half = place / f"done.json.{os.getpid()}"
-    half.write_text(json.dumps({"done": done, "broken": broken}), "utf-8")
-    half.replace(place / "done.json")
+    raw[index] = np.nan if index in broken else result

@@ -15,7 +15,9 @@ from nnclr_hub.hub.layout import ModelConfig
 
 def fingerprint_of(backbone: nn.Module, preprocessing: Preprocessing, config: ModelConfig | None) -> str:
     """32 hex digits of the SHA-256 of weights, network and preprocessing: equal ones give comparable vectors."""
-    digest = hashlib.sha256(json.dumps(vars(preprocessing), sort_keys=True).encode())
+    # the usual crop is left out: vectors from before there were others are to stay comparable
+    steps = {name: value for name, value in vars(preprocessing).items() if (name, value) != ("crop_mode", "center")}
+    digest = hashlib.sha256(json.dumps(steps, sort_keys=True).encode())
     for key, value in sorted(backbone.state_dict().items()):
         value = value.detach().cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())

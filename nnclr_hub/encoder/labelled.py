@@ -67,6 +67,8 @@ class LabelledImages:
         if unknown:
             raise InvalidRequest(f"These labels are none of the {len(classes)} classes: {some(unknown)}.")
         if not self.several:
+            if bare := [path.name for path, labels in zip(self.paths, self.labels, strict=True) if not labels]:
+                raise InvalidRequest(f"These pictures have no label: {some(bare)}; label them, or leave them out.")
             return np.array([place[labels[0]] for labels in self.labels], np.int64)
         matrix = np.zeros((len(self.paths), len(classes)), np.float32)
         for row, labels, uncertain in zip(matrix, self.labels, self.uncertain, strict=True):

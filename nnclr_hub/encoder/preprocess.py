@@ -16,6 +16,7 @@ from nnclr_hub.encoder.decoding import Picture, Source, decode_scaled
 from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 
 LARGEST_INPUT = 8192  # pixels; more is a slip of the pen, and would take the memory
+CROP_MODES = ("center", "squash", "border")
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
@@ -24,9 +25,11 @@ class Preprocessing:
     """What an encoder wants done to a picture; the fields of timm's pretrained_cfg that matter.
 
     input_size: side of the square input, in pixels.
-    crop_pct: the short side is resized to input_size / crop_pct before the centre is cut out.
+    crop_pct: a side is resized to input_size / crop_pct before the centre is cut out.
     mean, std: per channel, for pixels in [0, 1].
     interpolation: "bicubic" or "bilinear", antialiased.
+    crop_mode: which side: "center" the short one; "squash" both, whatever the picture's shape; "border" the long one,
+        what is missing of the square being filled with the mean colour.
     """
 
     input_size: int = 224
@@ -34,10 +37,13 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
+    crop_mode: str = "center"
 
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING:
             raise InvalidRequest(f"Interpolation {self.interpolation!r} is none of {', '.join(_RESAMPLING)}.")
+        if self.crop_mode not in CROP_MODES:
+            raise InvalidRequest(f"Crop mode {self.crop_mode!r} is none of {', '.join(CROP_MODES)}.")
         if not 1 <= self.input_size <= LARGEST_INPUT or not 0 < self.crop_pct <= 1:
             raise InvalidRequest(
                 f"An input of {self.input_size} pixels cut from a share of {self.crop_pct} is not possible: "
@@ -59,16 +65,15 @@ class Preprocessing:
         named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
-            if len(size) != 3 or size[1] != size[2]:
+            if len(size) != 3 or size[0] != 3 or size[1] != size[2]:
                 raise ValueError(f"input_size {list(size)} is no square (3, S, S)")
-            if config.get("crop_mode") not in (None, "", "center"):
-                raise ValueError(f"crop_mode {config['crop_mode']!r}, where only 'center' is done")
             return cls(
                 input_size=size[-1],
                 crop_pct=float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
                 mean=tuple(map(float, config.get("mean") or cls.mean)),
                 std=tuple(map(float, config.get("std") or cls.std)),
                 interpolation=cls.interpolation if named in (None, "", "random") else str(named),
+                crop_mode=str(config.get("crop_mode") or cls.crop_mode),
             )
         except (TypeError, ValueError, OverflowError) as error:
             reason = str(error).partition(":")[0].rstrip(".")
@@ -79,7 +84,7 @@ class Preprocessing:
 
 
 class EvalTransform:
-    """Resize of the short side, centre crop, normalisation: what timm's evaluation transform does.
+    """Resize, centre crop, normalisation: what timm's evaluation transform does.
 
     The part that the crop keeps is cut out before the resize, so that a picture of 1 x 3000 pixels
     never becomes one of 196 megapixels on the way.
@@ -90,7 +95,7 @@ class EvalTransform:
 
     def read(self, source: Source) -> np.ndarray:
         """(S, S, 3) uint8 of anything that `decode_image` reads; a large JPEG is not decoded in full."""
-        return self._cut(decode_scaled(source, self._short))
+        return self._cut(decode_scaled(source, self._side))
 
     def crop(self, image: Image.Image) -> np.ndarray:
         """(S, S, 3) uint8 of an upright RGB picture."""
@@ -102,27 +107,41 @@ class EvalTransform:
         return np.array(image if image.size == size else image.resize(size, resample))
 
     @property
-    def _short(self) -> int:
-        """To what the short side of a picture is brought, in pixels."""
+    def _side(self) -> int:
+        """To what a side of a picture is brought, in pixels."""
         return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
 
     def _cut(self, picture: Picture) -> np.ndarray:
-        size, short = self.preprocessing.input_size, self._short
-        width, height = picture.size
-        wide, high = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-        left, top = round((wide - size) / 2), round((high - size) / 2)
+        size, (width, height) = self.preprocessing.input_size, picture.size
+        wide, high = self._resized_to(width, height)
+        kept = min(size, wide), min(size, high)
+        left, top = round((wide - kept[0]) / 2), round((high - kept[1]) / 2)
         across, down = width / wide / picture.scale, height / high / picture.scale  # image pixels a resized pixel
         x, y = picture.corner
-        box = (x + left * across, y + top * down, x + (left + size) * across, y + (top + size) * down)
-        return np.array(self._resize(picture.image, box, size))  # a copy: torch refuses the read-only original
+        box = (x + left * across, y + top * down, x + (left + kept[0]) * across, y + (top + kept[1]) * down)
+        crop = np.empty((size, size, 3), np.uint8)
+        crop[:] = [round(255 * value) for value in self.preprocessing.mean]
+        column, row = (size - kept[0]) // 2, (size - kept[1]) // 2
+        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(picture.image, box, kept))
+        return crop
 
-    def _resize(self, image: Image.Image, box: tuple[float, float, float, float], size: int) -> Image.Image:
+    def _resized_to(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of a picture before the crop, rounded as timm does."""
+        side = self._side
+        if self.preprocessing.crop_mode == "squash":
+            return side, side
+        if self.preprocessing.crop_mode == "border":
+            ratio = max(width, height) / side
+            return max(1, round(width / ratio)), max(1, round(height / ratio))
+        return (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
+
+    def _resize(self, image: Image.Image, box: tuple[float, float, float, float], size: tuple[int, int]) -> Image.Image:
         resample = _RESAMPLING[self.preprocessing.interpolation]
         if box[0] >= 0 and box[1] >= 0 and box[2] <= image.width and box[3] <= image.height:
-            return image.resize((size, size), resample, box=box)
+            return image.resize(size, resample, box=box)
         # crop_pct 1 can round past the border by less than a pixel
         inside = (max(0.0, box[0]), max(0.0, box[1]), min(image.width, box[2]), min(image.height, box[3]))
-        return image.resize((size, size), resample, box=inside)
+        return image.resize(size, resample, box=inside)
 
     def normalise(self, crops: np.ndarray | Tensor) -> Tensor:
         """(N, S, S, 3) or (N, 3, S, S) uint8 -> (N, 3, S, S) float32; the first stays channels last in memory."""

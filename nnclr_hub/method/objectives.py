@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method.gather import ALONE, Gather
 
 
@@ -36,7 +37,13 @@ def info_nce(
 
     Returns:
         The mean over batch and views, a float32 scalar.
+
+    Raises:
+        InvalidRequest: tau is not above 0, or the two are not of the same pictures.
     """
+    if not temperature > 0:
+        raise InvalidRequest(f"temperature={temperature} makes no softmax: give a number above 0, as 0.1.")
+    _require_pairs(targets, predictions)
     with torch.autocast(predictions.device.type, enabled=False):
         targets = F.normalize(targets.float(), dim=-1)
         predictions = F.normalize(predictions.float(), dim=-1)
@@ -63,6 +70,19 @@ def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:
 
     Returns:
         A float32 scalar in [-1, 1].
+
+    Raises:
+        InvalidRequest: the two are not of the same pictures.
     """
+    _require_pairs(targets, predictions)
     with torch.autocast(predictions.device.type, enabled=False):
         return -F.cosine_similarity(targets.float(), predictions.float(), dim=-1).mean()
+
+
+def _require_pairs(targets: Tensor, predictions: Tensor) -> None:
+    """Refuses what would be broadcast, or paired with whichever row stands there."""
+    if targets.shape != predictions.shape[-2:]:
+        raise InvalidRequest(
+            f"Targets {tuple(targets.shape)} and predictions {tuple(predictions.shape)} are no pairs: give (B, D) of "
+            "both, or predictions (V, B, D) of V views."
+        )

@@ -11,7 +11,7 @@ anew at each step.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method.neighbours import Mask, Neighbours, nearest, nearest_other, soft_nearest, top_k
 
+Pick = Literal["nearest", "soft", "oracle"]
+Replacement = Literal["fifo", "random"]
 UNKNOWN = -1  # the id of a row that never held a sample, and of a sample that came without one
 
 
@@ -43,6 +45,9 @@ class SupportSet(nn.Module):
         soft_temperature: of the softmax over Q.
         replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
         seed: of the random initial rows and of random replacement.
+
+    Raises:
+        InvalidRequest: a choice that there is not.
     """
 
     queue: Tensor  # (M, D) float32, unit rows
@@ -58,13 +63,18 @@ class SupportSet(nn.Module):
         dim: int,
         *,
         mask_own: bool = True,
-        pick: Literal["nearest", "soft", "oracle"] = "nearest",
+        pick: Pick = "nearest",
         k: int = 1,
         soft_temperature: float = 0.1,
-        replacement: Literal["fifo", "random"] = "fifo",
+        replacement: Replacement = "fifo",
         seed: int = 0,
     ) -> None:
         super().__init__()
+        for name, value, known in (("pick", pick, get_args(Pick)), ("replacement", replacement, get_args(Replacement))):
+            if value not in known:
+                raise InvalidRequest(f"{name}={value!r} is none of {', '.join(known)}.")
+        if min(size, dim, k) < 1:
+            raise InvalidRequest(f"size={size}, dim={dim}, k={k}: each is a whole number from 1.")
         if k > 1 and pick == "soft":
             raise InvalidRequest(f"A soft neighbour is made of all rows: k={k} has no meaning with pick='soft'.")
         self.mask_own = mask_own
@@ -80,6 +90,7 @@ class SupportSet(nn.Module):
         self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("enqueues", torch.zeros((), dtype=torch.int64))
+        self._count = 0  # `enqueues` once more: to read it there for the draws would make a GPU wait
 
     @property
     def size(self) -> int:
@@ -157,12 +168,16 @@ class SupportSet(nn.Module):
                 the last M rows stay, as if they had been enqueued one by one.
             ids: (B,) int64 sample numbers, or None: unknown.
             labels: (B,) int64 classes, or None: unknown.
+
+        Raises:
+            InvalidRequest: rows of another length, or ids or labels of another number of them.
         """
+        self._require_rows(z, ids, labels)
         batch, size = len(z), self.size
         kept = slice(max(0, batch - size), batch)
         if self.replacement == "random":
-            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.enqueues))
-            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device)
+            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + self._count)
+            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device, non_blocking=True)
         else:
             place = (self.pointer + torch.arange(batch, device=z.device)[kept]) % size
         self._write(place, z[kept], None if ids is None else ids[kept], None if labels is None else labels[kept])
@@ -177,9 +192,18 @@ class SupportSet(nn.Module):
             ids: (M,) int64 sample numbers, or None.
             labels: (M,) int64 classes, or None.
         """
+        self._require_rows(z, ids, labels)
         if len(z) != self.size:
             raise InvalidRequest(f"refill takes as many rows as the support set has, {self.size}; got {len(z)}.")
         self._write(torch.arange(self.size, device=z.device), z, ids, labels)
+
+    def _require_rows(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+        if z.shape[1:] != self.queue.shape[1:] or any(one is not None and len(one) != len(z) for one in (ids, labels)):
+            given = [tuple(one.shape) for one in (z, ids, labels) if one is not None]
+            raise InvalidRequest(
+                f"Rows of {self.queue.shape[1]} numbers are kept here, with one id and label each, if any; these are "
+                f"{' and '.join(map(str, given))}."
+            )
 
     def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
         self.queue[place] = F.normalize(z.float(), dim=1)
@@ -187,6 +211,11 @@ class SupportSet(nn.Module):
         self.labels[place] = UNKNOWN if labels is None else labels
         self.enqueued_at[place] = self.enqueues
         self.enqueues += 1
+        self._count += 1
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*arguments, **named)
+        self._count = int(self.enqueues)
 
 
 def _one_of(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

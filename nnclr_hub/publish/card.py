@@ -37,7 +37,7 @@ A {architecture} that turns a picture into a vector of {dim} numbers, so that li
 
 ## Input
 
-RGB, upright, short side resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
+RGB, upright, {side} resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
 from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare vectors by their cosine.
 
 ## Measured
@@ -83,14 +83,21 @@ _PAPER = """```bibtex
 ```"""
 
 
+_SIDES = {
+    "center": "short side",
+    "squash": "both sides",
+    "border": "long side (what it leaves free is of the mean colour)",
+}
+
+
 def model_card(name: str, config: ModelConfig, *, repository: str | None = None, revision: str | None = None) -> str:
     """The card's text, front matter and seal included.
 
     Args:
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
-            "commands" {name: command} of them, "license" of the weights, and of the training pictures their "data" (a
-            name or several) and "data_terms".
+            "commands" {name: command} of them, "measured_at_step" beside the weights' own "step", "license" of the
+            weights, and of the training pictures their "data" (a name or several) and "data_terms".
         repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
@@ -106,6 +113,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         dim=config.num_features,
         origin=_origin(about),
         loading=loading(name, config, repository, revision),
+        side=_SIDES[preprocessing.crop_mode],
         interpolation=preprocessing.interpolation,
         resize=math.floor(size / preprocessing.crop_pct),
         size=size,
@@ -211,6 +219,9 @@ def _table(about: Mapping[str, Any], source: str) -> str:
         again = checks.get(name)
         command = (about.get("commands") or {}).get(name) or _command(name, about, source)
         rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
+    step = about.get("step")
+    if (at := about.get("measured_at_step", step)) != step:
+        rows += ["", f"Measured at step {at} of {about.get('steps')}; the weights are those of step {step}."]
     return "\n".join(rows)
 
 
@@ -218,7 +229,9 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
     kind, _, data = metric.partition("/")
     if kind.startswith("knn"):
         return f"`nnclr eval knn {source} --data {data}`"
-    return f"by `nnclr pretrain {about['recipe']}`, at its last step" if "recipe" in about else "not recorded"
+    at = about.get("measured_at_step", about.get("steps"))
+    when = "its last step" if at == about.get("steps") else f"step {at}"
+    return f"by `nnclr pretrain {about['recipe']}`, at {when}" if "recipe" in about else "not recorded"
 
 
 def _origin(about: Mapping[str, Any]) -> str:

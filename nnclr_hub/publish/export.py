@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, pooling, sized, timm_name
+from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized, timm_name
+from nnclr_hub.encoder.outputs import pooling, vector_length
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
 from nnclr_hub.hub.layout import (
@@ -79,7 +80,7 @@ def export_model(
     config = ModelConfig(
         architecture=name,
         model_args=arguments,
-        num_features=int(backbone.num_features),  # type: ignore[arg-type]
+        num_features=vector_length(backbone),
         global_pool=pooling(backbone),
         pretrained_cfg=_pretrained_cfg(backbone, preprocessing, about),
         nnclr=about,
@@ -214,7 +215,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
         "fixed_input_size": bool(timm_cfg.get("fixed_input_size", False)),
         "interpolation": preprocessing.interpolation,
         "crop_pct": preprocessing.crop_pct,
-        "crop_mode": "center",
+        "crop_mode": preprocessing.crop_mode,
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
         "num_classes": 0,

@@ -1,5 +1,7 @@
 """The encoder: the same vectors by every way in, and one bad picture for itself."""
 
+import copy
+
 import numpy as np
 import pytest
 import timm
@@ -9,6 +11,7 @@ from PIL import Image
 
 from nnclr_hub import Encoder, ImageError, load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 
 
@@ -129,7 +132,7 @@ def test_many_threads_get_what_one_gets(encoder, pictures):
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", "xpu", "vulkan", "meta"])
 def test_a_device_that_is_not_there_is_explained(model, device):
     with pytest.raises(InvalidRequest, match=device):
         load_encoder(model, device=device)
@@ -152,6 +155,23 @@ def test_tokens_are_the_map_before_pooling(make_model, pictures, architecture, a
         assert tokens.min() >= 0  # after the ReLU
 
 
+def test_tokens_of_no_picture_are_refused(encoder):
+    for none in ([], torch.zeros(0, 3, 48, 48), torch.zeros(0, 3, 48, 48, dtype=torch.uint8)):
+        with pytest.raises(InvalidRequest, match="No image was given: tokens needs at least one"):
+            encoder.tokens(none)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_are_taken(encoder, pictures, kind):
+    """As those of a file are: their values in float32."""
+    backbone = copy.deepcopy(encoder.backbone).to(kind)
+    given = Encoder(backbone, encoder.transform.preprocessing, config=encoder.config, device="cpu")
+    want = Encoder(copy.deepcopy(backbone).float(), encoder.transform.preprocessing, device="cpu")
+    np.testing.assert_allclose(given.embed(pictures[:3]), want.embed(pictures[:3]), atol=1e-6)
+    assert given.tokens(pictures[:1]).dtype == given.attention(pictures[0]).values.dtype == np.float32
+    assert (given.fingerprint == encoder.fingerprint) == (kind is torch.float64)
+
+
 def test_bf16_stays_near_fp32(model, pictures):
     exact, fast = (load_encoder(model, device="cpu", precision=p).embed(pictures[:20]) for p in ("fp32", "bf16"))
     assert (exact * fast).sum(axis=1).min() > 0.999
@@ -168,6 +188,17 @@ def test_the_fingerprint_tells_weights_and_preprocessing_and_nothing_else(make_m
     ):
         assert torch.equal(a, b), key
     assert heads[0].fingerprint != heads[1].fingerprint  # the same weights in another network
+
+
+def test_a_starters_fingerprint_is_what_stores_were_made_with():
+    """Those of its users hold vectors under it: only another starter may have another."""
+    starter = load_encoder("nnclr_resnet18_small_cpu_starter", device="cpu")
+    assert starter.fingerprint == "7fb45fadcfadcd2f11034047326837df"
+
+
+def test_another_crop_makes_other_vectors(encoder):
+    ways = [Preprocessing(48, crop_mode=mode) for mode in ("center", "squash", "border")]
+    assert len({Encoder(encoder.backbone, way, device="cpu").fingerprint for way in ways}) == 3
 
 
 @pytest.mark.parametrize("source", ["random:test_resnet@3", None])

@@ -1,12 +1,15 @@
 """Features on the disk: computed once, resumed, and never another encoder's."""
 
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder import features as module
 from nnclr_hub.encoder.features import extract_features, unit_rows
-from nnclr_hub.errors import NoImages
+from nnclr_hub.errors import DiskFull, ImageError, NoImages
 
 
 class Counting:
@@ -57,23 +60,65 @@ def test_an_interrupted_call_goes_on_where_it_was(files, tmp_path, monkeypatch):
     assert found.raw[:, 0].tolist() == list(range(10))
 
 
-def test_a_changed_file_or_another_encoder_is_computed_anew(files, tmp_path):
-    extract_features(Counting(), files, folder=tmp_path / "f")
+def test_only_new_and_changed_files_are_computed(files, tmp_path):
+    """In whatever list and order they come."""
+    extract_features(Counting(), files[:8], folder=tmp_path / "f")
     files[3].write_bytes(b"longer")
     changed = Counting()
-    extract_features(changed, files, folder=tmp_path / "f")
+    told = []
+    found = extract_features(changed, files[::-1], folder=tmp_path / "f", progress=lambda *at: told.append(at))
+    assert changed.seen == 3
+    assert found.raw[:, 0].tolist() == list(range(10))[::-1]
+    assert told == [(7, 10), (10, 10)]
+
+
+def test_another_encoder_is_computed_anew(files, tmp_path):
+    extract_features(Counting(), files, folder=tmp_path / "f")
     other = Counting()
     other.fingerprint = "f2"
     extract_features(other, files, folder=tmp_path / "f")
-    assert (changed.seen, other.seen) == (10, 10)
+    assert other.seen == 10
 
 
-def test_a_damaged_cache_is_made_anew(files, tmp_path):
+@pytest.mark.parametrize("harm", [lambda content: b"nothing, and more of it", lambda content: content[:4096]])
+def test_a_damaged_cache_is_made_anew(files, tmp_path, harm):
     extract_features(Counting(), files, folder=tmp_path / "f")
-    next((tmp_path / "f").rglob("vectors.npy")).write_bytes(b"nothing")
+    (kept,) = (tmp_path / "f").iterdir()
+    kept.write_bytes(harm(kept.read_bytes()))
     again = Counting()
     assert extract_features(again, files, folder=tmp_path / "f").raw[9, 0] == 9
     assert again.seen == 10
+
+
+def test_two_at_once_keep_one_anothers(files, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: extract_features(Counting(), files, folder=tmp_path / "f"), range(8)):
+            assert found.raw[:, 0].tolist() == list(range(10))
+
+
+def test_a_folder_that_takes_nothing_is_one_sentence(files, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(module, "_fill", full)
+    with pytest.raises(DiskFull, match=r"cannot be kept in .*\.sqlite \(database or disk is full\): make room"):
+        extract_features(Counting(), files, folder=tmp_path / "f")
+
+
+def test_what_was_broken_is_tried_again(files, tmp_path):
+    class Mended(Counting):
+        def features_each(self, images):
+            found = super().features_each(images)
+            return [
+                ImageError("It is broken.") if path == files[2] and not mended else row
+                for path, row in zip(images, found, strict=True)
+            ]
+
+    mended = False
+    assert extract_features(Mended(), files, folder=tmp_path / "f").broken == {2: "It is broken."}
+    mended = True
+    found = extract_features(last := Mended(), files, folder=tmp_path / "f")
+    assert (found.broken, last.seen, found.raw[2, 0]) == ({}, 1, 2)
 
 
 def test_broken_pictures_are_listed_and_not_numbers(model, pictures, tmp_path):

@@ -66,3 +66,9 @@ def test_what_is_not_there_is_named(folder):
     (folder / "labels.csv").write_text("path,label\ntrain/c.png,cat\n")
     with pytest.raises(NoImages, match="no picture in it"):
         read_labelled(folder / "test")
+
+
+def test_pictures_without_a_label_have_no_number(folder):
+    images = read_labelled(folder)
+    with pytest.raises(InvalidRequest, match=r"These pictures have no label: c\.png; label them"):
+        images.numbers(images.classes)

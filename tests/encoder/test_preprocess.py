@@ -204,10 +204,11 @@ def test_what_timms_settings_leave_out_has_timms_defaults():
         {"input_size": []},
         {"input_size": [3, 0, 0]},
         {"input_size": [3, 48, 64]},
+        {"input_size": [1, 28, 28]},
         {"input_size": [3, 10**6, 10**6]},
         {"crop_pct": 1.5},
         {"interpolation": "magic"},
-        {"crop_mode": "squash"},
+        {"crop_mode": "stretch"},
     ],
     ids=str,
 )
@@ -245,16 +246,24 @@ def test_vectors_through_our_transform_are_those_through_timms():
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (301, 1024), (63, 91)])
-@pytest.mark.parametrize(("input_size", "crop_pct"), [(224, 0.875), (64, 0.875), (96, 1.0), (128, 0.9)])
-def test_the_transform_is_timms(size, input_size, crop_pct):
+@pytest.mark.parametrize(
+    ("input_size", "crop_pct", "crop_mode"),
+    [
+        *((224, 0.875, "center"), (64, 0.875, "center"), (96, 1.0, "center"), (128, 0.9, "center")),
+        *((96, 1.0, "squash"), (64, 0.9, "squash"), (96, 1.0, "border"), (64, 0.75, "border")),
+    ],
+)
+def test_the_transform_is_timms(size, input_size, crop_pct, crop_mode):
     """Within one grey level in the mean of timm's evaluation transform, though it crops before it resizes."""
     rng = np.random.default_rng(0)
     small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
     picture = small.resize(size, Image.Resampling.BICUBIC)
-    preprocessing = Preprocessing(input_size, crop_pct)
+    told = {"input_size": (3, input_size, input_size), "crop_pct": crop_pct, "crop_mode": crop_mode}
+    preprocessing = Preprocessing.from_pretrained_cfg(told)
     reference = timm.data.create_transform(
         input_size=input_size,
         crop_pct=crop_pct,
+        crop_mode=crop_mode,
         mean=preprocessing.mean,
         std=preprocessing.std,
         interpolation="bicubic",

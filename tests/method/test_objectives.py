@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import info_nce, negative_cosine
 
 
@@ -66,3 +67,17 @@ def test_several_views_give_the_mean_over_them():
     for loss in (info_nce, negative_cosine, lambda t, p: info_nce(t, p, transposed_term=True)):
         want = torch.stack([loss(targets, one) for one in predictions]).mean()
         torch.testing.assert_close(loss(targets, predictions), want)
+
+
+@pytest.mark.parametrize("loss", [info_nce, negative_cosine])
+@pytest.mark.parametrize(("targets", "predictions"), [((4, 8), (6, 8)), ((6, 8), (4, 8)), ((4, 8), (1, 8))])
+def test_what_is_no_pair_is_refused(loss, targets, predictions):
+    """More predictions than targets would be so many more negatives, and one would be everybody's."""
+    with pytest.raises(InvalidRequest, match="are no pairs: give"):
+        loss(torch.randn(targets), torch.randn(predictions))
+
+
+@pytest.mark.parametrize("temperature", [0, -0.1, math.nan])
+def test_a_temperature_that_makes_no_softmax_is_refused(temperature):
+    with pytest.raises(InvalidRequest, match=f"temperature={temperature} makes no softmax"):
+        info_nce(torch.randn(4, 8), torch.randn(4, 8), temperature)

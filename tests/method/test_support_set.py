@@ -1,5 +1,7 @@
 """The support set is the paper's queue: first in, first out, looked up before it is written."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -156,6 +158,22 @@ def test_random_replacement_overwrites_rows_anywhere_and_alike_on_all_ranks():
     assert (written[:30] == 0).sum() < 25, "not in order"
 
 
+def test_random_replacement_goes_on_after_loading_as_if_it_had_not_stopped():
+    """The draws follow from the number of enqueues, which a fresh set has yet to be told; a copy has it."""
+    torch.manual_seed(0)
+    batches, once = torch.randn(7, 30, 3), SupportSet(100, 3, replacement="random", seed=4)
+    for z in batches[:4]:
+        once.enqueue(z)
+    again = SupportSet(100, 3, replacement="random", seed=4)
+    again.load_state_dict(once.state_dict())
+    copied = copy.deepcopy(once)
+    for z in batches[4:]:
+        for support in (once, again, copied):
+            support.enqueue(z)
+    assert torch.equal(once.queue, again.queue)
+    assert torch.equal(once.queue, copied.queue)
+
+
 def test_a_set_that_the_current_encoder_fills_anew_holds_nothing_older():
     support = SupportSet(12, 3)
     z = torch.randn(12, 3)
@@ -176,3 +194,29 @@ def test_a_neighbour_is_never_a_row_of_the_same_step():
         assert not found.own.any()
         assert found.similarity.max() < 0.999
         support.enqueue(z, ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"pick": "farthest"}, "pick='farthest' is none of nearest, soft, oracle"),
+        ({"replacement": "lifo"}, "replacement='lifo' is none of fifo, random"),
+        ({"k": 0}, "k=0: each is a whole number from 1"),
+        ({"size": 0}, "size=0, dim=3"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused(choice, words):
+    """And not taken for the usual one."""
+    with pytest.raises(InvalidRequest, match=words):
+        SupportSet(**{"size": 10, "dim": 3, **choice})
+
+
+@pytest.mark.parametrize(
+    ("z", "given"), [((4, 1), {}), ((4, 5), {}), ((4, 3), {"ids": [7]}), ((4, 3), {"labels": [1, 2, 3, 4, 5]})]
+)
+def test_rows_that_do_not_fit_are_refused_before_any_is_written(z, given):
+    support = SupportSet(10, 3)
+    before = copy.deepcopy(support.state_dict())
+    with pytest.raises(InvalidRequest, match="Rows of 3 numbers are kept here, with one id and label each"):
+        support.enqueue(torch.randn(z), **{name: torch.tensor(one) for name, one in given.items()})
+    assert all(torch.equal(before[name], now) for name, now in support.state_dict().items())

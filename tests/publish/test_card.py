@@ -1,6 +1,7 @@
 """The card: it is up to date, its figures say where they come from, and edits are noticed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,10 @@ def test_what_timm_leaves_out_has_timms_defaults(model, tmp_path):
     del fields["pretrained_cfg"]["crop_pct"]
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert "resized (bicubic, antialiased) to 54 pixels" in write_card(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(("mode", "words"), [("center", "short side resized ("), ("squash", "both sides resized (")])
+def test_the_card_says_how_a_picture_becomes_a_square(model, mode, words):
+    config = read_config(model)
+    config = replace(config, pretrained_cfg={**config.pretrained_cfg, "crop_mode": mode})
+    assert f"RGB, upright, {words}" in model_card("name", config)

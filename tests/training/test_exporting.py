@@ -17,6 +17,7 @@ from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from training.checkpoint import load_checkpoint
 from training.exporting import export
+from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
@@ -33,6 +34,15 @@ def run(data, tmp_path_factory) -> Path:
     return out
 
 
+def scored_by_eval(folder, data) -> float:
+    """20-NN as `nnclr eval` gives it."""
+    call = ["eval", "knn", str(folder), "--data", str(data), "--out", str(folder.parent / "out"), "--json"]
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)
+    return record["values"][f"knn20/{data.name}"]
+
+
 def test_the_figure_is_measured_again_on_the_same_pictures(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     name = f"knn20/{data.name}"
@@ -43,18 +53,46 @@ def test_the_figure_is_measured_again_on_the_same_pictures(run, data, tmp_path):
 
 def test_the_figure_is_the_one_that_eval_gives(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
-    call = ["eval", "knn", str(done.folder), "--data", str(data), "--out", str(tmp_path / "out"), "--json"]
-    result = CliRunner().invoke(app, call)
-    assert result.exit_code == 0, result.output
-    (record,) = json.loads(result.stdout)
-    name = f"knn20/{data.name}"
-    assert record["values"][name] == pytest.approx(done.metrics[name], abs=1e-4)
+    assert scored_by_eval(done.folder, data) == pytest.approx(done.metrics[f"knn20/{data.name}"], abs=1e-4)
 
 
 def test_without_the_data_it_is_not_checked_and_the_card_says_so(run, tmp_path):
     done = export(run, tmp_path / "model")
     assert set(done.rechecked.values()) == {None}
     assert "not checked" in (done.folder / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory) -> Path:
+    """A run that was measured after its first epoch, and stopped two steps later."""
+    out = tmp_path_factory.mktemp("runs") / "stopped"
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "base_lr=5"])
+    about = {}
+    while not about.get("metrics") or about["step"] < about["measured_at_step"] + 2:
+        assert not pretrain("small_cpu", recipe, [data], out, resume=True, minutes=0).finished
+        about = read_config(out / "encoder").nnclr
+    return out
+
+
+def test_a_stopped_runs_figures_are_said_to_be_of_an_earlier_step(stopped, data, tmp_path):
+    """As its log has them; nobody measured the weights that it left."""
+    about = read_config(stopped / "encoder").nnclr
+    (scored,) = [line for line in read_log(stopped) if f"knn20/{data.name}" in line]
+    assert (about["measured_at_step"], about["metrics"][f"knn20/{data.name}"]) == (
+        scored["step"],
+        round(scored[f"knn20/{data.name}"], 4),
+    )
+    card = (export(stopped, tmp_path / "model").folder / "README.md").read_text()
+    told = f"Measured at step {scored['step']} of {about['steps']}; the weights are those of step {about['step']}."
+    assert told in card
+    assert f"by `nnclr pretrain small_cpu`, at step {scored['step']}" in card
+
+
+def test_an_export_with_the_data_measures_what_a_stopped_run_did_not(stopped, data, tmp_path):
+    done = export(stopped, tmp_path / "model", data=[data])
+    expected = {f"knn20/{data.name}": scored_by_eval(done.folder, data)}
+    assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
+    assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
 def test_other_pictures_under_the_same_name_check_nothing(run, data, tmp_path):

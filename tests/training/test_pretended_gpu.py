@@ -28,7 +28,8 @@ TINY = [
 VIT = [
     *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
 ]
-BRIEF = ("nnclr", "starter", "vit")  # the rest is slow: each operation costs a thousand times what it would do
+# the rest is slow: each operation costs a thousand times what it would do
+BRIEF = ("nnclr", "starter", "vit", "random")
 KINDS = {
     "nnclr": ["prediction=paper"],
     "gate": ["gate=0.5"],
@@ -46,6 +47,7 @@ KINDS = {
     "soft": ["pick=soft"],
     "oracle": ["pick=oracle"],
     "both": ["enqueue=both"],
+    "random": ["support_set=random_replacement"],
     "refill": ["support_set=current_encoder"],
     "parts": ["chunk=2", "accumulate=2"],
 }

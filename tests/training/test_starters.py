@@ -101,6 +101,15 @@ def test_weights_that_measure_otherwise_come_back_all_the_same(data, tmp_path, m
     assert "The exported weights measure another figure." in said.file.getvalue()
 
 
+def test_pictures_without_classes_cost_no_encoder(photos, tmp_path):
+    """There is nothing to measure on, and what was trained comes back all the same."""
+    said = Console(file=io.StringIO(), width=200)
+    settings = [*RESNET, "early_share=0", "local_crops=0"]
+    assert run_stretch(Stretch("starter_resnet50", [photos], tmp_path, settings, epochs=1), said).finished
+    assert (tmp_path / "carry" / "nnclr_resnet50_starter.tar.00").exists()
+    assert "cannot be measured on" in said.file.getvalue()
+
+
 def test_parts_are_small_and_the_old_ones_go(tmp_path):
     content = np.random.default_rng(0).bytes(50_000)
     (tmp_path / "weights").write_bytes(content)

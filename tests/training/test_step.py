@@ -214,3 +214,10 @@ def test_a_compiled_backbone_trains_and_exports(photos, tmp_path):
     """Its weights keep their names: the folder is like any other."""
     assert run(photos, tmp_path / "run", "compile=true").finished
     assert load_encoder(tmp_path / "run" / "encoder", device="cpu").embed_dim == 8
+
+
+def test_a_network_with_a_hidden_layer_behind_its_pool_is_trained(photos, tmp_path):
+    """Its vectors are longer than its feature map is deep."""
+    run(photos, tmp_path / "run", "backbone=mobilenetv3_small_050", "channels=")
+    encoder = load_encoder(tmp_path / "run" / "encoder", device="cpu")
+    assert encoder.embed_dim == encoder.config.num_features == 1024

@@ -20,6 +20,7 @@ from timm.optim import Lars, param_groups_layer_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
+from nnclr_hub.encoder.outputs import vector_length
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import NoImages, TrainingDiverged
 from nnclr_hub.progress import bar
@@ -38,7 +39,7 @@ class Classifier(nn.Module):
     def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(int(backbone.num_features), classes)  # type: ignore[arg-type]
+        self.head = nn.Linear(vector_length(backbone), classes)
         nn.init.zeros_(self.head.bias)
         nn.init.normal_(self.head.weight, std=0.01)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from torch import nn
 from nnclr_hub.encoder.attention.geometry import Axis, Grid
 from nnclr_hub.errors import InvalidRequest
 
-STAGES = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4")
+STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Anatomy:
     attends_by: str = ""
 
     @property
-    def step(self) -> tuple[int, int]:
-        """Pixels across and down that the sides of an input must be multiples of."""
-        return (self.stride[1], self.stride[0]) if self.transformer else (1, 1)
+    def cell(self) -> tuple[int, int]:
+        """Pixels of the input across and down from one centre to the next."""
+        return self.stride[1], self.stride[0]
 
     def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
         """Where the cells of one picture lie.
@@ -80,30 +79,41 @@ def anatomy_of(backbone: nn.Module) -> Anatomy:
         first, stride = _of_convolutions(backbone)
         if stride == int(cast(Any, backbone.feature_info)[-1]["reduction"]):
             return Anatomy(transformer=False, first=(first, first), stride=(stride, stride))
+    name = getattr(backbone, "pretrained_cfg", {}).get("architecture") or type(backbone).__name__
     raise InvalidRequest(
-        f"{type(backbone).__name__} is not a ResNet or a vision transformer as timm builds them, so there is no map "
-        "of where its features look: take another encoder."
+        f"{name} is not a ResNet or a vision transformer of the usual build, so there is no map of where its features "
+        "look: take another encoder."
     )
 
 
 def _of_convolutions(backbone: ResNet) -> tuple[float, int]:
-    """Centre of cell 0 and the stride, in pixels of the input, layer by layer along the residual branches."""
-    first, stride = 0.5, 1
-    for layer in _layers(backbone):
-        kernel, step, padding, dilation = (_side(getattr(layer, name, 1)) for name in _GEOMETRY)
-        first += (dilation * (kernel - 1) / 2 - padding) * stride
-        stride *= step
+    """Centre of cell 0 and the stride, in pixels of the input.
+
+    Where a block's shortcut is no identity, the centre is half way between its two branches': a ResNet-D averages over
+    2 x 2 pixels in the one, a ResNet-AA in the other.
+    """
+    first, stride = _through(backbone.maxpool, *_through(backbone.conv1, 0.5, 1))
+    for stage in STAGES:
+        for block in cast(nn.Sequential, backbone.get_submodule(stage)):
+            direct, _ = _through(cast(nn.Module, block.downsample or nn.Identity()), first, stride)
+            for name, part in block.named_children():
+                if name != "downsample":
+                    first, stride = _through(part, first, stride)
+            first = (first + direct) / 2
+    return first, stride
+
+
+def _through(part: nn.Module, first: float, stride: int) -> tuple[float, int]:
+    """Centre of cell 0 and the stride behind some layers, from those before them."""
+    for layer in part.modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
+            kernel, step, padding, dilation = (_side(getattr(layer, name, 1)) for name in _GEOMETRY)
+            first += (dilation * (kernel - 1) / 2 - padding) * stride
+            stride *= step
     return first, stride
 
 
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
-
-
-def _layers(backbone: ResNet) -> Iterator[nn.Module]:
-    for stage in STAGES:
-        for name, layer in backbone.get_submodule(stage).named_modules():
-            if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d) and "downsample" not in name:
-                yield layer
 
 
 def _side(value: int | tuple[int, int]) -> int:

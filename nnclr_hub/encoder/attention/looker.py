@@ -34,9 +34,9 @@ from nnclr_hub.encoder.attention.queries import require_inside
 from nnclr_hub.encoder.attention.settings import AttentionSettings
 from nnclr_hub.encoder.attention.sizes import input_size
 from nnclr_hub.encoder.attention.twin import any_size, last_attention
-from nnclr_hub.encoder.backbones import feature_map
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.given import ImageLike, readable
+from nnclr_hub.encoder.outputs import feature_map
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest
 
@@ -145,7 +145,7 @@ class Looker:
         picture = decode_image(readable(image))
         if asked and settings.query is not None:
             require_inside(settings.query, picture.size)
-        size = input_size(picture.size, self.anatomy.step, settings.max_side)
+        size = input_size(picture.size, self.anatomy.cell, settings.max_side, whole=self.anatomy.transformer)
         return Prepared(picture, self._transform.resized(picture, size))
 
     @torch.inference_mode()

@@ -22,7 +22,7 @@ class AttentionSettings:
     similarity: "dot", the paper's, or "cosine", which brings both sides to length 1.
     head: of the last block's attention, from 0; None: the mean of all. Only of the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that hold this share of the row's mass. Only of the row of [CLS].
-    max_side: of the network's input, in pixels.
+    max_side: of the network's input, in pixels; see `sizes.input_size`.
 
     Raises:
         InvalidRequest: a value that makes no sense whatever the network.

@@ -48,6 +48,13 @@ def test_what_is_not_to_be_had_leaves_a_cell_that_says_so(model, pictures):
     assert (empty.sum(2) < 500).any()
 
 
+def test_a_misspelt_source_is_not_said_to_want_a_network(model, pictures, monkeypatch):
+    columns = compare(pictures[:1], {"ours": str(model), "slip": "nnclr_resnet18_smal_cpu_starter"})
+    assert "did you mean 'nnclr_resnet18_small_cpu_starter'?" in columns[1].missing
+    monkeypatch.setattr("nnclr_hub.encoder.comparison.draw", lambda rows: rows)
+    assert comparison_figure(columns)[0][-1] == Cell(None, "slip", "not available")
+
+
 def test_a_comparison_of_nothing_is_refused(model, pictures):
     with pytest.raises(UnknownModel, match="does not exist"):
         compare(pictures[:1], ["/nowhere/encoder"])

@@ -198,6 +198,14 @@ def test_a_picture_on_its_side_is_looked_at_upright(resnet, photo, tmp_path):
     np.testing.assert_array_equal(np.asarray(found.overlay()), np.asarray(upright.overlay()))
 
 
+def test_small_patches_do_not_make_a_map_of_more_cells(photo):
+    """At 1024 pixels a side a ViT with patches of 8 would see 16384 tokens."""
+    small = {"patch_size": 8, "depth": 1, "embed_dim": 24}
+    encoder = Encoder(create_backbone("vit_tiny_patch16_224", model_args=small), Preprocessing(224), device="cpu")
+    found = encoder.attention(photo.resize((1024, 1024)), Point(500, 500))
+    assert (found.size, found.input_size, found.values.shape) == ((1024, 1024), (512, 512), (64, 64))
+
+
 def test_queries_are_in_pixels_of_the_original_whatever_the_networks_size(resnet, photo):
     large = photo.resize((1024, 960), Image.Resampling.NEAREST)
     small = resnet.attention(photo, Point(70, 100)).values
@@ -259,7 +267,7 @@ def test_a_broken_target_is_named(resnet, photo, tmp_path):
     [
         ("test_vit", {"class_token": False, "global_pool": "avg"}, "has no .CLS. token to look from"),
         ("test_vit", {"attn_layer": "diff"}, "attends by DiffAttention, whose rows we cannot read"),
-        ("test_convnext", {}, "ConvNeXt is not a ResNet or a vision transformer"),
+        ("test_convnext", {}, "test_convnext is not a ResNet or a vision transformer"),
     ],
 )
 def test_a_network_without_the_map_is_refused_by_name(photo, architecture, arguments, words):

@@ -193,7 +193,7 @@ def _picture(
         return None
     try:
         size = size or decode_image(path).size
-        input_size(size, (1, 1))  # too small, or too long for its width
+        input_size(size, (32, 32))  # too small, or too long for its width
     except ImageError:
         return None
     scale = max(1.0, SHORTEST / min(size))
