@@ -81,11 +81,14 @@ def weights(out):
 
 def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
     vit = ["backbone=vit_tiny_patch16_224", "channels=", "optimizer=sgd", "prediction=paper", "warm_start=0", "gate=1"]
-    run(photos, tmp_path / "whole", *vit)
-    run(photos, tmp_path / "chunked", *vit, "chunk=3")
-    whole, chunked = weights(tmp_path / "whole"), weights(tmp_path / "chunked")
+    two_steps = ["batch_size=30", "warmup_epochs=0"]  # each step more makes rounding grow, and a neighbour may change
+    run(photos, tmp_path / "whole", *vit, *two_steps)
+    run(photos, tmp_path / "chunked", *vit, *two_steps, "chunk=7")
+    run(photos, tmp_path / "unmoved", *vit, *two_steps, "base_lr=1e-12")
+    whole, chunked, unmoved = (weights(tmp_path / name) for name in ("whole", "chunked", "unmoved"))
     for name, value in whole.items():
-        torch.testing.assert_close(chunked[name], value, atol=1e-4, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        moved = (value - unmoved[name]).norm() if value.is_floating_point() else 0
+        assert (chunked[name] - value).float().norm() <= 1e-3 * moved + 1e-6, name
 
 
 def test_accumulated_parts_are_all_enqueued_and_count_as_one_step(photos, tmp_path):
