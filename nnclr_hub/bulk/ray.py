@@ -8,19 +8,22 @@ whose driver died goes on where it was, by Ray or without. Every machine must se
 
 from __future__ import annotations
 
+import json
 import logging
-import pickle
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub import errors
 from nnclr_hub.bulk.local import Embedded, come_to, fill, to_make
-from nnclr_hub.bulk.pictures import Source, list_pictures
+from nnclr_hub.bulk.pictures import Picture, Source, list_pictures
 from nnclr_hub.bulk.plan import SHARD_SIZE, Plan
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError
 from nnclr_hub.progress import Advance
@@ -52,21 +55,38 @@ class Worker:
     """Loads the encoder once, then makes shards; an actor of Ray's."""
 
     def __init__(self, job: Job) -> None:
+        self.job = job
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The driver's encoder."""
         from nnclr_hub.encoder.encoder import load_encoder
 
-        self.job = job
-        self.encoder = load_encoder(job.model, backend=job.backend)
-        if self.encoder.fingerprint != job.plan.fingerprint:
+        encoder = load_encoder(self.job.model, backend=self.job.backend)
+        if encoder.fingerprint != self.job.plan.fingerprint:
             raise InvalidRequest(
-                f"{job.model} is another encoder on a worker ({self.encoder.fingerprint[:8]}) than here "
-                f"({job.plan.fingerprint[:8]}): name one that all machines see, such as a folder that they share."
+                f"{self.job.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than here "
+                f"({self.job.plan.fingerprint[:8]}): name one that all machines see, such as a folder that they share."
             )
+        return encoder
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Makes the shards of a batch: their numbers, and their pictures, pickled; returns how many pictures."""
-        parts = [(int(n), pickle.loads(p)) for n, p in zip(batch["number"], batch["pictures"], strict=True)]
-        fill(self.job.folder, self.job.plan, self.job.sources, parts, self.encoder)
-        return {"done": np.array([len(pictures) for _, pictures in parts])}
+        """Makes a shard.
+
+        Args:
+            batch: of one: its number, and its pictures as JSON.
+
+        Returns:
+            How many pictures were done, or else the library's error, its class and its sentence: of what is raised here,
+            Ray hands on the text alone.
+        """
+        pictures = [Picture(*one) for one in json.loads(batch["pictures"][0])]
+        done, error = len(pictures), ("", "")
+        try:
+            fill(self.job.folder, self.job.plan, self.job.sources, [(int(batch["number"][0]), pictures)], self.encoder)
+        except NNCLRHubError as caught:
+            done, error = 0, (type(caught).__name__, str(caught))
+        return {"done": np.array([done]), "error": np.array([error[0]]), "sentence": np.array([error[1]])}
 
 
 def embed_shards_by_ray(
@@ -96,13 +116,16 @@ def embed_shards_by_ray(
     folder = folder.resolve()
     plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
     wanted = to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
-    job = Job(folder, plan, tuple(sources), encoder.name, encoder.backend.name)
-    parts = [{"number": n, "pictures": pickle.dumps(list(plan.part(pictures, n)))} for n in wanted]
+    model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
+    job = Job(folder, plan, tuple(sources), model, encoder.backend.name)
+    parts = [{"number": n, "pictures": json.dumps([astuple(one) for one in plan.part(pictures, n)])} for n in wanted]
     done = plan.pictures - sum(len(plan.part(pictures, number)) for number in wanted)
     progress(done, plan.pictures)
     if wanted:
         with _connected(address) as ray:
             for row in _results(ray, job, parts, workers):
+                if row["error"]:
+                    raise getattr(errors, row["error"])(row["sentence"])
                 done += int(row["done"])
                 progress(done, plan.pictures)
     return come_to(folder, plan, range(plan.shards))
@@ -128,7 +151,8 @@ def _results(ray: Any, job: Job, parts: list[dict[str, Any]], workers: int | Non
     try:
         yield from made.iter_rows()
     except ray.exceptions.RayError as error:
-        raise _cause(error) from error
+        reason = next((line for line in reversed(str(error).splitlines()) if "Error: " in line), str(error))
+        raise NNCLRHubError(f"A worker failed ({reason[:300]}): call again, what is done stays.") from error
 
 
 @contextmanager
@@ -142,6 +166,7 @@ def _connected(address: str) -> Iterator[Any]:
             "Ray is not installed: pip install 'nnclr_hub[scale]', or leave --ray out to embed on this machine."
         ) from error
     mine = not ray.is_initialized()
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its own lines on standard error, between ours
     try:
         _check_answers(address)
         ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
@@ -169,14 +194,3 @@ def _check_answers(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
-
-
-def _cause(error: BaseException) -> NNCLRHubError:
-    """The library's own error among those that led to what Ray raised; else Ray's, in one line."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, NNCLRHubError):
-            return seen
-        seen = getattr(seen, "cause", None) or seen.__cause__
-    last = str(error).strip().splitlines()[-1]
-    return NNCLRHubError(f"A worker failed ({last[:300]}): run the same again, what is done stays.")

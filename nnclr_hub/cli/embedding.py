@@ -52,6 +52,8 @@ def embed(
 
     if ray is None and workers is not None:
         raise InvalidRequest("--workers goes with --ray: on this machine one encoder uses all it has.")
+    if ray is not None and part != "1/1":
+        raise InvalidRequest("Ray hands out all shards by itself: give --part or --ray.")
     if to is None and (part != "1/1" or ray is not None):
         raise InvalidRequest("--part and --ray write shards: name the folder for them with --out.")
     if to is not None and to.suffix == ARRAY and part != "1/1":
