@@ -77,7 +77,7 @@ class Worker:
             batch: of one: its number, and its pictures as JSON.
 
         Returns:
-            How many pictures were done, or else the library's error, its class and its sentence: of what is raised here,
+            How many pictures were done; or else the error, its class and its sentence, for of what is raised here
             Ray hands on the text alone.
         """
         pictures = [Picture(*one) for one in json.loads(batch["pictures"][0])]
