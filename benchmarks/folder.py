@@ -5,7 +5,8 @@
     OMP_NUM_THREADS=1 python benchmarks/folder.py --cpu-time           # on a machine that has other work
     python benchmarks/folder.py --size 4000 3000 --count 24            # photographs as a camera makes them
 
-Both read the same files in turns and end with unit vectors; ratios are medians over the rounds.
+All read the same files in turns and end with unit vectors; ratios are medians over the rounds. The last rows are
+`nnclr embed` into shards, of the files and of a tar archive of them, written to the disk and read again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import os
 import statistics
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,10 +30,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.image_folder import list_images
 
 BATCH = 64
+SHARD = 100  # pictures; a few shards in each run
 
 
 def main() -> None:
@@ -50,15 +54,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.images or make_pictures(Path(scratch), chosen.count, tuple(chosen.size))
         paths = list_images(folder)[: chosen.count]
-        compare(paths, chosen)
+        archive = Path(scratch) / "pictures.tar"
+        with tarfile.open(archive, "w") as tar:
+            for index, path in enumerate(paths):
+                tar.add(path, f"{index:06}{path.suffix}")
+        compare(paths, archive, chosen)
 
 
-def compare(paths: list[Path], chosen: argparse.Namespace) -> None:
+def compare(paths: list[Path], archive: Path, chosen: argparse.Namespace) -> None:
     encoders = {name: load_encoder(chosen.source, device="cpu", backend=name) for name in chosen.backends}
     runs: dict[str, Callable[[], np.ndarray]] = {"the user's loop": users_loop(chosen.source, paths, chosen.workers)}
     for name, encoder in encoders.items():
         told = name if name == encoder.backend.name else f"{name} ({encoder.backend.name})"
         runs[f"embed, {told}"] = lambda encoder=encoder: encoder.embed(paths)
+    last = encoders[chosen.backends[-1]]
+    runs |= {"shards of the files": into_shards(last, paths), "shards of an archive": into_shards(last, [archive])}
     clock = processor_seconds if chosen.cpu_time else time.perf_counter
     wanted = runs["the user's loop"]()
     cosines = {name: float((run() * wanted).sum(axis=1).min()) for name, run in runs.items()}
@@ -114,6 +124,17 @@ def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.
     def run() -> np.ndarray:
         loader = DataLoader(Pictures(paths, transform), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
         return torch.cat([F.normalize(backbone(x)) for x in loader]).numpy()
+
+    return run
+
+
+def into_shards(encoder: Encoder, given: list[Path]) -> Callable[[], np.ndarray]:
+    """A bulk run into a new folder, read again."""
+
+    def run() -> np.ndarray:
+        with tempfile.TemporaryDirectory() as scratch:
+            embed_shards(Path(scratch), given, encoder, shard_size=SHARD)
+            return np.concatenate([shard.vectors for shard in open_shards(Path(scratch))])
 
     return run
 

@@ -24,8 +24,9 @@ FLOORS = {
     "publish": {"hub", "encoder"},
     "torch_hub": {"hub", "encoder"},
     "workbench": {"hub", "store", "probe", "encoder"},
+    "bulk": {"hub", "store", "encoder"},
     "client": {"store", "probe", "encoder"},
-    "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "client"},
+    "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "bulk", "client"},
 }
 GROUND = {"errors", "cache", "progress"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nnclr_hub.cli import (
     attending,
+    embedding,
     evaluation,
     models,
     pictures,
@@ -17,6 +18,6 @@ from nnclr_hub.cli import (
 from nnclr_hub.cli.verbs import new_app
 
 app = new_app()
-for group in (models, pictures, attending, pretraining, evaluation, publishing, probes, stores, service):
+for group in (models, embedding, pictures, attending, pretraining, evaluation, publishing, probes, stores, service):
     group.register(app)
 store_contents.register(stores.group)

@@ -1,4 +1,4 @@
-"""nnclr embed, index, search."""
+"""nnclr index, search."""
 
 from __future__ import annotations
 
@@ -19,60 +19,12 @@ if TYPE_CHECKING:
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
 SHOWN = 20  # broken files listed before the rest is only counted
-CHUNK = 256  # pictures between two moves of the bar
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    app.command()(embed)
     app.command()(index)
     app.command()(search)
-
-
-def embed(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
-    model: Model = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", help="Write (N, D) float32 here as .npy, paths beside it.")
-    ] = None,
-    backend: Backend = "auto",
-) -> None:
-    """Turn pictures into vectors: a line of JSON each, or one .npy file.
-
-    Example: nnclr embed photos --out photos.npy
-    """
-    import numpy as np
-
-    from nnclr_hub.encoder.image_folder import list_images
-    from nnclr_hub.progress import bar
-    from nnclr_hub.workbench import Encoders
-
-    if to is not None and to.suffix != ".npy":
-        raise InvalidRequest(f"--out {to} must end in .npy, for example --out {to.with_suffix('.npy')}.")
-    paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
-    encoder = Encoders(model, backend=backend).get()
-    good: list[tuple[Path, Any]] = []
-    broken: list[tuple[str, str]] = []
-    with bar(err, "embedding") as advance:
-        for start in range(0, len(paths), CHUNK):
-            chunk = paths[start : start + CHUNK]
-            for path, result in zip(chunk, encoder.embed_each(chunk), strict=True):
-                if isinstance(result, ImageError):
-                    broken.append((str(path), str(result)))
-                else:
-                    good.append((path, result))
-            advance(start + len(chunk), len(paths))
-    list_broken(broken)
-    if not good:
-        raise ImageError(f"Not one of the {len(paths)} pictures could be read.")
-    if to is None:
-        for path, vector in good:
-            typer.echo(json.dumps({"path": str(path), "embedding": vector.tolist()}))
-        return
-    np.save(to, np.stack([vector for _, vector in good]))
-    names = to.with_suffix(".txt")
-    names.write_text("".join(f"{path}\n" for path, _ in good))
-    err.print(f"written: {to} ({len(good)} x {encoder.embed_dim} float32) and {names}")
 
 
 def index(

@@ -96,7 +96,7 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(help="Folder that `nnclr store export` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `nnclr store export`, or `nnclr embed`, wrote.")],
     name: Annotated[
         str | None, typer.Option("--collection", help="Its name here; as it was called if not given.")
     ] = None,
@@ -104,16 +104,20 @@ def import_(
     into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check an exported folder and fill a collection from it; again, to go on after an interruption.
+    """Fill a collection from an exported folder, or from the shards of `nnclr embed`; again, to go on after a stop.
 
     Example: nnclr store import photos-export --collection photos
     """
+    from nnclr_hub.bulk.plan import PLAN
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_name
     from nnclr_hub.store.exchange.manifest import Manifest
     from nnclr_hub.store.exchange.transfer import import_collection
 
+    if (folder / PLAN).exists():
+        _import_shards(folder, name, store, as_json)
+        return
     manifest = Manifest.read(folder)  # neither a folder that holds no export nor a wrong name leaves an empty store
     name = check_name(name or manifest.name, "Collection name")
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
@@ -129,6 +133,25 @@ def import_(
         return
     there_already = f", the other {report.items - report.written} were there" if report.written < report.items else ""
     out.print(f"{name}: {report.written} of {report.items} items written{there_already}", markup=False)
+
+
+def _import_shards(folder: Path, name: str | None, store: str, as_json: bool) -> None:
+    from nnclr_hub.bulk import open_shards
+    from nnclr_hub.bulk.collecting import collect
+    from nnclr_hub.progress import bar
+    from nnclr_hub.store import open_store
+    from nnclr_hub.store.checks import check_name
+
+    if name is None:
+        raise InvalidRequest(f"{folder} holds shards of `nnclr embed`: name the collection for them with --collection.")
+    shards = open_shards(folder)
+    shards.require_all()
+    with open_store(store) as there, bar(err, "importing", unit="items") as advance:
+        total, written = collect(shards, there, check_name(name, "Collection name"), progress=advance)
+    if as_json:
+        print_json({"collection": name, "items": total, "written": written})
+        return
+    out.print(f"{name}: {written} of {total} items written", markup=False)
 
 
 def reembed(

@@ -3,6 +3,7 @@
 encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
 encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
 encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
+encoder.embed_in_order(paths)                   # the same, one after the other, for any number
 encoder.tokens(["a.jpg"])                       # (1, h, w, D)
 encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: where it looks the same
 """
@@ -130,7 +131,7 @@ class Encoder(Attending):
         Raises:
             InvalidRequest: a tensor of another shape, or something that is no picture.
         """
-        return list(self._embed_in_order(images))
+        return list(self.embed_in_order(images))
 
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """(N, D) float32, unit rows.
@@ -140,15 +141,38 @@ class Encoder(Attending):
         """
         images = images if isinstance(images, Tensor) else as_list(images)
         rows = []
-        for index, result in enumerate(self._embed_in_order(images)):
+        for index, result in enumerate(self.embed_in_order(images)):
             if isinstance(result, ImageError):
                 raise result.named(images[index], index) from result
             rows.append(result)
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
+    def embed_in_order(
+        self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
+    ) -> Iterator[np.ndarray | ImageError]:
+        """`embed_each` for any number of pictures, one result after the other; those ahead are decoded meanwhile.
+
+        Args:
+            images: as there; taken as they are needed, a few batches ahead.
+            unit: False: vectors as the network gives them.
+        """
+        if isinstance(images, Tensor):
+            if images.dtype == torch.uint8:
+                for crops in crops_of(images, self.transform, self.batch_size):
+                    yield from self.forward_crops(crops, unit=unit)
+                return
+            for x in self._inputs(images):
+                yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
+            return
+        for crops in prepared_ahead(images, self.prepare, self.batch_size):
+            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
+            vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
+            for crop in crops:
+                yield crop if isinstance(crop, ImageError) else next(vectors)
+
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
         """As `embed_each`, but (D,) as the network gives it, not brought to length 1."""
-        return list(self._embed_in_order(images, unit=False))
+        return list(self.embed_in_order(images, unit=False))
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """The feature map before pooling, not normalised: (N, h, w, D) float32.
@@ -176,23 +200,6 @@ class Encoder(Attending):
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
-
-    def _embed_in_order(
-        self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
-    ) -> Iterator[np.ndarray | ImageError]:
-        if isinstance(images, Tensor):
-            if images.dtype == torch.uint8:
-                for crops in crops_of(images, self.transform, self.batch_size):
-                    yield from self.forward_crops(crops, unit=unit)
-                return
-            for x in self._inputs(images):
-                yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
-            return
-        for crops in prepared_ahead(images, self.prepare, self.batch_size):
-            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-            vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
-            for crop in crops:
-                yield crop if isinstance(crop, ImageError) else next(vectors)
 
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of pictures; raises the first ImageError."""

@@ -46,6 +46,7 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 
 def findings(page, axe: str) -> list[str]:
+    page.wait_for_function("!document.querySelector('.pending')")  # Gradio fades what is being made anew
     page.evaluate(axe)
     violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [

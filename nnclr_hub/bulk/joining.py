@@ -1,0 +1,48 @@
+"""All shards of a bulk run as one array, for who wants a file that numpy reads.
+
+join(open_shards(Path("vectors.npy.shards")), Path("vectors.npy"))
+
+vectors.npy     (N, D) float32 or float16, unit rows
+vectors.txt     the name of each row's picture, a line each
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.bulk.plan import PRECISIONS
+from nnclr_hub.bulk.shards import Shards
+from nnclr_hub.bulk.writing import written_whole
+from nnclr_hub.errors import ImageError
+
+
+def join(shards: Shards, array: Path) -> tuple[int, int]:
+    """Writes both files; they are on disk when this returns. A shard at a time is in memory.
+
+    Args:
+        array: its name ends in .npy.
+
+    Returns:
+        The shape (N, D).
+
+    Raises:
+        InvalidRequest: shards are missing.
+        ImageError: not one picture could be read.
+        DiskFull: nothing was written.
+    """
+    shards.require_all()
+    shape = sum(shard.count for shard in shards), shards.plan.dim
+    if not shape[0]:
+        raise ImageError(f"Not one of the {shards.plan.pictures} pictures could be read.")
+    kind = np.dtype(PRECISIONS[shards.plan.precision])
+    with written_whole(array.with_suffix(".txt")) as names, written_whole(array) as rows:
+        # written, not mapped: a mapped file ends the process when the disk is full
+        np.lib.format.write_array_header_1_0(
+            rows, {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        )
+        for shard in shards:
+            rows.write(shard.vectors.tobytes())
+            names.write("".join(f"{path}\n" for path in shard.paths).encode("utf-8", "surrogateescape"))
+    return shape

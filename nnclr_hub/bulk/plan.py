@@ -1,0 +1,179 @@
+"""The plan of a bulk run: which pictures, by which encoder, cut into how many shards. Written first, never changed.
+
+plan = Plan.of(encoder, sources, pictures, precision="f32", shard_size=4096).begin(folder)
+plan.shards                         # how many
+plan.part(pictures, 3)              # those of shard 3
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from nnclr_hub.bulk.pictures import Picture, Source, digest_of
+from nnclr_hub.bulk.writing import written_whole
+from nnclr_hub.errors import InvalidRequest
+
+PLAN = "plan.json"
+FORMAT, VERSION = "nnclr_hub shards", 1
+PRECISIONS = {"f32": np.float32, "f16": np.float16}
+SHARD_SIZE = 4096
+
+
+class Embeds(Protocol):
+    """What a plan has to know of an encoder."""
+
+    name: str
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def embed_dim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a folder of shards is to hold.
+
+    model: the encoder's source.
+    fingerprint: of the encoder.
+    dim: D, length of a vector.
+    precision: "f32" or "f16", in which vectors are kept.
+    shard_size: pictures a shard; the last has the rest.
+    pictures: how many there are.
+    listing: SHA-256 of their names and sizes, in order.
+    sources: where they lie.
+    """
+
+    model: str
+    fingerprint: str
+    dim: int
+    precision: str
+    shard_size: int
+    pictures: int
+    listing: str
+    sources: tuple[Source, ...]
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InvalidRequest(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}.")
+        if self.shard_size < 1:
+            raise InvalidRequest(f"shard_size={self.shard_size} is not possible: a shard holds 1 picture or more.")
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Embeds,
+        sources: Sequence[Source],
+        pictures: Sequence[Picture],
+        *,
+        precision: str = "f32",
+        shard_size: int = SHARD_SIZE,
+    ) -> Self:
+        """The plan for these pictures.
+
+        Raises:
+            InvalidRequest: another precision, or shards of less than one picture.
+        """
+        return cls(
+            model=encoder.name,
+            fingerprint=encoder.fingerprint,
+            dim=encoder.embed_dim,
+            precision=precision,
+            shard_size=shard_size,
+            pictures=len(pictures),
+            listing=digest_of(pictures),
+            sources=tuple(sources),
+        )
+
+    @property
+    def name(self) -> str:
+        """The encoder's source, as an encoder calls it."""
+        return self.model
+
+    @property
+    def embed_dim(self) -> int:
+        """D, as an encoder calls it."""
+        return self.dim
+
+    @property
+    def shards(self) -> int:
+        """How many shards there will be."""
+        return -(-self.pictures // self.shard_size)
+
+    @property
+    def id(self) -> str:
+        """16 hex digits that each shard carries: of everything but where pictures lie and how the encoder is called."""
+        named = {name: value for name, value in asdict(self).items() if name not in ("model", "sources")}
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+    def part(self, pictures: Sequence[Picture], number: int) -> Sequence[Picture]:
+        """The pictures of a shard."""
+        return pictures[number * self.shard_size : (number + 1) * self.shard_size]
+
+    def begin(self, folder: Path) -> Plan:
+        """Writes the plan into the folder, which is made; or takes up the one that is there, if it is the same.
+
+        Raises:
+            InvalidRequest: the folder holds another plan, or other files.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / PLAN).exists():
+            if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(".")]:
+                raise InvalidRequest(f"{folder} holds other files, such as {strangers[0]}: name a folder of its own.")
+            text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+            with written_whole(folder / PLAN) as file:
+                file.write(text.encode())
+        there = Plan.read(folder)
+        if there.id != self.id:
+            raise InvalidRequest(there._difference(self, folder))
+        return there
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The plan of a folder of shards.
+
+        Raises:
+            InvalidRequest: there is none, or it makes no sense.
+        """
+        path = folder / PLAN
+        try:
+            given = json.loads(path.read_bytes())
+            if given["format"] != FORMAT or given["version"] != VERSION:
+                raise ValueError(f"{given['format']!r:.80}, version {given['version']!r:.80}")
+            return cls._parsed(given)
+        except FileNotFoundError as error:
+            raise InvalidRequest(
+                f"{folder} holds no shards ({PLAN} is missing): give a folder that `nnclr embed --out` wrote."
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"{path} is no plan of shards ({str(error)[:150]}): name a new folder.") from error
+
+    @classmethod
+    def _parsed(cls, given: dict[str, Any]) -> Self:
+        sources = tuple(Source(**one) for one in given["sources"])
+        fields = {name: given[name] for name in cls.__dataclass_fields__ if name != "sources"}
+        return cls(**fields, sources=sources)
+
+    def _difference(self, other: Plan, folder: Path) -> str:
+        """Why what is asked for now cannot go on with this plan, and the ways on."""
+        if self.fingerprint != other.fingerprint:
+            return (
+                f"{folder} holds vectors of {self.model} ({self.fingerprint[:8]}), not of {other.model} "
+                f"({other.fingerprint[:8]}): name another --out, or go on with --model {self.model}."
+            )
+        for name, option in (("shard_size", "--shard-size"), ("precision", "--precision")):
+            if getattr(self, name) != getattr(other, name):
+                was = getattr(self, name)
+                return f"{folder} was begun with {option} {was}: go on with that, or name another --out."
+        return (
+            f"{folder} was begun for {self.pictures} pictures, and now there are {other.pictures}, or other ones: name "
+            f"another --out for those of now, or remove {folder}. (`nnclr index` keeps in step with a folder.)"
+        )

@@ -1,0 +1,126 @@
+"""nnclr embed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.verbs import Backend, Model, err
+from nnclr_hub.errors import ImageError, InvalidRequest
+
+if TYPE_CHECKING:
+    from nnclr_hub.bulk.local import Embedded
+    from nnclr_hub.encoder.encoder import Encoder
+
+ARRAY = ".npy"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command()(embed)
+
+
+def embed(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, folders of them, or tar files of them.")],
+    model: Model = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="FILE.npy, names beside it; or a FOLDER, for shards of any number.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
+    shard_size: Annotated[int, typer.Option(help="Pictures a shard: what is lost at most when it is killed.")] = 4096,
+    part: Annotated[
+        str, typer.Option(metavar="K/N", help="Make every N-th shard only: N of these, beside each other, make all.")
+    ] = "1/1",
+    retry_broken: Annotated[bool, typer.Option("--retry-broken", help="Try unreadable pictures once more.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Embed on a Ray cluster: its address, auto, or local.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="With --ray: encoders; else one a GPU, or a machine.")] = None,
+    backend: Backend = "auto",
+) -> None:
+    """Turn pictures into vectors: a line of JSON each, one .npy file, or shards; again, to go on after a stop.
+
+    Example: nnclr embed photos --out photos.npy
+    """
+    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.hub.registry import default_model
+
+    if ray is None and workers is not None:
+        raise InvalidRequest("--workers goes with --ray: on this machine one encoder uses all it has.")
+    if ray is not None and part != "1/1":
+        raise InvalidRequest("Ray hands out all shards by itself: give --part or --ray.")
+    if to is None and (part != "1/1" or ray is not None):
+        raise InvalidRequest("--part and --ray write shards: name the folder for them with --out.")
+    if to is not None and to.suffix == ARRAY and part != "1/1":
+        raise InvalidRequest(f"--part writes shards: name a folder for them, for example --out {to.with_suffix('')}.")
+    numbers = _part(part)
+    encoder = load_encoder(model or default_model(), backend=backend)
+    if to is None:
+        _print_lines(images, encoder)
+        return
+    how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
+    how |= {"part": numbers} if ray is None else {"address": ray, "workers": workers}
+    if to.suffix == ARRAY:
+        _write_array(to, images, encoder, how)
+    else:
+        report = _write_shards(to, images, encoder, how)
+        missing = f"; shards of other parts that are still missing: {report.missing}" if report.missing else ""
+        err.print(f"written: {to} ({report.pictures} x {encoder.embed_dim} {precision}){missing}", markup=False)
+
+
+def _print_lines(images: list[Path], encoder: Encoder) -> None:
+    """A line for each picture as soon as it is embedded; those that cannot be read are named at the end."""
+    from nnclr_hub.bulk.pictures import contents, list_pictures, named
+
+    sources, pictures = list_pictures(images)
+    broken: list[tuple[str, str]] = []
+    for picture, result in zip(pictures, encoder.embed_in_order(contents(sources, pictures)), strict=True):
+        name = named(sources, picture)
+        if isinstance(result, ImageError):
+            broken.append((name, str(result)))
+        else:
+            typer.echo(json.dumps({"path": name, "embedding": result.tolist()}))
+    list_broken(broken)
+    if len(broken) == len(pictures):
+        raise ImageError(f"Not one of the {len(pictures)} pictures could be read.")
+
+
+def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> Embedded:
+    from nnclr_hub.bulk import embed_shards, embed_shards_by_ray
+    from nnclr_hub.progress import bar
+
+    with bar(err, "embedding") as advance:
+        run = embed_shards_by_ray if "address" in how else embed_shards
+        report = run(folder, images, encoder, **how, progress=advance)
+    list_broken(report.broken)
+    return report
+
+
+def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> None:
+    """By way of shards beside it, which are removed when it is there."""
+    from nnclr_hub.bulk import open_shards
+    from nnclr_hub.bulk.joining import join
+
+    if how.get("part", (1, 1)) != (1, 1):
+        raise InvalidRequest(
+            f"--part writes shards: name a folder for them, for example --out {array.with_suffix('')}."
+        )
+    folder = array.with_name(f"{array.name}.shards")
+    _write_shards(folder, images, encoder, how)
+    count, dim = join(open_shards(folder), array)
+    shutil.rmtree(folder)
+    names = array.with_suffix(".txt")
+    err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}", markup=False)
+
+
+def _part(text: str) -> tuple[int, int]:
+    try:
+        number, of = (int(word) for word in text.split("/"))
+    except ValueError as error:
+        raise InvalidRequest(f"--part {text} is no part: write it like 2/8, the second of eight.") from error
+    return number, of

@@ -1,0 +1,88 @@
+"""Shards into a collection: as indexing would have left it, for indexing to go on with."""
+
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+
+from nnclr_hub import load_encoder, open_store
+from nnclr_hub.bulk import embed_shards, open_shards
+from nnclr_hub.bulk.collecting import collect
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench import Encoders, Workbench
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shards(encoder, photos, tmp_path):
+    embed_shards(tmp_path / "v", [photos], encoder, shard_size=25)
+    return open_shards(tmp_path / "v")
+
+
+def items(collection):
+    return {item.id: item for page in pages(collection, limit=100) for item in page}
+
+
+def test_the_collection_is_the_one_that_indexing_makes_but_for_what_is_shown(shards, store, photos, model):
+    Workbench(Encoders(str(model), device="cpu"), store).index_folder("indexed", photos)
+    assert collect(shards, store, "collected") == (60, 60)
+    indexed, collected = items(store.get("indexed")), items(store.get("collected"))
+    assert indexed.keys() == collected.keys()
+    for id, item in collected.items():
+        assert dict(item.metadata) == {k: v for k, v in indexed[id].metadata.items() if k != "pixel_sha256"}
+        np.testing.assert_allclose(item.vector, indexed[id].vector, atol=1e-6)
+    assert store.get("collected").spec.fingerprint == store.get("indexed").spec.fingerprint
+
+
+def test_indexing_goes_on_where_the_shards_end(shards, store, photos, model, pictures, tmp_path):
+    collect(shards, store, "photos")
+    bench = Workbench(Encoders(str(model), device="cpu"), store)
+    report = bench.index_folder("photos", photos)
+    assert (report.added, report.updated, report.unchanged) == (0, 0, 60)
+
+
+def test_an_import_again_writes_what_is_missing(shards, store):
+    collect(shards, store, "photos")
+    some = list(items(store.get("photos")))[10:17]
+    store.get("photos").delete(some)
+    assert collect(shards, store, "photos") == (60, 7)
+    assert store.get("photos").count() == 60
+
+
+def test_pictures_of_archives_are_told_apart_by_the_archive(encoder, photos, store, tmp_path):
+    for name in ("a.tar", "b.tar"):
+        with tarfile.open(tmp_path / name, "w") as tar:
+            tar.add(photos / "cat", "cat")
+    embed_shards(tmp_path / "w", [tmp_path / "a.tar", tmp_path / "b.tar"], encoder)
+    assert collect(open_shards(tmp_path / "w"), store, "both") == (40, 40)
+    found = store.get("both").scroll(limit=100).items
+    assert {item.metadata["label"] for item in found} == {"cat"}
+    assert {item.metadata["path"].partition("/")[0] for item in found} == {"a.tar", "b.tar"}
+
+
+def test_what_would_mix_or_lose_something_is_refused(shards, store, encoder, make_model, photos, tmp_path):
+    other = load_encoder(make_model(seed=2), device="cpu")
+    embed_shards(tmp_path / "o", [photos], other)
+    collect(shards, store, "photos")
+    with pytest.raises(FingerprintMismatch):
+        collect(open_shards(tmp_path / "o"), store, "photos")
+    shutil.copytree(photos, tmp_path / "copy")
+    embed_shards(tmp_path / "c", [tmp_path / "copy"], encoder)
+    with pytest.raises(InvalidRequest, match="already: import these into a collection of their own"):
+        collect(open_shards(tmp_path / "c"), store, "photos")
+    next(iter(shards)).file.unlink()
+    with pytest.raises(InvalidRequest, match="lacks 1 of 3 shards"):
+        collect(open_shards(shards.folder), store, "part")
+    assert [info.name for info in store.list()] == ["photos"]

@@ -1,0 +1,214 @@
+"""A bulk run: the vectors that the encoder gives, in shards that any stop leaves whole."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from waiting import until
+
+from nnclr_hub import load_encoder
+from nnclr_hub.bulk import embed_shards, open_shards
+from nnclr_hub.bulk import local as bulk_local
+from nnclr_hub.errors import DiskFull, InvalidRequest
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(encoder, pictures):
+    return encoder.embed(pictures)
+
+
+def shard_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def rows(folder: Path) -> np.ndarray:
+    return np.concatenate([shard.vectors for shard in open_shards(folder)])
+
+
+def names(folder: Path) -> list[str]:
+    return [path for shard in open_shards(folder) for path in shard.paths]
+
+
+def test_shards_hold_the_vectors_of_embed_in_order(encoder, photos, pictures, expected, tmp_path):
+    report = embed_shards(tmp_path / "v", [photos], encoder, shard_size=25)
+    assert (report.pictures, report.broken, report.missing) == (60, (), 0)
+    assert [shard.count for shard in open_shards(tmp_path / "v")] == [25, 25, 10]
+    assert names(tmp_path / "v") == [str(path) for path in pictures]
+    np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
+    # with nothing but safetensors
+    np.testing.assert_array_equal(load_file(shard_files(tmp_path / "v")[1])["vectors"], rows(tmp_path / "v")[25:50])
+
+
+def test_half_precision_takes_half_the_room(encoder, photos, expected, tmp_path):
+    embed_shards(tmp_path / "v", [photos], encoder, precision="f16")
+    assert rows(tmp_path / "v").dtype == np.float16
+    np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-3)
+
+
+def test_a_second_call_makes_what_is_missing_and_nothing_else(encoder, photos, tmp_path):
+    folder = tmp_path / "v"
+    embed_shards(folder, [photos], encoder, shard_size=7)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in shard_files(folder)}
+    gone, damaged, strange = shard_files(folder)[2], shard_files(folder)[4], shard_files(folder)[6]
+    gone.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    shutil.copy(shard_files(folder)[0], strange)  # whole, but of another number
+    assert open_shards(folder).missing == (2, 4, 6)
+    steps = []
+    embed_shards(folder, [photos], encoder, shard_size=7, progress=lambda *step: steps.append(step))
+    assert (steps[0], steps[-1]) == ((39, 60), (60, 60))
+    for path, (when, content) in before.items():
+        assert path.read_bytes() == content
+        assert (path.stat().st_mtime_ns == when) == (path not in (gone, damaged, strange))
+
+
+def test_parts_make_the_whole(encoder, photos, expected, tmp_path):
+    left = [embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(k, 3)).missing for k in (1, 2, 3)]
+    assert left == [5, 2, 0]
+    np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
+    with pytest.raises(InvalidRequest, match="Part 4 of 3"):
+        embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
+
+
+def test_a_broken_picture_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, pictures, expected, tmp_path):
+    copy = tmp_path / "photos"
+    shutil.copytree(photos, copy)
+    broken = copy / pictures[9].relative_to(photos)
+    whole = broken.read_bytes()
+    broken.write_bytes(b"\0" * len(whole))  # as long as it was: the same listing
+    report = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20)
+    assert [path for path, _ in report.broken] == [str(broken)]
+    np.testing.assert_allclose(rows(tmp_path / "v"), np.delete(expected, 9, axis=0), atol=1e-6)
+    broken.write_bytes(whole)
+    assert embed_shards(tmp_path / "v", [copy], encoder, shard_size=20).pictures == 59
+    again = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, retry_broken=True)
+    assert (again.pictures, again.broken) == (60, ())
+    np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
+
+
+def test_vectors_that_are_no_numbers_are_broken_pictures(encoder, photos, tmp_path):
+    class Infinite:
+        name, fingerprint, embed_dim = "infinite", "0" * 32, 2
+
+        def embed_in_order(self, images):
+            for index, _ in enumerate(images):
+                yield np.array([np.inf if index == 3 else 1.0, 0.0], np.float32)
+
+    report = embed_shards(tmp_path / "v", [photos], Infinite())
+    assert report.pictures == 59
+    assert "not finite" in report.broken[0][1]
+
+
+def test_another_plan_is_refused_and_the_way_on_named(encoder, make_model, photos, pictures, tmp_path):
+    folder = tmp_path / "v"
+    embed_shards(folder, [photos], encoder, shard_size=20)
+    other = load_encoder(make_model(seed=1), device="cpu")
+    for call, sentence in (
+        ({"encoder": other}, "holds vectors of"),
+        ({"shard_size": 30}, "begun with --shard-size 20"),
+        ({"precision": "f16"}, "begun with --precision f32"),
+        ({"given": pictures[:3]}, "begun for 60 pictures, and now there are 3"),
+    ):
+        asked = {"folder": folder, "given": [photos], "encoder": encoder, "shard_size": 20} | call
+        with pytest.raises(InvalidRequest, match=sentence):
+            embed_shards(**asked)
+    assert open_shards(folder).missing == ()
+
+
+def test_a_folder_with_other_files_is_left_alone(encoder, photos, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(InvalidRequest, match=r"holds other files, such as thesis\.txt"):
+        embed_shards(tmp_path, [photos], encoder)
+    assert [one.name for one in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(InvalidRequest, match="holds no shards"):
+        open_shards(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_whole_shards(encoder, photos, tmp_path, monkeypatch):
+    import errno
+
+    real, calls = os.fsync, []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) > 4:  # the plan and its folder, a shard and its folder
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="make room and call again"):
+        embed_shards(tmp_path / "v", [photos], encoder, shard_size=20)
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "v").iterdir() if path.name.startswith(".")] == []
+    assert open_shards(tmp_path / "v").missing == (1, 2)
+    assert embed_shards(tmp_path / "v", [photos], encoder, shard_size=20).missing == 0
+
+
+def _slowly(folder: Path, photos: Path, model: Path) -> None:
+    """A run that waits to be killed in its third shard, when half of that is written."""
+    encoder = load_encoder(model, device="cpu")
+    write = bulk_local.write_shard
+
+    def stuck(folder, plan, number, *rest):
+        if number == 2:
+            (folder / ".shard-00002.safetensors.0.unfinished").write_bytes(b"half")
+            signal.pause()
+        write(folder, plan, number, *rest)
+
+    bulk_local.write_shard = stuck
+    embed_shards(folder, [photos], encoder, shard_size=10)
+
+
+def test_what_is_killed_loses_one_shard_and_is_swept_up_by_the_next(encoder, photos, model, expected, tmp_path):
+    folder = tmp_path / "v"
+    process = multiprocessing.get_context("spawn").Process(target=_slowly, args=(folder, photos, model))
+    process.start()
+    until(lambda: (folder / ".shard-00002.safetensors.0.unfinished").exists())
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert open_shards(folder).missing == (2, 3, 4, 5)
+    embed_shards(folder, [photos], encoder, shard_size=10)
+    np.testing.assert_allclose(rows(folder), expected, atol=1e-6)
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_shards_name_files_whose_names_are_no_utf8(encoder, pictures, tmp_path):
+    strange = tmp_path / "photos" / os.fsdecode(b"caf\xe9.jpg")
+    strange.parent.mkdir()
+    shutil.copy(pictures[0], strange)
+    embed_shards(tmp_path / "v", [strange.parent], encoder)
+    assert names(tmp_path / "v") == [str(strange)]
+
+
+def test_the_plan_says_what_made_the_shards(encoder, photos, tmp_path):
+    embed_shards(tmp_path / "v", [photos], encoder)
+    told = json.loads((tmp_path / "v" / "plan.json").read_text())
+    assert told["fingerprint"] == encoder.fingerprint
+    assert told["sources"][0]["absolute"] == str(photos.resolve())
+    (tmp_path / "v" / "plan.json").write_text('{"format": "something else"}')
+    with pytest.raises(InvalidRequest, match="is no plan of shards"):
+        open_shards(tmp_path / "v")
+
+
+def test_a_machine_without_faiss_embeds_shards(photos, model, tmp_path):
+    """As on a lent machine: what computes vectors needs no library of searching."""
+    code = (
+        "import sys; sys.modules['faiss'] = None; from pathlib import Path; from nnclr_hub import load_encoder; "
+        "from nnclr_hub.bulk import embed_shards; "
+        f"embed_shards(Path({str(tmp_path / 'v')!r}), [Path({str(photos)!r})], load_encoder({str(model)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    assert open_shards(tmp_path / "v").missing == ()

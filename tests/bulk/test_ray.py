@@ -1,0 +1,112 @@
+"""A bulk run by Ray: the shards of a run without it, also when workers and machines die."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from nnclr_hub import load_encoder
+from nnclr_hub.bulk import embed_shards, embed_shards_by_ray
+from nnclr_hub.errors import InvalidRequest, UnknownModel
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return load_encoder(model, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two machines of two processors each, as far as Ray can tell."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    made.add_node(num_cpus=2)
+    ray.init(made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*"))}
+
+
+@pytest.fixture(scope="module")
+def alone(encoder, photos, tmp_path_factory):
+    """The bytes of a run without Ray."""
+    folder = tmp_path_factory.mktemp("alone") / "v"
+    embed_shards(folder, [photos], encoder, shard_size=4)
+    return content(folder)
+
+
+def test_workers_write_the_bytes_of_one_process(cluster, encoder, photos, alone, tmp_path):
+    steps = []
+    report = embed_shards_by_ray(
+        tmp_path / "v", [photos], encoder, address="auto", workers=2, shard_size=4, progress=lambda *s: steps.append(s)
+    )
+    assert (report.pictures, report.missing) == (60, 0)
+    assert (steps[0], steps[-1]) == ((0, 60), (60, 60))
+    assert len(steps) > 10
+    assert content(tmp_path / "v") == alone
+
+
+def test_it_goes_on_with_what_is_there(cluster, encoder, photos, alone, tmp_path):
+    embed_shards(tmp_path / "v", [photos], encoder, shard_size=4, part=(1, 2))
+    steps = []
+    embed_shards_by_ray(
+        tmp_path / "v", [photos], encoder, address="auto", shard_size=4, progress=lambda *s: steps.append(s)
+    )
+    assert steps[0] == (32, 60)
+    assert content(tmp_path / "v") == alone
+
+
+def test_workers_that_are_killed_cost_nothing(cluster, encoder, photos, alone, tmp_path):
+    killed = []
+
+    def kill() -> None:
+        until(lambda: len(content(tmp_path / "v")) >= 3)
+        for pid in _workers():
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    embed_shards_by_ray(tmp_path / "v", [photos] * 20, encoder, address="auto", workers=2, shard_size=40)
+    thread.join()
+    assert len(killed) == 2
+    embed_shards(tmp_path / "w", [photos] * 20, encoder, shard_size=40)
+    assert content(tmp_path / "v") == content(tmp_path / "w")
+
+
+def test_what_a_worker_refuses_is_said_in_its_own_words(cluster, model, photos, tmp_path):
+    encoder = load_encoder(model, device="cpu")
+    encoder.name = "nnclr_no_such_model"
+    with pytest.raises(UnknownModel, match="No model is called"):
+        embed_shards_by_ray(tmp_path / "v", [photos], encoder, address="auto", shard_size=30)
+
+
+def test_an_address_without_a_cluster_is_refused_at_once(encoder, photos, tmp_path):
+    with pytest.raises(InvalidRequest, match="No Ray cluster answers"):
+        embed_shards_by_ray(tmp_path / "v", [photos], encoder, address="127.0.0.1:9")
+
+
+def _workers() -> list[int]:
+    """Process ids of the actors, by the names that Ray gives them."""
+    return [
+        int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::MapWorker" in _content(path)
+    ]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""

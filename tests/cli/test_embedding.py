@@ -1,0 +1,111 @@
+"""`nnclr embed`: lines, an array or shards, and what a stop leaves of them."""
+
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+from waiting import until
+
+from nnclr_hub import load_encoder
+from nnclr_hub.bulk import open_shards
+from nnclr_hub.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def nnclr(*words, code: int = 0) -> tuple[str, str]:
+    """What the command says to programs and to people."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done.stdout, " ".join(done.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def expected(model, pictures):
+    return load_encoder(model, device="cpu").embed(pictures)
+
+
+def test_lines_come_for_pictures_of_a_folder_and_of_an_archive(photos, pictures, model, expected, tmp_path):
+    with tarfile.open(tmp_path / "cats.tar", "w") as tar:
+        tar.add(photos / "cat", "cat")
+    lines, _ = nnclr("embed", photos / "astronaut", tmp_path / "cats.tar", "--model", model)
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert told[0]["path"] == str(pictures[0])
+    assert told[-1]["path"] == str(tmp_path / "cats.tar" / "cat" / "19.jpg")
+    rows = expected[[path.parent.name != "coffee" for path in pictures]]
+    np.testing.assert_allclose([one["embedding"] for one in told], rows, atol=1e-6)
+
+
+def test_an_array_is_what_numpy_reads_and_leaves_no_shards(photos, pictures, model, expected, tmp_path):
+    _, said = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy", "--precision", "f16")
+    assert "(60 x 32 f16)" in said
+    array = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert array.dtype == np.float16
+    np.testing.assert_allclose(array, expected, atol=1e-3)
+    assert (tmp_path / "v.txt").read_text().splitlines() == [str(path) for path in pictures]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["v.npy", "v.txt"]
+
+
+def test_shards_become_a_collection(photos, model, tmp_path):
+    out, store = tmp_path / "v", tmp_path / "store"
+    nnclr("embed", photos, "--model", model, "--out", out, "--shard-size", 16)
+    nnclr("store", "import", out, "--collection", "photos", "--store", store)
+    told, _ = nnclr("search", photos / "cat" / "03.jpg", "--collection", "photos", "--store", store, "--json")
+    assert json.loads(told)["matches"][0]["metadata"]["path"] == "cat/03.jpg"
+    again, _ = nnclr("store", "import", out, "--collection", "photos", "--store", store, "--json")
+    assert json.loads(again) == {"collection": "photos", "items": 60, "written": 0}
+    _, said = nnclr("store", "import", out, "--store", store, code=2)
+    assert "name the collection for them with --collection" in said
+
+
+def test_parts_say_what_is_still_missing(photos, model, tmp_path):
+    call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
+    assert "still missing: 1" in nnclr(*call, "--part", "1/2")[1]
+    assert "lacks 1 of 3 shards" in nnclr("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
+    assert "missing" not in nnclr(*call, "--part", "2/2")[1]
+
+
+def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
+    call = ("embed", photos, "--model", model)
+    for words, sentence in (
+        (("--part", "1/2"), "name the folder for them with --out"),
+        (("--ray", "local"), "name the folder for them with --out"),
+        (("--workers", "2", "--out", tmp_path / "v"), "--workers goes with --ray"),
+        (("--part", "second", "--out", tmp_path / "v"), "write it like 2/8"),
+        (("--part", "0/2", "--out", tmp_path / "v"), "Part 0 of 2 is not possible"),
+        (("--part", "1/2", "--out", tmp_path / "v.npy"), f"--out {tmp_path / 'v'}"),
+        (("--part", "1/2", "--ray", "local", "--out", tmp_path / "v"), "give --part or --ray"),
+        (("--shard-size", "0", "--out", tmp_path / "v"), "a shard holds 1 picture or more"),
+        (("--precision", "int8", "--out", tmp_path / "v"), "is none of f32, f16"),
+    ):
+        assert sentence in nnclr(*call, *words, code=2)[1]
+    assert (
+        "does not exist" in nnclr("embed", tmp_path / "nowhere", "--out", tmp_path / "v", "--model", model, code=2)[1]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_interrupted_says_so_and_goes_on(photos, model, expected, tmp_path):
+    """Ctrl-C in the middle of an array: the shards that were whole are not made again."""
+    call = [sys.executable, "-m", "nnclr_hub.cli", "embed", *[str(photos)] * 40, "--model", str(model)]
+    call += ["--shard-size", "200", "--out", str(tmp_path / "v.npy")]
+    process = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    shards = tmp_path / "v.npy.shards"
+    until(lambda: len(list(shards.glob("shard-*"))) > 1 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "run the same command again to go on" in said
+    kept = {path.name: path.stat().st_mtime_ns for path in shards.glob("shard-*")}
+    assert 2 <= len(kept) < open_shards(shards).plan.shards
+    began = time.time_ns()
+    subprocess.run(call, cwd=ROOT, check=True, capture_output=True)
+    assert all(when < began for when in kept.values())
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.tile(expected, (40, 1)), atol=1e-6)
