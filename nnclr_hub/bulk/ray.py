@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,8 +160,8 @@ def _results(ray: Any, job: Job, parts: list[dict[str, Any]], workers: int | Non
 def _connected(address: str) -> Iterator[Any]:
     """Ray, quiet, and given back at the end."""
     try:
-        import ray
-        import ray.data
+        ray = import_module("ray")
+        import_module("ray.data")
     except ImportError as error:
         raise MissingDependency(
             "Ray is not installed: pip install 'nnclr_hub[scale]', or leave --ray out to embed on this machine."

@@ -87,8 +87,7 @@ def extract_features(
         raise NoImages("There are no pictures to take features of.")
     place = folder or cache_folder() / "features"
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=place) as file:  # gone with the last that looks at its rows
-        raw = np.memmap(file, np.float32, "w+", shape=(len(paths), source.embed_dim))
+    raw = _rows(place, (len(paths), source.embed_dim))
     kept = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
     try:
         broken = _fill(raw, source, paths, kept, progress)
@@ -102,6 +101,22 @@ def extract_features(
     if len(broken) == len(paths):
         raise NoImages(f"Not one of the {len(paths)} pictures could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
+
+
+def _rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
+    """(N, D) float32 on the disk, gone with the last that looks at them; their room is taken now: later, a full disk
+    would end the process."""
+    with tempfile.TemporaryFile(dir=place) as file:
+        try:
+            file.truncate(4 * shape[0] * shape[1])
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
+        except OSError as error:
+            raise DiskFull(
+                f"Features of {shape[0]} pictures do not fit into {place} ({error.strerror}): make room there, or set "
+                "NNCLR_CACHE to another folder."
+            ) from error
+        return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 def _fill(

@@ -1,5 +1,7 @@
 """Features on the disk: computed once, resumed, and never another encoder's."""
 
+import errno
+import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
@@ -130,3 +132,15 @@ def test_broken_pictures_are_listed_and_not_numbers(model, pictures, tmp_path):
     assert np.isfinite(found.raw[0]).all()
     with pytest.raises(NoImages, match="Not one"):
         extract_features(load_encoder(model), [bad], folder=tmp_path / "f")
+
+
+def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_path, pictures, monkeypatch):
+    """A full disk under a mapped file would end the process later, without a word."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFull, match="Features of 60 pictures do not fit"):
+        extract_features(Counting(), pictures, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
