@@ -81,8 +81,9 @@ class MilvusStore:
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
-            if real not in self._open:
-                spec = spec_of(described, real)
+            spec = spec_of(described, real)
+            # other clients may have dropped it, and made another of its name
+            if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
                 return self._opened(real, spec)
             return self._open[real]
