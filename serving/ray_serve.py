@@ -192,8 +192,8 @@ def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -
         if not address:
             raise NotReady(f"Ray does not start on this machine: {reason}.") from error
         raise ServerUnreachable(
-            f"No Ray cluster answers at {address} ({reason}): start one with `ray start --head`, or leave "
-            "--ray-address out for one on this machine."
+            f"No Ray cluster answers at {address} ({reason}): start one with `ray start --head`, set "
+            "RAY_AUTH_MODE=token if it wants a token, or leave --ray-address out for one on this machine."
         ) from error
     try:
         if any(actor["name"] == CONTROLLER for actor in ray.util.list_named_actors(all_namespaces=True)):
