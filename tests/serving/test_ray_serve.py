@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -17,12 +16,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rest_requests import is_problem, upload
+from store.milvus_servers import lite_server
 
 from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client, Item
-
-sys.path.append(str(Path(__file__).parents[1] / "store"))
-from milvus_servers import lite_server
 
 pytestmark = pytest.mark.scale
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -210,3 +207,18 @@ def test_a_replica_that_is_killed_under_load_costs_nobody_an_answer_and_is_repla
     with Client(replicas.url) as client:
         time.sleep(STALE_S)
         assert client.collection("killed").count() == CALLERS
+
+
+def test_sigterm_ends_all_of_them_when_what_was_taken_in_is_answered(replicas, pictures):
+    """The last test: the server has ended after it."""
+
+    def ask(_: int) -> int:
+        with httpx.Client(base_url=replicas.url, timeout=60) as client:
+            return client.post("/api/v1/embed", files=upload(pictures)).status_code
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        asked = [pool.submit(ask, number) for number in range(CALLERS)]
+        time.sleep(0.3)
+        assert not all(one.done() for one in asked)
+        assert replicas.terminate() == 0
+        assert {one.result() for one in asked} == {200}
