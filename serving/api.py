@@ -63,7 +63,8 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
     with open_store(store, read_only=settings.read_only, shared=shared) as opened:
         engines = Engines(model, settings)
         try:
-            yield create_app(settings, engines, Workbench(engines, opened))
+            bench = Workbench(engines, opened)  # type: ignore[arg-type]  # its models take pictures, and no tensors
+            yield create_app(settings, engines, bench)
         finally:
             engines.close()
 

@@ -112,7 +112,8 @@ def deployed(
     shared = replicas > 1
     open_store(store, settings.read_only, shared=shared).close()  # what is wrong with it is said here, and once
     ray = _ray()
-    store = store if "://" in store else os.path.abspath(store)
+    store = store if "://" in store else os.path.abspath(store)  # Ray's processes may work in another folder
+    model = os.path.abspath(model) if model is not None and os.path.isdir(model) else model
     with _cluster(ray, settings, replicas, address):
         try:
             _start(ray, (settings.sent(), store, model, shared), replicas)
