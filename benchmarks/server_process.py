@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,18 +28,27 @@ class ServerProcess:
     """`nnclr serve` on a free port, the same one after every start.
 
     Args:
-        store: its folder.
+        store: its folder, or its address.
         model: source of the encoder; None: the best starter.
         log: what it says goes there; beside the store if None.
+        flags: further words of the command.
         settings: NNCLR_* of its environment, without the prefix.
     """
 
-    def __init__(self, store: Path, *, model: str | None = None, log: Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        store: Path | str,
+        *,
+        model: str | None = None,
+        log: Path | None = None,
+        flags: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log or store.with_suffix(".log")
+        self.log = log or Path(store).with_suffix(".log")
         self._command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--no-page"]
-        self._command += ["--port", str(self.port), *(["--model", model] if model else [])]
+        self._command += ["--port", str(self.port), *(["--model", model] if model else []), *flags]
         given = {f"NNCLR_{name.upper()}": str(value) for name, value in settings.items()}
         self._environment = {**os.environ, **given}
         self._process: subprocess.Popen[bytes] | None = None

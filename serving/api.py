@@ -1,6 +1,7 @@
 """The FastAPI app, put together.
 
-    app = create_app(settings, engines, workbench)
+    with opened_app(settings, "nnclr-store", None) as app:
+        run(app, settings)
 
 It starts at once and loads in the background: /healthz answers from the first moment, /readyz says
 503 until the model is warm and the collections are open.
@@ -9,8 +10,8 @@ It starts at once and loads in the background: /healthz answers from the first m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
@@ -18,6 +19,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 import nnclr_hub
+from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, openapi, problems
@@ -50,6 +52,23 @@ class Service(FastAPI):
         return Precedence(Observing(super().build_middleware_stack(), self.state.metrics), behind=ACTIONS)
 
 
+@contextmanager
+def opened_app(settings: Settings, store: str, model: str | None, *, shared: bool = False) -> Iterator[FastAPI]:
+    """The API over a store of its own and engines of its own, which are closed at the end.
+
+    Args:
+        store: see `open_store`, as is `shared`.
+        model: source of the default encoder; None: the best starter.
+    """
+    with open_store(store, read_only=settings.read_only, shared=shared) as opened:
+        engines = Engines(model, settings)
+        try:
+            bench = Workbench(engines, opened)  # type: ignore[arg-type]  # its models take pictures, and no tensors
+            yield create_app(settings, engines, bench)
+        finally:
+            engines.close()
+
+
 def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:
     """The API over a workbench whose models are the engines; closes neither."""
 
@@ -71,7 +90,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     problems.install(app)
     _route(app)
     app.add_middleware(Heads)
-    if settings.replies_kept and not workbench.read_only:
+    if settings.replies_kept and not workbench.store.records.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies)
     app.add_middleware(Door, settings=settings, read_only=workbench.read_only)

@@ -64,6 +64,9 @@ class Keys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
     def find(self, secret: str) -> Key | None:
         """The key of a secret, or None."""
         return self.of_digest(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest())

@@ -61,14 +61,19 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
+def settle(app: FastAPI, settings: Settings) -> None:
+    """Makes the process one that serves the app and does nothing else."""
+    configure_logging(settings.log_format)
+    sys.setswitchinterval(SWITCH_S)
+    app.state.settled = garbage.keep
+
+
 def run(app: FastAPI, settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C; then takes no more work, answers all that it took, and returns.
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    configure_logging(settings.log_format)
-    sys.setswitchinterval(SWITCH_S)
-    app.state.settled = garbage.keep
+    settle(app, settings)
     try:
         Server(server_config(app, settings)).run()
     finally:

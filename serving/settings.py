@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.errors import InvalidRequest
 
-from .keys import Keys
+from .keys import WRITE, Keys
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
@@ -109,6 +109,19 @@ class Settings(BaseSettings):
             InvalidRequest: one is no key, or a weak one.
         """
         return Keys(self.api_keys, self.write_keys, self.keys_file)
+
+    def sent(self) -> Self:
+        """As they may be sent to other machines: keys as their hashes, and whole paths."""
+        hashed = [(WRITE in key.scopes, SecretStr(f"{key.name}:sha256:{key.digest.hex()}")) for key in self.keys()]
+        return self.model_copy(
+            update={
+                "api_keys": tuple(key for writes, key in hashed if not writes),
+                "write_keys": tuple(key for writes, key in hashed if writes),
+                "keys_file": None,
+                "source_folders": tuple(folder.resolve() for folder in self.source_folders),
+                "runs": self.runs and self.runs.resolve(),
+            }
+        )
 
     @classmethod
     def read(cls, **flags: Any) -> Self:

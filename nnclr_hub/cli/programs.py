@@ -24,17 +24,26 @@ def load_program(program: str, module: str) -> ModuleType:
     Raises:
         MissingDependency: a package of the program's extra is not installed.
     """
-    package = f"nnclr_hub.{program}"
     try:
-        if package not in sys.modules and importlib.util.find_spec(package) is None:
-            _adopt(package, Path(nnclr_hub.__file__).resolve().parents[1] / program)
-        return importlib.import_module(f"{package}.{module}")
+        return importlib.import_module(f"{_found(program)}.{module}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("nnclr_hub"):
             raise
         raise MissingDependency(
             f"This needs the package {error.name}, which is not installed: pip install 'nnclr_hub[{EXTRAS[program]}]'."
         ) from error
+
+
+def find_serving() -> None:
+    """From now on `import nnclr_hub.serving` works, as others' processes need it that are told to import by name."""
+    _found("serving")
+
+
+def _found(program: str) -> str:
+    package = f"nnclr_hub.{program}"
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        _adopt(package, Path(nnclr_hub.__file__).resolve().parents[1] / program)
+    return package
 
 
 def _adopt(package: str, folder: Path) -> None:

@@ -45,6 +45,13 @@ def serve(
     runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="Run so many of it on a Ray cluster, without the page.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", envvar="RAY_ADDRESS", help="Of that cluster; else one on this machine."),
+    ] = None,
 ) -> None:
     """Serve embeddings and retrieval over REST, with the page at /ui.
 
@@ -53,7 +60,10 @@ def serve(
     flags: dict[str, Any] = {"host": host, "port": port, "keys_file": _keys(keys)}
     flags |= {"insecure": insecure or None, "read_only": read_only or None, "runs": runs}
     flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
-    _serve(store, model, flags, page=page)
+    if replicas is None:
+        _serve(store, model, flags, page=page)
+    else:
+        _serve_replicas(store, model, flags, replicas, ray_address)
 
 
 def demo(
@@ -118,35 +128,47 @@ def _keys(file: Path | None) -> Path | None:
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
+    settings = _settings(model, flags)
+    with load_program("serving", "api").opened_app(settings, store, model) as app:
+        if page:
+            load_program("app", "mount").mount_page(app, app.state.workbench)
+        err.print(_told(settings, page=page), soft_wrap=True)
+        load_program("serving", "run").run(app, settings)
+
+
+def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None) -> None:
+    """The API alone, from several processes of Ray's, until a signal comes."""
+    settings = _settings(model, flags)
+    ray_serve = load_program("serving", "ray_serve")
+    cluster = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine's own"
+    err.print(f"starting {replicas} replica{'s' * (replicas > 1)} on {cluster} ...", soft_wrap=True)
+    with ray_serve.deployed(settings, store, model, replicas=replicas, address=address):
+        err.print(f"{_told(settings)}   replicas: {replicas}", soft_wrap=True)
+        ray_serve.until_told()
+
+
+def _settings(model: str | None, flags: dict[str, Any]) -> Any:
+    """The server's settings, once all that can be wrong before anything is loaded has been looked at."""
     err.print("loading the libraries ...")
     from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import resolve
-    from nnclr_hub.store import open_store
-    from nnclr_hub.workbench import Workbench
 
     parse_backend(flags["backend"])
-    api = load_program("serving", "api")
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
     resolve(model or default_model())  # a wrong or damaged model must end the program, not leave it never ready
-    with open_store(store, read_only=settings.read_only) as opened:
-        engines = load_program("serving", "models").Engines(model, settings)
-        bench = Workbench(engines, opened)
-        app = api.create_app(settings, engines, bench)
-        if page:
-            load_program("app", "mount").mount_page(app, bench)
-        address = f"http://{settings.host}:{settings.port}"
-        err.print(
-            f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
-            + (f"   page: {address}/ui" if page else "")
-            + ("   read-only" if settings.read_only else ""),
-            soft_wrap=True,
-        )
-        try:
-            load_program("serving", "run").run(app, settings)
-        finally:
-            engines.close()
+    return settings
+
+
+def _told(settings: Any, *, page: bool = False) -> str:
+    """Where everything is."""
+    address = f"http://{settings.host}:{settings.port}"
+    return (
+        f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
+        + (f"   page: {address}/ui" if page else "")
+        + ("   read-only" if settings.read_only else "")
+    )
 
 
 def _check_port(host: str, port: int) -> None:

@@ -52,6 +52,7 @@ def answered(call: Call[T], policy: Policy) -> Steps[T]:
             failure, asked = error_of(answer), retry_after(answer)
             if lost and call.gone is not None and isinstance(failure, call.gone):
                 return _read(call, answer)
+            lost = lost or isinstance(failure, ServerUnreachable)  # a proxy, of a server that died over it
         if call.once or (asked is None and not _passes(failure, call, attempt)):
             raise failure
         pause = max(asked or 0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + policy.jitter() / 2))

@@ -29,6 +29,10 @@ from nnclr_hub.store.sqlite import check_room, connect, format_of, quick_check, 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
 SCHEMA = 1
+KEPT_ELSEWHERE = (
+    "Jobs and probes are not kept here, for this was opened for reading or is one of several servers over one store: "
+    "ask a server that was started over the store alone, without read-only."
+)
 WAY_ON = "save what can be read with `nnclr store repair`, without naming a collection"
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -118,11 +122,16 @@ class Records:
         )
         return self._found(statement, [kind, *([] if after is None else [after]), -1 if limit is None else limit])
 
+    @property
+    def read_only(self) -> bool:
+        """Whether another process keeps them; the store's collections may be open for writing all the same."""
+        return self._read_only
+
     @contextmanager
     def together(self) -> Iterator[sqlite3.Connection]:
         """What is looked at and changed in the block is one transaction; an exception undoes it."""
         if self._read_only:
-            raise OpenedForReading
+            raise OpenedForReading(KEPT_ELSEWHERE)
         with self._using() as connection:
             assert connection is not None
             if self._changing:

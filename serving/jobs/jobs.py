@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.errors import JobNotFound, NotReady, Overloaded
+from nnclr_hub.errors import JobNotFound, NotReady, OpenedForReading, Overloaded
+from nnclr_hub.store.records import KEPT_ELSEWHERE
 from nnclr_hub.workbench import Workbench
 
 from ..telemetry import Metrics
@@ -70,7 +71,7 @@ class Jobs:
         self._performer = Performer(board, self._bench, self._kinds, self._source_folders, self._stop)
         with board.lock:
             self._board = board
-            if self._bench.read_only:  # they are another server's
+            if self._bench.store.records.read_only:  # they are another server's
                 return
             for job in reversed([job for job in board.ledger.newest_first() if not job.has_ended]):
                 self._take_up(board, replace(job, changes=job.changes + RESTARTED))
@@ -177,13 +178,16 @@ class Jobs:
 
         Raises:
             JobNotFound: there is none, or no longer.
+            OpenedForReading: it is another server's.
         """
         board = self._started()
         with board.lock:
-            id = self.get(id).id
-            run = board.run(id)
-            if run is None or run.job.has_ended:
-                return self.get(id)
+            job = self.get(id)
+            run = board.run(job.id)
+            if job.has_ended:
+                return job
+            if run is None:
+                raise OpenedForReading(KEPT_ELSEWHERE)
             if run.job.state == "queued" and not run.job.begun:
                 board.end(run, "cancelled", cancelling=True)
             elif not run.job.cancelling:

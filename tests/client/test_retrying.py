@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from nnclr_hub.client.retrying import LONGEST_PAUSE_S, Policy, answered
 from nnclr_hub.client.steps import Answer, Attempt, Call, Pause
 from nnclr_hub.client.uploading import Picture
 from nnclr_hub.errors import (
+    CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
     InvalidRequest,
@@ -120,6 +122,16 @@ def test_a_deletion_whose_answer_was_lost_has_happened(server, client):
     with pytest.raises(NNCLRHubError, match="sentence"):
         client.collections.drop("photos")
     assert [method for method, *_ in server.asked] == ["DELETE"] * 3
+
+
+def test_a_proxy_that_says_that_the_server_died_may_have_lost_its_answer():
+    deletion = replace(CALL, gone=CollectionNotFound)
+    died = answer(503, "server_unreachable", **{"retry-after": "1"})
+    missing = answer(404, "collection_not_found")
+    assert play(deletion, [died, missing]) == ("done", [1.0])
+    assert isinstance(play(deletion, [missing])[0], CollectionNotFound)
+    refused = answer(503, "not_ready", **{"retry-after": "1"})  # by the server itself, which did nothing
+    assert isinstance(play(deletion, [refused, missing])[0], CollectionNotFound)
 
 
 def test_an_upload_is_repeated_under_one_idempotency_key(server, client):

@@ -73,7 +73,7 @@ def test_every_flag_and_variable_that_it_names_exists():
     from serving.settings import Settings
 
     known = {f"NNCLR_{name.upper()}" for name in Settings.model_fields}
-    known |= {"NNCLR_STORE", "NNCLR_MODEL", "NNCLR_API_KEY", "NNCLR_PUBLISH"}
+    known |= {"NNCLR_STORE", "NNCLR_MODEL", "NNCLR_API_KEY", "NNCLR_PUBLISH", "NNCLR_STATE"}
     assert set(re.findall(r"NNCLR_[A-Z_]+", GUIDE)) <= known
     helps = "".join(
         CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output for verb in ("serve", "index")

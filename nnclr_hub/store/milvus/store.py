@@ -27,6 +27,7 @@ class MilvusStore:
     Args:
         uri: an address or a file, as above; a file is made if it is not there.
         read_only: refuse writes.
+        shared: leave the records of a server to whoever has it alone.
 
     Raises:
         InvalidRequest: no such address is possible; or read_only on a file that is not there.
@@ -35,10 +36,10 @@ class MilvusStore:
         MissingDependency: pymilvus is not installed.
     """
 
-    def __init__(self, uri: str, *, read_only: bool = False) -> None:
+    def __init__(self, uri: str, *, read_only: bool = False, shared: bool = False) -> None:
         self.read_only = read_only
         self.connection = Connection(str(uri), create=not read_only)
-        self.records = records_of(str(uri), self.connection, read_only=read_only)
+        self.records = records_of(str(uri), self.connection, read_only=read_only or shared)
         self._open: dict[str, MilvusCollection] = {}
         self._names = threading.RLock()
 
@@ -80,8 +81,9 @@ class MilvusStore:
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
-            if real not in self._open:
-                spec = spec_of(described, real)
+            spec = spec_of(described, real)
+            # other clients may have dropped it, and made another of its name
+            if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
                 return self._opened(real, spec)
             return self._open[real]

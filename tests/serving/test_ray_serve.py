@@ -1,0 +1,224 @@
+"""Replicas on a real Ray cluster of this machine, over a Milvus server that they share."""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rest_requests import is_problem, upload
+from store.milvus_servers import lite_server
+
+from benchmarks.server_process import ServerProcess
+from nnclr_hub import Client, Item
+
+pytestmark = pytest.mark.scale
+pytest.importorskip("ray", reason="Ray is not installed")
+CONNECTIONS = 6  # at once of a replica
+CALLERS = 4
+STALE_S = 1.0  # within which other clients of Milvus see what was written
+
+
+@pytest.fixture(scope="module")
+def replicas(model, tmp_path_factory) -> Iterator[ServerProcess]:
+    """`nnclr serve --replicas 2`, and all that Ray leaves on a disk in folders that are taken away."""
+    folder = tmp_path_factory.mktemp("replicas")
+    ray = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # its sockets have no room for long paths
+    with pytest.MonkeyPatch.context() as patch, lite_server(folder) as milvus:
+        for name, place in (("RAY_TMPDIR", ray), ("HOME", folder), ("NNCLR_STATE", folder / "state")):
+            patch.setenv(name, str(place))
+        server = ServerProcess(
+            milvus.uri, model=str(model), log=folder / "log", flags=("--replicas", "2"), connections=CONNECTIONS
+        )
+        try:
+            with server:
+                yield server
+                assert server.terminate() == 0
+            said = server.log.read_text()
+            assert "Traceback" not in said, said
+            assert not any(alive(pid) for pid in pids(server)), "a replica outlived its command"
+        finally:
+            shutil.rmtree(ray, ignore_errors=True)
+
+
+@pytest.fixture
+def client(replicas) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=replicas.url, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def vectors(encoder, pictures) -> np.ndarray:
+    """Of all pictures, by the library."""
+    return encoder.embed(pictures)
+
+
+def pids(server: ServerProcess) -> list[int]:
+    """Of the replicas that have logged anything, the last to begin last."""
+    lines = (line.partition("pid=")[2] for line in server.log.read_text().splitlines() if "(ServeReplica:" in line)
+    return list(dict.fromkeys(int(line.partition(")")[0]) for line in lines))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def embedded(url: str, seconds: float) -> dict[str, float]:
+    """Pictures that each replica has embedded, as far as their metrics were met with."""
+    found: dict[str, float] = {}
+    end = time.monotonic() + seconds
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while len(found) < 2 and time.monotonic() < end:
+            text = client.get("/metrics").text
+            families = {family.name: family for family in text_string_to_metric_families(text)}
+            for sample in families["nnclr_images"].samples:
+                if sample.labels.get("outcome") == "embedded":
+                    found[sample.labels["replica"]] = sample.value
+    return found
+
+
+def test_both_replicas_answer_with_the_vectors_of_the_library(replicas, pictures, vectors):
+    def ask(number: int) -> np.ndarray:
+        with Client(replicas.url) as client:
+            return client.embed([pictures[number]])[0]
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        found = list(pool.map(ask, range(len(pictures))))
+    np.testing.assert_allclose(np.stack(found), vectors, atol=1e-5)
+    by_replica = embedded(replicas.url, 30)
+    assert len(by_replica) == 2
+    assert sum(by_replica.values()) == len(pictures)
+
+
+def test_what_one_replica_stores_all_of_them_find_as_the_plain_server_does(
+    replicas, model, photos, pictures, serve, tmp_path
+):
+    plain = serve(model, tmp_path / "store")
+    found = []
+    for url in (replicas.url, next(plain).url):
+        with Client(url) as client:
+            client.collections.create("summer")
+            collection = client.collection("summer")
+            assert collection.index_folder(photos).added == len(pictures)
+            time.sleep(STALE_S)
+            found.append([collection.search(image=pictures[n // 4 * 7], k=5) for n in range(16)])
+    plain.close()
+    for ours, theirs in zip(*found, strict=True):
+        assert [match.id for match in ours] == [match.id for match in theirs]
+        np.testing.assert_allclose([one.score for one in ours], [one.score for one in theirs], atol=1e-5)
+
+
+def test_a_collection_that_was_made_anew_is_the_same_to_all_of_them(client):
+    for dim in (3, 5):
+        assert client.put("/api/v1/collections/anew", json={"dim": dim}).status_code == 201
+        assert {client.get("/api/v1/collections/anew").json()["dim"] for _ in range(12)} == {dim}
+        for n in range(12):
+            item = {"id": f"item-{n}", "vector": [1.0] * dim}
+            assert client.put("/api/v1/collections/anew/items", json=[item]).status_code == 200
+        assert client.delete("/api/v1/collections/anew").status_code == 204
+
+
+def test_jobs_and_probes_are_for_a_server_of_its_own(client):
+    client.put("/api/v1/collections/jobless", json={"dim": 3})
+    items = [{"id": f"{n}", "vector": [1.0, n, 0.0], "metadata": {"label": "ab"[n % 2]}} for n in range(8)]
+    assert client.put("/api/v1/collections/jobless/items", json=items).status_code == 200
+    time.sleep(STALE_S)
+    for path, body in (
+        ("jobs", {"kind": "compact", "collection": "jobless"}),
+        ("probes", {"name": "cats", "collection": "jobless", "field": "label"}),
+    ):
+        for _ in range(4):
+            assert "over the store alone" in is_problem(client.post(f"/api/v1/{path}", json=body), 403, "read_only")
+        assert client.get(f"/api/v1/{path}").json()[path] == []
+
+
+def test_what_is_too_much_is_told_to_come_back(replicas, pictures):
+    """Ray refuses what comes above the connections of all replicas and as many more that wait."""
+    heard: Counter[int] = Counter()
+
+    def ask(_: int) -> None:
+        with httpx.Client(base_url=replicas.url, timeout=60) as client:
+            response = client.post("/api/v1/embed", files=upload(pictures))
+        heard[response.status_code] += 1
+        if response.status_code != 200:
+            assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+            assert response.headers["content-type"] == "application/problem+json"
+            assert response.json()["code"] == "overloaded"
+
+    with ThreadPoolExecutor(8 * CONNECTIONS) as pool:
+        list(pool.map(ask, range(8 * CONNECTIONS)))
+    assert set(heard) == {200, 429}, heard
+
+
+def test_a_replica_that_is_killed_under_load_costs_nobody_an_answer_and_is_replaced(replicas, pictures, vectors):
+    """The client's retries see to that; who asks without hears 503 and when to come back."""
+    stop, failures, heard = threading.Event(), [], Counter()
+
+    def patient(number: int) -> None:
+        with Client(replicas.url, timeout=120) as client:
+            collection = client.collection("killed")
+            while not stop.is_set():
+                try:
+                    found = client.embed(pictures[number : number + 4])
+                    np.testing.assert_allclose(found, vectors[number : number + 4], atol=1e-5)
+                    collection.upsert([Item(f"of-{number}", np.array([1, 0, number], np.float32))])
+                except Exception as error:  # noqa: BLE001 - told below
+                    failures.append(error)
+
+    def plain(number: int) -> None:
+        with httpx.Client(base_url=replicas.url, timeout=60) as client:
+            while not stop.is_set():
+                response = client.post("/api/v1/embed", files=upload(pictures[number : number + 1]))
+                heard[response.status_code, response.headers.get("retry-after")] += 1
+                if response.status_code == 200:
+                    found = [entry["embedding"] for entry in response.json()["data"]]
+                    np.testing.assert_allclose(found, vectors[number : number + 1], atol=1e-5)
+
+    with Client(replicas.url) as client:
+        client.collections.create("killed", dim=3)
+    with ThreadPoolExecutor(2 * CALLERS) as pool:
+        callers = [pool.submit(act, number) for number in range(CALLERS) for act in (patient, plain)]
+        before = [pid for pid in pids(replicas) if alive(pid)]
+        time.sleep(2)
+        os.kill(before[0], signal.SIGKILL)
+        end = time.monotonic() + 90
+        while set(pids(replicas)) <= set(before) and time.monotonic() < end:
+            time.sleep(0.5)
+        stop.set()
+        for caller in callers:
+            caller.result()
+    assert failures == []
+    assert heard[200, None] > CALLERS, heard
+    assert set(heard) <= {(200, None), (503, "1"), (429, "1")}, heard
+    assert len(set(pids(replicas)) - set(before)) == 1, "nobody took the place of the replica that was killed"
+    with Client(replicas.url) as client:
+        time.sleep(STALE_S)
+        assert client.collection("killed").count() == CALLERS
+
+
+def test_sigterm_ends_all_of_them_when_what_was_taken_in_is_answered(replicas, pictures):
+    """The last test: the server has ended after it."""
+
+    def ask(_: int) -> int:
+        with httpx.Client(base_url=replicas.url, timeout=60) as client:
+            return client.post("/api/v1/embed", files=upload(pictures)).status_code
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        asked = [pool.submit(ask, number) for number in range(CALLERS)]
+        time.sleep(0.3)
+        assert not all(one.done() for one in asked)
+        assert replicas.terminate() == 0
+        assert {one.result() for one in asked} == {200}
