@@ -21,6 +21,7 @@ class Work:
         self.steps = threading.Semaphore(0)
         self.begun: list[str] = []
         self.cleaned: list[str] = []
+        self.forgotten: list[str] = []
         self.inputs: list[bytes] = []
 
     def run(self, task) -> Outcome:
@@ -40,6 +41,9 @@ class Work:
     def clean(self, bench, params) -> None:
         self.cleaned.append(params["name"])
 
+    def forget(self, params) -> None:
+        self.forgotten.append(params["name"])
+
     def let(self, steps: int) -> None:
         for _ in range(steps):
             self.steps.release()
@@ -58,7 +62,7 @@ class World:
 
     def new(self) -> Jobs:
         bench = Workbench(None, self.store)  # type: ignore[arg-type]
-        kinds = {"work": Kind(self.work.run, self.work.clean), "other": Kind(self.other.run)}
+        kinds = {"work": Kind(self.work.run, self.work.clean, self.work.forget), "other": Kind(self.other.run)}
         return Jobs(bench, self.metrics, kinds=kinds, **self.options)
 
     def restart(self) -> None:

@@ -23,7 +23,7 @@ class Job:
     created, started, ended: seconds since 1970; None: not yet.
     attempts: how often it was begun and neither ended nor was interrupted in an orderly way.
     begun: whether it ever was at work.
-    cancelling: whether somebody wants it to end.
+    cancelling: whether somebody wants it to end, until it has.
     result: what it came to, as JSON, once done.
     error: status, code and detail of the problem, once failed.
     changes: grows with everything that can be seen of the job.

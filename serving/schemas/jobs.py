@@ -34,7 +34,7 @@ class JobResponse(Strict):
     kind: str
     params: dict[str, Any] = Field(description="what it was asked for")
     state: JobState
-    cancelling: bool = Field(description="somebody has cancelled it, and it ends at its next step")
+    cancelling: bool = Field(description="somebody has cancelled it, and it ends at its next step; false once it has")
     done: int
     total: int = Field(description="0 until it is known")
     rate: float | None = Field(description="units a second")

@@ -47,6 +47,7 @@ def test_a_job_that_took_the_server_down_thrice_is_given_up(world):
     world.jobs = world.new()
     world.jobs.start()
     given_up = world.jobs.get(job.id)
+    assert world.work.forgotten == ["a"]
     assert (given_up.state, given_up.error["code"]) == ("failed", "interrupted")
     assert "3 times" in given_up.error["detail"]
     assert world.jobs.list(1)[0][0].error["detail"] == "This version of the server has no jobs of this kind."
