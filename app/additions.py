@@ -75,10 +75,10 @@ class Additions:
         Raises:
             InvalidRequest: there is no such folder below.
         """
-        name = self._fitting(collection)
-        place = SourceFolders(self._sources()).find(source or None, str(folder or "").strip())
+        name, source = self._fitting(collection), str(source) if source else None
+        place = SourceFolders(self._sources()).find(source, str(folder or "").strip())
         self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, kept)
-        self._page.did(add_folder_action(name, str(source), place.relative))
+        self._page.did(add_folder_action(name, source, place.relative))
 
     def sources(self) -> list[str]:
         """The server's folders of pictures by their names, where its own machine alone can ask."""

@@ -136,7 +136,7 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
         app = api.create_app(settings, engines, bench)
         if page:
             load_program("app", "mount").mount_page(app, bench)
-        address = f"http://{settings.host}:{settings.port}"
+        address = f"http://{_opened(settings.host)}:{settings.port}"
         err.print(
             f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
             + (f"   page: {address}/ui" if page else "")
@@ -147,6 +147,12 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
             load_program("serving", "run").run(app, settings)
         finally:
             engines.close()
+
+
+def _opened(host: str) -> str:
+    """The host of an address that a browser here opens; that of all addresses is none of them."""
+    host = {"": "127.0.0.1", "0": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _check_port(host: str, port: int) -> None:

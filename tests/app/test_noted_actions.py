@@ -94,6 +94,14 @@ def test_a_folder_that_is_added_stands_there_below_the_servers(page, photos):
     assert page.jobs.params == [{"collection": "photos", "root": str(photos), "folder": "cat", "given_by": None}]
 
 
+def test_the_only_folder_of_a_server_needs_no_name(page, photos):
+    """As a client sends it that ignores the page."""
+    page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
+    Additions(page).add_folder("photos", None, "cat", {})
+    assert page.last_noted.json == {"source": None, "folder": "cat"}
+    assert page.last_noted.call.endswith("index_there('cat', source=None)")
+
+
 def test_pages_are_listed_up_to_the_one_that_is_shown(page):
     shelves = Shelves(page)
     shelf = shelves.choose("photos")[1]
