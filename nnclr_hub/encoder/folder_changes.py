@@ -7,12 +7,15 @@ An indexed picture's id is a hash of its path below the folder, and its metadata
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.errors import NoImages
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,27 @@ def item_id(path: Path, root: Path) -> str:
     return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def images_by_id(root: Path) -> dict[str, Path]:
+def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
     """Every picture below the folder.
+
+    Args:
+        prune: what is gone is to be deleted, so that the folder may have lost its last picture. But where nothing at
+            all is left a disk may not be mounted, which is no reason to delete anything.
 
     Raises:
         NoImages: there is none.
     """
-    return {item_id(path, root): path for path in list_images(root)}
+    try:
+        return {item_id(path, root): path for path in list_images(root)}
+    except NoImages:
+        if not prune or not root.is_dir():
+            raise
+    if not any(root.iterdir()):
+        raise NoImages(
+            f"{root} is empty, as is the place of a disk that is not mounted, so nothing is deleted: mount it. If its "
+            "pictures are gone for good, put any other file into it and prune again."
+        )
+    return {}
 
 
 def find_changes(
@@ -94,7 +111,13 @@ def find_changes(
         found: its pictures, from `images_by_id`.
         known: metadata of indexed items by id.
         origin: what is kept as `root`, the folder's name in the collection.
+
+    Raises:
+        NoImages: the folder holds no picture, and the collection none of it.
     """
+    gone = _gone(root, found, known, origin)
+    if not found and not gone:
+        raise NoImages(f"{root} holds no picture, and the collection none of it: give a folder of pictures.")
     wanted, broken = [], []
     for id, path in found.items():
         try:
@@ -112,6 +135,27 @@ def find_changes(
         wanted=tuple(wanted),
         broken=tuple(broken),
         unchanged=len(found) - len(wanted) - len(broken),
-        gone=tuple(id for id, metadata in known.items() if metadata.get("root") == origin and id not in found),
+        gone=gone,
         known=frozenset(known),
     )
+
+
+def _gone(
+    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str
+) -> tuple[str, ...]:
+    """Items of the folder that are not in it; those below a folder that cannot be listed may still be there."""
+    unread = cache(_is_unread)
+    missing = {
+        id: str(one.get("path", "")) for id, one in known.items() if one.get("root") == origin and id not in found
+    }
+    return tuple(id for id, path in missing.items() if not any(unread(root / up) for up in PurePosixPath(path).parents))
+
+
+def _is_unread(folder: Path) -> bool:
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return False

@@ -1,8 +1,8 @@
 """Pictures into a collection: a whole folder, or a handful.
 
 An indexed folder can be indexed again at any time: what is new is added, what changed (by size or
-modification time) is embedded anew, and with `prune` what is gone from the folder is deleted. Every
-batch is durable when it is done, so an interrupted run goes on where it stopped.
+modification time) is embedded anew, and with `prune` what is gone from the folder is deleted, unless
+nothing at all is left there. Every batch is durable when it is done, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def index_folder(
         progress: called with (done, total), counted in pictures to embed.
 
     Raises:
-        NoImages: the folder holds no picture.
+        NoImages: the folder holds no picture, and did not before if it is pruned; or nothing at all.
         InvalidRequest: the collection holds pictures of another folder under the same relative paths.
     """
     root = Path(folder).resolve()
-    found = images_by_id(root)
+    found = images_by_id(root, prune=prune)
     with writing() as targets:
         collection = targets[0].collection
     known = _known(collection)

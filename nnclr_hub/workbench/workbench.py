@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.folder_changes import IndexReport
+from nnclr_hub.encoder.folder_changes import IndexReport, images_by_id
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
@@ -109,10 +109,9 @@ class Workbench(Choosing):
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
         """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
-        from nnclr_hub.encoder.image_folder import list_images
-
         self.gate.refuse_if_shut()
-        list_images(folder)  # a wrong folder must not leave an empty collection behind
+        if not images_by_id(folder, prune=prune):  # a wrong folder must not leave an empty collection behind
+            self.collection(name)
         _, embedder = self.ensure_collection(name, model)
         return index_folder(partial(self.writing, name, embedder), folder, prune=prune, progress=progress)
 
