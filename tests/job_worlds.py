@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +25,13 @@ class Work:
         self.cleaned: list[str] = []
         self.forgotten: list[str] = []
         self.inputs: list[bytes] = []
+        self.noted: list[Mapping[str, Any]] = []
 
     def run(self, task) -> Outcome:
         self.begun.append(task.params["name"])
         self.inputs.append(task.input)
+        self.noted.append(task.notes)
+        task.keep({"begun": len(self.begun)})
         for step in range(task.params.get("steps", 3)):
             task.progress(step, task.params.get("steps", 3))
             while not self.steps.acquire(timeout=0.01):

@@ -55,6 +55,12 @@ class FolderChanges:
     gone: tuple[str, ...]
     known: frozenset[str]
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many are new, changed and gone."""
+        changed = sum(one.id in self.known for one in self.wanted)
+        return {"new": len(self.wanted) - changed, "changed": changed, "gone": len(self.gone)}
+
     def report(self, failed: Sequence[tuple[FolderImage, str]], removed: int) -> IndexReport:
         """What was done, when all that is wanted has been tried.
 
@@ -62,7 +68,7 @@ class FolderChanges:
             failed: those that could not be read, with the reason.
             removed: how many items were deleted.
         """
-        updated = sum(one.id in self.known for one in self.wanted) - sum(one.id in self.known for one, _ in failed)
+        updated = self.counts["changed"] - sum(one.id in self.known for one, _ in failed)
         return IndexReport(
             added=len(self.wanted) - len(failed) - updated,
             updated=updated,

@@ -7,13 +7,13 @@ nothing at all is left there. Every batch is durable when it is done, so an inte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
+from nnclr_hub.encoder.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.pages import pages
@@ -48,6 +48,7 @@ def index_folder(
     folder: Path,
     *,
     prune: bool = False,
+    begin: Callable[[FolderChanges], None] = lambda changes: None,
     progress: Progress = lambda done, total: None,
 ) -> IndexReport:
     """Makes the collection hold the folder's pictures.
@@ -56,6 +57,7 @@ def index_folder(
         writing: what to write to, asked for each batch.
         folder: searched with all its subfolders; a picture's parent folder is its label.
         prune: delete items of this folder whose file is gone.
+        begin: called with what is to do, before any of it.
         progress: called with (done, total), counted in pictures to embed.
 
     Raises:
@@ -69,6 +71,7 @@ def index_folder(
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
     changes = find_changes(root, found, known, origin=str(root))
+    begin(changes)
     failed = _take_up(writing, changes.wanted, progress)
     removed = sum(_delete(writing, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
     return changes.report(failed, removed)

@@ -85,6 +85,8 @@ class Performer:
             self._source_folders,
             Signals(run.cancel, self._stop),
             lambda done, total: self._board.change(run, done=done, total=total),
+            run.job.notes,
+            lambda notes: self._patiently(lambda: self._board.change(run, note=True, notes=notes)),
         )
         task.check()
         return task

@@ -31,6 +31,7 @@ def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
     world.work.let(6)
     until(world.jobs, waiting.id, "done")
     assert world.work.begun == ["a", "a", "b"]
+    assert world.work.noted == [{}, {"begun": 1}, {}]
     assert world.made() == ["a", "b"]
     assert world.work.cleaned == []
 
