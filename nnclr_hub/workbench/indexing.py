@@ -18,7 +18,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
-from nnclr_hub.workbench.ahead import ahead, batches
+from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.writing import Target, Writing
 
 BATCH = 64
@@ -81,7 +81,8 @@ def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress
     """Stores pictures batch by batch; those that could not be read, with the reason."""
     failed: list[tuple[FolderImage, str]] = []
     done = 0
-    for batch, read in ahead(batches(wanted, BATCH), lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
+    every = batches_of_files(wanted, BATCH, lambda one: one.metadata["size"])
+    for batch, read in ahead(every, lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
         with writing() as targets:
             errors = _store(targets, read)
         failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]
