@@ -69,6 +69,8 @@ def demo(
 ) -> None:
     """Index a gallery and open the page on it: everything with one command.
 
+    At each start the gallery is what its folder holds: what was deleted on the page alone is back.
+
     Example: nnclr demo --images photos
     """
     from nnclr_hub.cache import cache_folder
