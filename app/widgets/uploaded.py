@@ -12,6 +12,8 @@ from typing import Self
 
 from gradio.data_classes import FileData
 
+from .file_name import is_a_line
+
 MOST_NAME = 255
 
 
@@ -30,5 +32,5 @@ class Uploaded:
     def of(cls, file: FileData) -> Self:
         """What Gradio knows of an upload; its name comes from the browser, and may be anything there."""
         path, name = Path(file.path), file.orig_name or ""
-        fits = 0 < len(name) <= MOST_NAME and name.isprintable() and "/" not in name
+        fits = len(name) <= MOST_NAME and is_a_line(name) and "/" not in name
         return cls(path, name if fits else path.name)
