@@ -128,14 +128,14 @@ def _index(
     photos: Path, collection: str, store: str, model: str | None, prune: bool, backend: str
 ) -> tuple[IndexReport, int]:
     """Into a store of this machine: what was done, and how many items there are."""
-    from nnclr_hub.encoder.folder_changes import images_by_id
+    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
     # neither a wrong folder nor a wrong model may leave an empty store behind
     is_there = "://" in store or Path(store).exists()
-    images_by_id(photos, prune=prune and is_there)
+    listed(photos, prune=prune and is_there)
     encoders = Encoders(model, backend=backend)
     if model is not None or not is_there:
         encoders.get()

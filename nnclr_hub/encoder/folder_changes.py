@@ -85,6 +85,11 @@ def item_id(path: Path, root: Path) -> str:
 
 
 def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
+    """Every picture below the folder, as `listed` finds them."""
+    return {item_id(path, root): path for path in listed(root, prune=prune)}
+
+
+def listed(root: Path, *, prune: bool = False) -> list[Path]:
     """Every picture below the folder.
 
     Args:
@@ -95,7 +100,7 @@ def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
         NoImages: there is none.
     """
     try:
-        return {item_id(path, root): path for path in list_images(root)}
+        return list_images(root)
     except NoImages:
         if not prune or not root.is_dir():
             raise
@@ -104,7 +109,7 @@ def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
             f"{root} is empty, as is the place of a disk that is not mounted, so nothing is deleted: mount it. If its "
             "pictures are gone for good, put any other file into it and prune again."
         )
-    return {}
+    return []
 
 
 def find_changes(

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, images_by_id
+from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
@@ -111,8 +111,10 @@ class Workbench(Choosing):
     ) -> IndexReport:
         """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
         self.gate.refuse_if_shut()
-        if not images_by_id(folder, prune=prune):  # a wrong folder must not leave an empty collection behind
+        try:
             self.collection(name)
+        except CollectionNotFound:
+            listed(folder)  # a wrong folder must not leave an empty collection behind
         _, embedder = self.ensure_collection(name, model)
         options: dict[str, Any] = {"prune": prune, "begin": begin, "progress": progress}
         return index_folder(partial(self.writing, name, embedder), folder, **options)
