@@ -76,11 +76,11 @@ def add_action(collection: str, given: Sequence[Given], most_files: int, most_by
     return Action("POST", f"{collection_path(collection)}/items", form=form, files=files, where=HERE)
 
 
-def add_folder_action(collection: str, source: str, folder: str) -> Action:
+def add_folder_action(collection: str, source: str | None, folder: str) -> Action:
     """The call that adds a folder of the server's machine.
 
     Args:
-        source: the name of one of the server's folders.
+        source: the name of one of the server's folders; None: its only one.
         folder: below that; "." for all of it.
     """
     asked = {"source": source, "folder": folder}

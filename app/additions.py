@@ -23,7 +23,7 @@ from .page import GIVEN_BY, Page
 from .widgets.intake import chosen_files
 
 MOST_SHOWN = 100  # jobs at once
-LOOKED_AT = 1000  # of the server's jobs
+LOOKED_AT = 1000  # of the server's jobs, of which all may be hidden
 BROWSER, HIDDEN = "browser", "hidden_jobs"  # places in what a browser keeps
 _NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -75,10 +75,10 @@ class Additions:
         Raises:
             InvalidRequest: there is no such folder below.
         """
-        name = self._fitting(collection)
-        place = SourceFolders(self._sources()).find(source or None, str(folder or "").strip())
+        name, source = self._fitting(collection), str(source) if source else None
+        place = SourceFolders(self._sources()).find(source, str(folder or "").strip())
         self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, kept)
-        self._page.did(add_folder_action(name, str(source), place.relative))
+        self._page.did(add_folder_action(name, source, place.relative))
 
     def sources(self) -> list[str]:
         """The server's folders of pictures by their names, where its own machine alone can ask."""
@@ -111,13 +111,13 @@ class Additions:
 def hidden_of(kept: Any) -> list[str]:
     """The jobs that a person has seen the end of."""
     ids = kept.get(HIDDEN) if isinstance(kept, dict) else None
-    return [id for id in ids if isinstance(id, str)][-MOST_SHOWN:] if isinstance(ids, list) else []
+    return [id for id in ids if isinstance(id, str)][-LOOKED_AT:] if isinstance(ids, list) else []
 
 
 def without_jobs(kept: Any, ids: Any) -> dict[str, Any]:
     """Some to show no longer."""
     gone = [id for id in ids if isinstance(id, str)] if isinstance(ids, list) else []
-    return {**(kept if isinstance(kept, dict) else {}), HIDDEN: [*hidden_of(kept), *gone][-MOST_SHOWN:]}
+    return {**(kept if isinstance(kept, dict) else {}), HIDDEN: [*hidden_of(kept), *gone][-LOOKED_AT:]}
 
 
 def with_browser(kept: Any) -> dict[str, Any]:

@@ -192,9 +192,9 @@ def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
             "and fit on that field."
         )
     for id, label in pairs:
-        if not isinstance(id, str) or not isinstance(label, str) or not 0 < len(label) <= MOST_LETTERS:
-            raise InvalidRequest(f"{label!r:.100} is no label: one is a text of 1 to {MOST_LETTERS} letters.")
         check_name(id, "Item id")
+        if not isinstance(label, str) or not 0 < len(label) <= MOST_LETTERS:
+            raise InvalidRequest(f"{label!r:.100} is no label: one is a text of 1 to {MOST_LETTERS} letters.")
     labels = dict(pairs)
     if len(labels) < len(pairs):
         twice = next(id for id, number in Counter(id for id, _ in pairs).items() if number > 1)
@@ -235,7 +235,7 @@ def _items(collection: Collection, ids: Sequence[str]) -> list[Item]:
     found = {item.id: item for item in collection.get(ids)}
     missing = [id for id in ids if id not in found]
     if missing:
-        others = f" and {len(missing) - 1:,} others" if len(missing) > 1 else ""
+        others = f" and {len(missing) - 1:,} other{'s' * (len(missing) > 2)}" if len(missing) > 1 else ""
         raise InvalidRequest(
             f"{collection.name!r} has no picture {missing[0]!r:.100}{others}, which the labels name: take them out, or "
             "choose the collection that they are of."

@@ -23,6 +23,7 @@ from .widgets.intake import intake_value
 from .widgets.tiles import MOST_SELECTED, shown, tile
 
 A_PAGE = 24
+SHELF = "shelf"  # place in what a browser keeps
 NO_COLLECTION = "**There is no collection yet.** A collection holds pictures that are searched together: make one here."
 NOTHING_HERE = "There is no collection, and this server is read-only: its operator fills it with `nnclr index`."
 
@@ -67,7 +68,7 @@ class Shelves:
         self.finder = Finder(page)
 
     def start(self, shelf: Shelf) -> tuple[Any, ...]:
-        """What is there now, on the page that was shown, if that is still there."""
+        """What is there now; of the first collection, if this one is not there any more."""
         return self._listed(self._kept(shelf))
 
     def refresh(self, shelf: Shelf) -> tuple[Any, ...]:
@@ -180,6 +181,17 @@ class Shelves:
             return f"**{name}** is empty: {todo}. Encoder: {encoder}."
         first = (len(shelf.starts) - 1) * A_PAGE + 1
         return f"Pictures {first:,} to {first + here - 1:,} of {info.count:,} in **{name}**. Encoder: {encoder}."
+
+
+def shelf_of(kept: Any) -> Shelf:
+    """The one that a browser chose last."""
+    name = kept.get(SHELF) if isinstance(kept, dict) else None
+    return Shelf(name if isinstance(name, str) else "")
+
+
+def with_shelf(kept: Any, name: str | None) -> dict[str, Any]:
+    """What a browser is to keep once it chose a collection."""
+    return {**(kept if isinstance(kept, dict) else {}), SHELF: name}
 
 
 def intake_of(shelf: Shelf) -> Any:

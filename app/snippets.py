@@ -92,7 +92,7 @@ def _quoted(text: str) -> str:
 
 
 def _file(name: str) -> str:
-    """A file's name as curl's -F takes it: quoted, if it holds what would end it."""
-    if not set(name) & set(';,"\\'):
+    """A file's name as curl's -F takes it: quoted, if it holds what would end it, or blanks that it would drop."""
+    if not set(name) & set(';,"\\') and name == name.strip():
         return name
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -10,7 +10,6 @@ import json
 import math
 import re
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -27,6 +26,7 @@ from .page import Page
 from .queries import Box, Query, Sample, action_of, read_fragment
 from .widgets.drawing import checked_box
 from .widgets.tiles import shown, tile
+from .widgets.uploaded import Uploaded
 
 REMEMBERED = 50  # queries that Back finds with their pictures
 NOTHING = (
@@ -116,11 +116,11 @@ class Steps:
 
     # ---- what to search by
 
-    def upload(self, path: str | None, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+    def upload(self, given: Uploaded | None, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """A picture of one's own."""
-        if path is None:  # taken away by us, when it was shown as a drawing
+        if given is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * len(FIELDS)
-        sample = Sample(path=Path(path), name=Path(path).name, lent=bool(UNNAMED.fullmatch(Path(path).name)))
+        sample = Sample(path=given.path, name=given.name, lent=bool(UNNAMED.fullmatch(given.name)))
         return self._by_picture(sample, query, past, k)
 
     def try_example(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The server's log: one line a request, for a person or, with NNCLR_LOG_FORMAT=json, for a program.
+"""The server's log: one line a request and two a job, for a person or, with NNCLR_LOG_FORMAT=json, for a program.
 
     {"time": "2026-10-01T12:00:00.123Z", "level": "info", "logger": "nnclr_hub.access",
      "message": "POST /api/v1/embed 200", "id": "...", "method": "POST", "route": "/api/v1/embed", "status": 200,
@@ -55,7 +55,7 @@ class Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         told = dict(getattr(record, "told", {}))
-        for name in ("method", "route", "status"):  # stand in the message
+        for name in ("method", "route", "status", "kind"):  # stand in the message
             told.pop(name, None)
         beside = "".join(f" {name}={value}" for name, value in told.items())
         text = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}{beside}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import socket
@@ -11,12 +12,15 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from nnclr_hub.workbench.source_folders import SourceFolders
+
 from . import garbage
 from .logs import configure_logging
 from .precedence import Loop
 from .security.protocol import GuardedProtocol
 from .settings import Settings
 
+log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or both may let go of it at once
 SWITCH_S = 0.0005  # what computes in Python gives way ten times as soon as by default: to requests, mostly
 GRACE_S = 5  # beyond the last request's deadline
@@ -64,6 +68,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 def settle(app: FastAPI, settings: Settings) -> None:
     """Makes the process one that serves the app and does nothing else."""
     configure_logging(settings.log_format)
+    warn_of_missing(settings)
     sys.setswitchinterval(SWITCH_S)
     app.state.settled = garbage.keep
 
@@ -78,3 +83,13 @@ def run(app: FastAPI, settings: Settings) -> None:
         Server(server_config(app, settings)).run()
     finally:
         garbage.let_go()  # or libraries take what is left at the exit for leaks, and say so
+
+
+def warn_of_missing(settings: Settings) -> None:
+    """Logs each source folder that is not there: a disk may come later, but a slip of the pen never does."""
+    for folder in SourceFolders(settings.source_folders).missing:
+        log.warning(
+            "the source folder %s is not there, so nothing of it is read until it is: mount it, or mend "
+            "NNCLR_SOURCE_FOLDERS",
+            folder,
+        )

@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +23,15 @@ class Work:
         self.steps = threading.Semaphore(0)
         self.begun: list[str] = []
         self.cleaned: list[str] = []
+        self.forgotten: list[str] = []
         self.inputs: list[bytes] = []
+        self.noted: list[Mapping[str, Any]] = []
 
     def run(self, task) -> Outcome:
         self.begun.append(task.params["name"])
         self.inputs.append(task.input)
+        self.noted.append(task.notes)
+        task.keep({"begun": len(self.begun)})
         for step in range(task.params.get("steps", 3)):
             task.progress(step, task.params.get("steps", 3))
             while not self.steps.acquire(timeout=0.01):
@@ -39,6 +45,9 @@ class Work:
 
     def clean(self, bench, params) -> None:
         self.cleaned.append(params["name"])
+
+    def forget(self, params) -> None:
+        self.forgotten.append(params["name"])
 
     def let(self, steps: int) -> None:
         for _ in range(steps):
@@ -58,7 +67,7 @@ class World:
 
     def new(self) -> Jobs:
         bench = Workbench(None, self.store)  # type: ignore[arg-type]
-        kinds = {"work": Kind(self.work.run, self.work.clean), "other": Kind(self.other.run)}
+        kinds = {"work": Kind(self.work.run, self.work.clean, self.work.forget), "other": Kind(self.other.run)}
         return Jobs(bench, self.metrics, kinds=kinds, **self.options)
 
     def restart(self) -> None:

@@ -19,8 +19,10 @@ from ..looking import maps_beside
 from ..page import Page
 from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
 from ..widgets.figures import Figures, figure
+from ..widgets.raw_files import RawFiles
 from ..widgets.raw_image import raw_image
 from ..widgets.tiles import Tile, Tiles, shown
+from ..widgets.uploaded import Uploaded
 
 SIDE = 640  # pixels of the maps that are shown, and of the pictures that the encoder is given
 ALL_HEADS = "all of them"
@@ -43,7 +45,7 @@ class Look:
     name: str = ""
     point: tuple[float, float] | None = None
     box: tuple[float, float, float, float] | None = None
-    others: tuple[Path, ...] = ()
+    others: tuple[Uploaded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class AttentionTab:
         self.another = gr.Button("Another picture", elem_id="attention-another", size="sm", visible=False)
         tries = [Tile(name, data_uri(decode_image(path), 160), name) for name, path in examples().items()]
         self.tries = Tiles(shown(tries), elem_id="attention-tries", elem_classes="four")
-        self.others = gr.File(
+        self.others = RawFiles(
             label=f"Other pictures to look in, {MOST_TARGETS} at most",
             file_count="multiple",
             elem_id="attention-others",
@@ -128,16 +130,16 @@ class AttentionTab:
 
     # ---- what happens
 
-    def _give(self, path: str | None, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
-        if path is None:  # taken away by us, when it was shown as a drawing
+    def _give(self, given: Uploaded | None, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
+        if given is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * 6
-        return self._picture(Path(path), look, (similarity, head, threshold))
+        return self._picture(given, look, (similarity, head, threshold))
 
     def _try(self, look: Look, similarity: str, head: str, threshold: str, event: gr.EventData) -> tuple[Any, ...]:
         path = examples().get(str(event.id))
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
-        return self._picture(path, look, (similarity, head, threshold))
+        return self._picture(Uploaded(path, path.name), look, (similarity, head, threshold))
 
     def _take_away(self, look: Look) -> tuple[Any, ...]:
         return replace(look, path=None, point=None, box=None), "", [], *_asked(None)
@@ -150,35 +152,34 @@ class AttentionTab:
         return self._seen(replace(look, point=point, box=None), (similarity, head, threshold))
 
     def _beside(
-        self, paths: Sequence[str] | None, look: Look, similarity: str, head: str, threshold: str
+        self, others: Sequence[Uploaded], look: Look, similarity: str, head: str, threshold: str
     ) -> tuple[Any, ...]:
-        others = tuple(map(Path, paths or ()))
         if len(others) > MOST_TARGETS:
             raise InvalidRequest(f"{len(others)} pictures are too many to look in: give at most {MOST_TARGETS}.")
-        return self._seen(replace(look, others=others), (similarity, head, threshold))
+        return self._seen(replace(look, others=tuple(others)), (similarity, head, threshold))
 
     def _again(self, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
         return self._seen(look, (similarity, head, threshold))
 
     # ---- inside
 
-    def _picture(self, path: Path, look: Look, ways: Sequence[str]) -> tuple[Any, ...]:
-        value = picture_value(path)
-        look = replace(look, path=path, name=path.name, point=None, box=None)
+    def _picture(self, given: Uploaded, look: Look, ways: Sequence[str]) -> tuple[Any, ...]:
+        value = picture_value(given.path)
+        look = replace(look, path=given.path, name=given.name, point=None, box=None)
         return *self._seen(look, ways), *_asked(value)
 
     def _seen(self, look: Look, given: Sequence[str]) -> tuple[Any, ...]:
         if look.path is None:
             return look, "", []
-        if not look.path.is_file() or not all(path.is_file() for path in look.others):
+        if not look.path.is_file() or not all(one.path.is_file() for one in look.others):
             raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
         ways = read_ways(*given)
         query = Point(*look.point) if look.point else Box(*look.box) if look.box else None
         embedder = self._page.bench.models.get()
         options: dict[str, Any] = {**vars(ways), "max_side": SIDE}
-        maps = maps_beside(embedder, look.path, query, look.others, **options)
+        maps = maps_beside(embedder, look.path, query, [one.path for one in look.others], **options)
         self._page.did(attention_action(look, ways))
-        names = ["this picture", *(path.name for path in look.others)]
+        names = ["this picture", *(one.name for one in look.others)]
         figures = [
             figure(data_uri(one.picture, SIDE), data_uri(one.coloured(), SIDE), name)
             for name, one in zip(names, maps, strict=True)
@@ -221,8 +222,8 @@ def attention_action(look: Look, ways: Ways) -> Action:
     query: dict[str, Any] = {name: value for name, value in vars(ways).items() if value is not None}
     query["max_side"] = SIDE
     query |= {"point": list(look.point)} if look.point else {"box": list(look.box)} if look.box else {}
-    files = (("image", look.name), *(("target", path.name) for path in look.others))
-    call = attention_call(look.name, [path.name for path in look.others], query)
+    files = (("image", look.name), *(("target", one.name) for one in look.others))
+    call = attention_call(look.name, [one.name for one in look.others], query)
     return Action("POST", "/api/v1/attention", form={"query": query}, files=files, call=call)
 
 

@@ -11,7 +11,7 @@ from nnclr_hub.errors import InvalidRequest
 from ..additions import Additions, with_browser, without_jobs
 from ..originals import original_view
 from ..page import Page
-from ..shelf import FIELDS, Shelf, Shelves
+from ..shelf import FIELDS, Shelf, Shelves, shelf_of, with_shelf
 from ..steps import plain
 from ..widgets.intake import Intake
 from ..widgets.tiles import Tiles
@@ -92,8 +92,9 @@ class CollectionsTab:
 
     def _wire(self, page: Page) -> None:
         do, out = self._shelves, [getattr(self, name) for name in FIELDS]
-        page.on(page.blocks.load, do.start, self.shelf, out)
-        page.on(self.picker.input, do.choose, self.picker, out, trigger_mode="always_last")
+        page.on(page.blocks.load, self._start, page.kept, out)
+        choice = [self.picker, page.kept]
+        page.on(self.picker.input, self._choose, choice, [*out, page.kept], trigger_mode="always_last")
         page.on(self.previous.click, do.previous, self.shelf, out)
         page.on(self.next.click, do.next, self.shelf, out)
         page.on(self.tiles.open, self._view, self.shelf, self.viewer)
@@ -101,7 +102,8 @@ class CollectionsTab:
     def _wire_writing(self, page: Page) -> None:
         out = [getattr(self, name) for name in FIELDS]
         for event in (self.create.click, self.name.submit):
-            made = page.on(event, self._shelves.create, self.name, out, writes=True, show_progress="minimal")
+            asked, shown = [self.name, page.kept], [*out, page.kept]
+            made = page.on(event, self._create, asked, shown, writes=True, show_progress="minimal")
             page.on(made.success, self._blank, None, self.name)
         page.on(self.tiles.delete, self._delete, self.shelf, out, writes=True)
         page.on(self.ask.click, self._ask_sure, self.shelf, [self.sure, self.warning, self.doomed])
@@ -125,6 +127,16 @@ class CollectionsTab:
             page.on(self.add_folder.click, self._add_folder, asked, self.works, writes=True)
 
     # ---- steps of its own
+
+    def _start(self, kept: dict[str, Any]) -> tuple[Any, ...]:
+        """The collection that this browser chose last, or else the first."""
+        return self._shelves.start(shelf_of(kept))
+
+    def _choose(self, name: str | None, kept: dict[str, Any]) -> tuple[Any, ...]:
+        return *self._shelves.choose(name), with_shelf(kept, name)
+
+    def _create(self, name: str, kept: dict[str, Any]) -> tuple[Any, ...]:
+        return *self._shelves.create(name), with_shelf(kept, name.strip())
 
     def _view(self, shelf: Shelf, event: gr.EventData) -> dict[str, Any]:
         """The original of a picture, or its thumbnail, and says which."""

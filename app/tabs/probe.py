@@ -19,6 +19,7 @@ from ..widgets.intake import Intake, intake_value
 from ..widgets.labeller import LABELS, Labeller, labelled
 from ..widgets.probe_report import ProbeReport, report_of
 from ..widgets.raw_image import raw_image
+from ..widgets.uploaded import Uploaded
 from ..widgets.verdict import Verdict, verdict_of
 
 INTRO = (
@@ -279,15 +280,15 @@ class ProbeTab:
     def _say_nothing(self) -> None:
         """Of a picture that cannot be read; what was said of the one before would stand under it."""
 
-    def _say(self, path: str | None, probe: str | None) -> Any:
+    def _say(self, given: Uploaded | None, probe: str | None) -> Any:
         """What a probe says of a picture."""
-        if path is None:
+        if given is None:
             return None
         if not probe:
             how = "label some pictures and fit one" if self._page.writable else "this read-only server makes none"
             raise InvalidRequest(f"There is no probe to ask yet: {how}.")
-        [said] = self._page.bench.predict(probe, images=[Path(path)])
+        [said] = self._page.bench.predict(probe, images=[given.path])
         if isinstance(said, NNCLRHubError):
             raise said
-        self._page.did(predict_action(probe, Path(path).name))
+        self._page.did(predict_action(probe, given.name))
         return verdict_of(said)

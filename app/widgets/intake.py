@@ -21,6 +21,7 @@ from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.zips import SUFFIX
 
+from .file_name import is_a_line
 from .widget import Widget
 
 MOST_FILES = 500  # of one `give`
@@ -105,8 +106,8 @@ def chosen_files(given: Any, most: int | None = None) -> list[tuple[str, list[Pa
 
 def _file(given: Any) -> tuple[str, list[Path]]:
     name, parts = (given.get("name"), given.get("parts")) if isinstance(given, dict) else (None, None)
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
-        raise InvalidRequest(f"A file needs a name of 1 to {MOST_NAME} letters; got {name!r:.60}.")
+    if not isinstance(name, str) or len(name) > MOST_NAME or not is_a_line(name):
+        raise InvalidRequest(f"A file needs a name of 1 to {MOST_NAME} letters in one line; got {name!r:.60}.")
     if name.startswith("/") or "\\" in name or ".." in PurePosixPath(name).parts:
         raise InvalidRequest(f"The name of a file leads nowhere else; got {name!r:.60}.")
     if not isinstance(parts, list) or not 0 < len(parts) <= MOST_PARTS:

@@ -10,12 +10,14 @@ from typing import Any
 
 import gradio as gr
 
+from .uploaded import Uploaded
+
 
 class RawImage(gr.Image):
-    """The value is the path of the uploaded file, or None."""
+    """The value is `Uploaded`, or None."""
 
-    def preprocess(self, payload: Any) -> str | None:  # type: ignore[override]
-        return payload.path if payload else None
+    def preprocess(self, payload: Any) -> Uploaded | None:  # type: ignore[override]
+        return Uploaded.of(payload) if payload else None
 
     def get_block_name(self) -> str:
         return "image"

@@ -32,7 +32,9 @@ def index(
     collection: Collection,
     store: Store = DEFAULT_STORE,
     model: Model = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file is gone.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete items whose file is gone; none if the folder has nothing in it.")
+    ] = False,
     server: Annotated[
         str | None, typer.Option("--server", help="Send the pictures to `nnclr serve` at this URL.")
     ] = None,
@@ -78,15 +80,16 @@ def _index(
     photos: Path, collection: str, store: str, model: str | None, prune: bool, backend: str
 ) -> tuple[IndexReport, int]:
     """Into a store of this machine: what was done, and how many items there are."""
-    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import Encoders, Workbench
 
     # neither a wrong folder nor a wrong model may leave an empty store behind
-    list_images(photos)
+    is_there = "://" in store or Path(store).exists()
+    listed(photos, prune=prune and is_there)
     encoders = Encoders(model, backend=backend)
-    if model is not None or not Path(store).exists():
+    if model is not None or not is_there:
         encoders.get()
     with open_store(store) as opened, bar(err, "indexing") as advance:
         bench = Workbench(encoders, opened)

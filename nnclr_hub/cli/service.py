@@ -79,6 +79,8 @@ def demo(
 ) -> None:
     """Index a gallery and open the page on it: everything with one command.
 
+    At each start the gallery is what its folder holds: what was deleted on the page alone is back.
+
     Example: nnclr demo --images photos
     """
     from nnclr_hub.cache import cache_folder
@@ -163,12 +165,18 @@ def _settings(model: str | None, flags: dict[str, Any]) -> Any:
 
 def _told(settings: Any, *, page: bool = False) -> str:
     """Where everything is."""
-    address = f"http://{settings.host}:{settings.port}"
+    address = f"http://{_opened(settings.host)}:{settings.port}"
     return (
         f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
         + (f"   page: {address}/ui" if page else "")
         + ("   read-only" if settings.read_only else "")
     )
+
+
+def _opened(host: str) -> str:
+    """The host of an address that a browser here opens; that of all addresses is none of them."""
+    host = {"": "127.0.0.1", "0": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _check_port(host: str, port: int) -> None:

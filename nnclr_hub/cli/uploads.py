@@ -39,11 +39,11 @@ def upload(
         Unauthorized: the server wants a key, and the variable holds none of its own.
     """
     from nnclr_hub.client import Client
-    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.errors import CollectionNotFound, NotReady
     from nnclr_hub.progress import bar
 
-    list_images(photos)  # a wrong folder must not leave an empty collection behind
+    listed(photos, prune=prune)  # a wrong folder is told at once
     key = os.environ.get(key_name)
     with _key_named(server, key, key_name), Client(server, key) as client, bar(err, "uploading") as advance:
         if not client.ready() and not client.ready(wait=START_S):
@@ -52,6 +52,7 @@ def upload(
         try:
             spec = remote.info().spec
         except CollectionNotFound:
+            listed(photos)  # and must not leave an empty collection behind
             spec = client.collections.create(collection, model=model).spec
         if model is not None:
             spec.check(client.model(model), collection)

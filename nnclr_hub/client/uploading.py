@@ -94,7 +94,7 @@ def index_folder(
         progress: called with (done, total), counted in pictures to send.
 
     Raises:
-        NoImages: the folder holds no picture.
+        NoImages: the folder holds no picture, and did not before if it is pruned; or nothing at all.
         InvalidRequest: the collection holds other pictures of another source under the same paths.
         CollectionNotFound: make it first, with `collections.create`.
     """
@@ -104,7 +104,7 @@ def index_folder(
         raise InvalidRequest(f"shrink={shrink} is not possible: give 32 pixels or more.")
     root = Path(folder).resolve()
     origin = source or f"{root.name}@{socket.gethostname()}"
-    found = yield from aside(lambda: images_by_id(root))
+    found = yield from aside(lambda: images_by_id(root, prune=prune))
     yield from describe(name)  # a wrong name is told before anything is compared
     known = _of_this_source(name, origin, root, found, (yield from _held(name)))
     changes = yield from aside(lambda: find_changes(root, found, known, origin=origin))

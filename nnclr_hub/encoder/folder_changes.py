@@ -7,12 +7,15 @@ An indexed picture's id is a hash of its path below the folder, and its metadata
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.errors import NoImages
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class FolderChanges:
     gone: tuple[str, ...]
     known: frozenset[str]
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many are new, changed and gone."""
+        changed = sum(one.id in self.known for one in self.wanted)
+        return {"new": len(self.wanted) - changed, "changed": changed, "gone": len(self.gone)}
+
     def report(self, failed: Sequence[tuple[FolderImage, str]], removed: int) -> IndexReport:
         """What was done, when all that is wanted has been tried.
 
@@ -59,7 +68,7 @@ class FolderChanges:
             failed: those that could not be read, with the reason.
             removed: how many items were deleted.
         """
-        updated = sum(one.id in self.known for one in self.wanted) - sum(one.id in self.known for one, _ in failed)
+        updated = self.counts["changed"] - sum(one.id in self.known for one, _ in failed)
         return IndexReport(
             added=len(self.wanted) - len(failed) - updated,
             updated=updated,
@@ -75,13 +84,32 @@ def item_id(path: Path, root: Path) -> str:
     return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def images_by_id(root: Path) -> dict[str, Path]:
+def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
+    """Every picture below the folder, as `listed` finds them."""
+    return {item_id(path, root): path for path in listed(root, prune=prune)}
+
+
+def listed(root: Path, *, prune: bool = False) -> list[Path]:
     """Every picture below the folder.
+
+    Args:
+        prune: what is gone is to be deleted, so that the folder may have lost its last picture. But where nothing at
+            all is left a disk may not be mounted, which is no reason to delete anything.
 
     Raises:
         NoImages: there is none.
     """
-    return {item_id(path, root): path for path in list_images(root)}
+    try:
+        return list_images(root)
+    except NoImages:
+        if not prune or not root.is_dir():
+            raise
+    if not any(root.iterdir()):
+        raise NoImages(
+            f"{root} is empty, as is the place of a disk that is not mounted, so nothing is deleted: mount it. If its "
+            "pictures are gone for good, put any other file into it and prune again."
+        )
+    return []
 
 
 def find_changes(
@@ -94,7 +122,13 @@ def find_changes(
         found: its pictures, from `images_by_id`.
         known: metadata of indexed items by id.
         origin: what is kept as `root`, the folder's name in the collection.
+
+    Raises:
+        NoImages: the folder holds no picture, and the collection none of it.
     """
+    gone = _gone(root, found, known, origin)
+    if not found and not gone:
+        raise NoImages(f"{root} holds no picture, and the collection none of it: give a folder of pictures.")
     wanted, broken = [], []
     for id, path in found.items():
         try:
@@ -112,6 +146,27 @@ def find_changes(
         wanted=tuple(wanted),
         broken=tuple(broken),
         unchanged=len(found) - len(wanted) - len(broken),
-        gone=tuple(id for id, metadata in known.items() if metadata.get("root") == origin and id not in found),
+        gone=gone,
         known=frozenset(known),
     )
+
+
+def _gone(
+    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str
+) -> tuple[str, ...]:
+    """Items of the folder that are not in it; those below a folder that cannot be listed may still be there."""
+    unread = cache(_is_unread)
+    missing = {
+        id: str(one.get("path", "")) for id, one in known.items() if one.get("root") == origin and id not in found
+    }
+    return tuple(id for id, path in missing.items() if not any(unread(root / up) for up in PurePosixPath(path).parents))
+
+
+def _is_unread(folder: Path) -> bool:
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return False

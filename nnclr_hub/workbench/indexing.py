@@ -1,24 +1,24 @@
 """Pictures into a collection: a whole folder, or a handful.
 
 An indexed folder can be indexed again at any time: what is new is added, what changed (by size or
-modification time) is embedded anew, and with `prune` what is gone from the folder is deleted. Every
-batch is durable when it is done, so an interrupted run goes on where it stopped.
+modification time) is embedded anew, and with `prune` what is gone from the folder is deleted, unless
+nothing at all is left there. Every batch is durable when it is done, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
+from nnclr_hub.encoder.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
-from nnclr_hub.workbench.ahead import ahead, batches
+from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.writing import Target, Writing
 
 BATCH = 64
@@ -48,6 +48,7 @@ def index_folder(
     folder: Path,
     *,
     prune: bool = False,
+    begin: Callable[[FolderChanges], None] = lambda changes: None,
     progress: Progress = lambda done, total: None,
 ) -> IndexReport:
     """Makes the collection hold the folder's pictures.
@@ -56,19 +57,21 @@ def index_folder(
         writing: what to write to, asked for each batch.
         folder: searched with all its subfolders; a picture's parent folder is its label.
         prune: delete items of this folder whose file is gone.
+        begin: called with what is to do, before any of it.
         progress: called with (done, total), counted in pictures to embed.
 
     Raises:
-        NoImages: the folder holds no picture.
+        NoImages: the folder holds no picture, and did not before if it is pruned; or nothing at all.
         InvalidRequest: the collection holds pictures of another folder under the same relative paths.
     """
     root = Path(folder).resolve()
-    found = images_by_id(root)
+    found = images_by_id(root, prune=prune)
     with writing() as targets:
         collection = targets[0].collection
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
     changes = find_changes(root, found, known, origin=str(root))
+    begin(changes)
     failed = _take_up(writing, changes.wanted, progress)
     removed = sum(_delete(writing, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
     return changes.report(failed, removed)
@@ -78,7 +81,8 @@ def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress
     """Stores pictures batch by batch; those that could not be read, with the reason."""
     failed: list[tuple[FolderImage, str]] = []
     done = 0
-    for batch, read in ahead(batches(wanted, BATCH), lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
+    every = batches_of_files(wanted, BATCH, lambda one: one.metadata["size"])
+    for batch, read in ahead(every, lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
         with writing() as targets:
             errors = _store(targets, read)
         failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]

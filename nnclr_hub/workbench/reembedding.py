@@ -23,7 +23,7 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
-from nnclr_hub.workbench.ahead import ahead, batches
+from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.differences import Change, differences
 from nnclr_hub.workbench.indexing import BATCH
 from nnclr_hub.workbench.sources import read_source
@@ -212,7 +212,7 @@ def _catch_up(
         return read(change.metadata)
 
     wanted = (change for change in differences(old, new) if change.metadata is not None)
-    for changes, sources in ahead(batches(wanted, BATCH), source):
+    for changes, sources in ahead(batches_of_files(wanted, BATCH, _size), source):
         results = _embedded(embedder, sources)
         left_out |= {
             change.id: _LeftOut(change.metadata or {}, result)
@@ -224,6 +224,12 @@ def _catch_up(
         progress(min(changes[-1].passed, total), total)
     progress(total, total)
     return embedded, left_out
+
+
+def _size(change: Change) -> int:
+    """Bytes of the file that is read for it, as they were recorded; anybody may have recorded anything."""
+    size = (change.metadata or {}).get("size")
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[np.ndarray | str]:

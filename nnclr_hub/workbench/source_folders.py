@@ -41,7 +41,7 @@ class SourceFolders:
         self._roots: dict[str, Path] = {}
         for folder in folders:
             root = _resolved(folder) or folder.absolute()
-            name = root.name or "/"
+            name = _called(root)
             names = chain([name], (f"{name} ({i})" for i in count(2)))
             self._roots[next(one for one in names if one not in self._roots)] = root
 
@@ -49,6 +49,11 @@ class SourceFolders:
     def names(self) -> list[str]:
         """What to call them, which is no path; with a number where two would have the same name."""
         return list(self._roots)
+
+    @property
+    def missing(self) -> list[Path]:
+        """Those that are not there now."""
+        return [root for root in self._roots.values() if not is_folder(root)]
 
     def find(self, source: str | None, folder: str = "") -> Place:
         """A folder that is there.
@@ -60,13 +65,14 @@ class SourceFolders:
         Raises:
             InvalidRequest: there is no such folder below; names those that there are.
         """
-        root = self._root(source)
+        name = self._named(source)
+        root = self._roots[name]
         if not is_folder(root):
-            raise InvalidRequest(f"The server's folder {root.name!r} is not there: have its operator look after it.")
+            raise InvalidRequest(f"The server's folder {name!r} is not there: have its operator look after it.")
         place = self._below(root, folder)
         if place is None or not is_folder(place.path):
             raise InvalidRequest(
-                f"There is no folder {folder!r:.100} below {root.name!r}: name one that does not lead out of it, or "
+                f"There is no folder {folder!r:.100} below {name!r}: name one that does not lead out of it, or "
                 "nothing for all of it."
             )
         return place
@@ -82,7 +88,7 @@ class SourceFolders:
         """
         if root not in map(str, self._roots.values()):
             raise InvalidRequest(
-                f"The folder {Path(str(root)).name!r} is no longer one that this server reads: name it in "
+                f"The folder {_called(Path(str(root)))!r} is no longer one that this server reads: name it in "
                 "NNCLR_SOURCE_FOLDERS again."
             )
         place = self._below(Path(root), folder)
@@ -90,11 +96,11 @@ class SourceFolders:
             raise InvalidRequest(f"The folder {folder!r:.150} lies elsewhere: name one below the server's.")
         return place
 
-    def _root(self, source: str | None) -> Path:
+    def _named(self, source: str | None) -> str:
         if source is None and len(self._roots) == 1:
-            return next(iter(self._roots.values()))
-        if source in self._roots:
-            return self._roots[source]
+            return self.names[0]
+        if source is not None and source in self._roots:
+            return source
         if not self._roots:
             raise InvalidRequest(
                 'This server reads no folders: have NNCLR_SOURCE_FOLDERS name some, as JSON like ["/photos"].'
@@ -108,6 +114,10 @@ class SourceFolders:
     def _below(root: Path, folder: str) -> Place | None:
         path = _resolved(root / folder)
         return Place(root, path.relative_to(root).as_posix()) if path and path.is_relative_to(root) else None
+
+
+def _called(root: Path) -> str:
+    return root.name or "/"
 
 
 def is_folder(path: Path) -> bool:

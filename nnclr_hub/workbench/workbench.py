@@ -10,7 +10,7 @@ The command line, REST and the page all work through it, so they cannot differ.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.folder_changes import IndexReport
+from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
@@ -106,15 +106,18 @@ class Workbench(Choosing):
         *,
         model: str | None = None,
         prune: bool = False,
+        begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
         """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
-        from nnclr_hub.encoder.image_folder import list_images
-
         self.gate.refuse_if_shut()
-        list_images(folder)  # a wrong folder must not leave an empty collection behind
+        try:
+            self.collection(name)
+        except CollectionNotFound:
+            listed(folder)  # a wrong folder must not leave an empty collection behind
         _, embedder = self.ensure_collection(name, model)
-        return index_folder(partial(self.writing, name, embedder), folder, prune=prune, progress=progress)
+        options: dict[str, Any] = {"prune": prune, "begin": begin, "progress": progress}
+        return index_folder(partial(self.writing, name, embedder), folder, **options)
 
     def add_images(self, name: str, images: Sequence[NewImage]) -> list[ImageError | None]:
         """Embeds pictures into an existing collection; one entry a picture: None or its error."""

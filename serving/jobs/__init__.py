@@ -4,7 +4,7 @@
     task       Task: what the work sees of its job: progress to report, and whether to stop
     kinds      the kinds of jobs there are, and what each does;  patience  an embedder that waits its turn
     jobs       Jobs: the queue and its threads;  ledger  the records
-    events     how a job goes on, as server-sent events
+    events     how a job goes on, as server-sent events;  telling  as lines of the log
 
 A job is a record before anybody is told of it. What it makes is kept in the same transaction as the note that it is
 done, so a crash leaves both or neither; a job that was cut short is taken up again at the next start.

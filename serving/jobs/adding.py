@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nnclr_hub.encoder.folder_changes import FolderChanges
 from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import without_paths
@@ -53,14 +54,27 @@ def add(task: Task) -> Outcome:
 
 
 def index(task: Task) -> Outcome:
-    """Makes the collection hold the pictures of a folder below one of the server's source folders."""
+    """Makes the collection hold the pictures of a folder below one of the server's source folders.
+
+    What an attempt that was cut short did is told as done, and not as having been there already.
+    """
     folder = SourceFolders(task.source_folders).again(task.params[ROOT], task.params["folder"]).path
-    prune = task.params.get("prune", False)
-    report = task.bench.index_folder(task.params["collection"], folder, prune=prune, progress=task.progress)
-    told = _Told(set(), report.added, report.updated)
+    name, prune = task.params["collection"], task.params.get("prune", False)
+    left: dict[str, int] = {}
+
+    def begin(changes: FolderChanges) -> None:
+        left.update(changes.counts)
+        if not task.notes:
+            task.keep(left)
+
+    report = task.bench.index_folder(name, folder, prune=prune, begin=begin, progress=task.progress)
+    before = {what: max(0, task.notes[what] - number) for what, number in left.items()}
+    told = _Told(set(), report.added + before["new"], report.updated + before["changed"])
     for path, reason in report.broken:
         told.refuse(Path(path).relative_to(folder).as_posix(), reason)
-    return Outcome({**told.result(task.params["collection"]), "unchanged": report.unchanged, "removed": report.removed})
+    unchanged = max(0, report.unchanged - before["new"] - before["changed"])
+    removed = report.removed + before["gone"] if prune else 0
+    return Outcome({**told.result(name), "unchanged": unchanged, "removed": removed})
 
 
 # ---- inside

@@ -15,6 +15,7 @@ from nnclr_hub.store.records import Records
 from ..telemetry import Metrics
 from .job import Job, State
 from .ledger import Ledger
+from .telling import tell
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Board:
                 return False
             attempts = run.job.attempts + 1
             self.change(run, note=True, state="running", begun=True, started=time.time(), attempts=attempts)
+            tell(run.job, "begins")
             return True
 
     def change(self, run: Run, *, note: bool = False, **changes: Any) -> None:
@@ -98,9 +100,10 @@ class Board:
             StoreError: it cannot be noted, and nothing is changed.
         """
         with self.lock:
-            job = replace(run.job, state=state, ended=time.time(), changes=run.job.changes + 1, **changes)
+            job = _ended(run.job, state, **changes)
             self.ledger.note(job, *([commit] if commit else []))
             self._take_down(run, job)
+            tell(job, state)
             try:
                 self.ledger.prune()
             except StoreError as error:  # what has ended stays so, and the next end forgets more
@@ -109,10 +112,16 @@ class Board:
     def end_unnoted(self, run: Run, state: State, **changes: Any) -> None:
         """Ends a job as far as this server goes; the next one finds it as it was noted last."""
         with self.lock:
-            run.job = replace(run.job, state=state, ended=time.time(), changes=run.job.changes + 1, **changes)
+            run.job = _ended(run.job, state, **changes)
+            tell(run.job, f"{state}, which could not be noted")
 
     def _take_down(self, run: Run, job: Job) -> None:
         run.job = job
         if self._active.pop(job.id, None) is not None:
             self._metrics.jobs_active.dec()
         self._metrics.jobs.labels(job.kind, job.state).inc()
+
+
+def _ended(job: Job, state: State, **changes: Any) -> Job:
+    """The job at its end, whoever wanted it to come to one before."""
+    return replace(job, state=state, ended=time.time(), cancelling=False, changes=job.changes + 1, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -23,7 +23,8 @@ class Job:
     created, started, ended: seconds since 1970; None: not yet.
     attempts: how often it was begun and neither ended nor was interrupted in an orderly way.
     begun: whether it ever was at work.
-    cancelling: whether somebody wants it to end.
+    notes: what its work keeps for when it is begun again, as JSON.
+    cancelling: whether somebody wants it to end, until it has.
     result: what it came to, as JSON, once done.
     error: status, code and detail of the problem, once failed.
     changes: grows with everything that can be seen of the job.
@@ -41,6 +42,7 @@ class Job:
     ended: float | None = None
     attempts: int = 0
     begun: bool = False
+    notes: Mapping[str, Any] = field(default_factory=dict)
     cancelling: bool = False
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None

@@ -87,6 +87,7 @@ class Jobs:
             self._queue(run)
         else:
             board.end(run, "failed", error=problem_of(500, "interrupted", refusal))
+            self._performer.forget(run)
 
     @property
     def hung_up(self) -> bool:
@@ -189,7 +190,7 @@ class Jobs:
             if run is None:
                 raise OpenedForReading(KEPT_ELSEWHERE)
             if run.job.state == "queued" and not run.job.begun:
-                board.end(run, "cancelled", cancelling=True)
+                board.end(run, "cancelled")
             elif not run.job.cancelling:
                 board.change(run, note=True, cancelling=True)
                 run.cancel.set()

@@ -27,7 +27,7 @@ class Ledger:
         self._keep = keep
         kept = list(self.newest_first())
         self._last = int(kept[0].id, 16) if kept else 0
-        self._ended = sorted((job.id, job.mark) for job in kept if job.has_ended)
+        self._ended = sorted(_end_of(job) for job in kept if job.has_ended)
 
     def new_id(self) -> str:
         """Greater than all before, even if the clock was set back."""
@@ -48,15 +48,15 @@ class Ledger:
             if job.has_ended:
                 self._records.delete(INPUT, job.id)
         if job.has_ended:
-            bisect.insort(self._ended, (job.id, job.mark))
+            bisect.insort(self._ended, _end_of(job))
 
     def prune(self) -> None:
-        """Forgets the oldest of those that have ended."""
+        """Forgets those that ended first; one that took long may be older, and nobody has seen its end yet."""
         old = self._ended[: max(0, len(self._ended) - self._keep)]
         if old:
             with self._records.together():
-                self._records.delete(JOB, *(id for id, _ in old))
-                self._records.delete(MARK, *(mark for _, mark in old if mark))
+                self._records.delete(JOB, *(id for _, id, _ in old))
+                self._records.delete(MARK, *(mark for _, _, mark in old if mark))
             del self._ended[: len(old)]
 
     def get(self, id: str) -> Job | None:
@@ -82,6 +82,10 @@ class Ledger:
         while found := self._records.list(JOB, after=before, limit=PAGE, descending=True):
             yield from (Job.read(record.content, None) for record in found)
             before = found[-1].name
+
+
+def _end_of(job: Job) -> tuple[float, str, str]:
+    return job.ended or 0.0, job.id, job.mark
 
 
 def _record(job: Job) -> Record:

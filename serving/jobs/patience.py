@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge
 from nnclr_hub.workbench import Models
 
+T = TypeVar("T")
 LONGEST_S = 5.0
 AT_ONCE = 32  # pictures, so that requests get in between
 
@@ -33,16 +34,22 @@ class PatientModels:
 
     def get(self, source: str | None = None) -> Embedder:
         """See `Models.get`."""
-        while True:
-            try:
-                return cast(Embedder, Patient(self._models.get(source), self._wait))
-            except Overloaded as error:  # the memory for models is full of others that are at work
-                self._wait(min(error.retry_after, LONGEST_S))
+        return self._patient(self._patiently(lambda: self._models.get(source)))
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:
         """See `Models.by_fingerprint`."""
-        found = self._models.by_fingerprint(fingerprint)
-        return None if found is None else cast(Embedder, Patient(found, self._wait))
+        found = self._patiently(lambda: self._models.by_fingerprint(fingerprint))
+        return None if found is None else self._patient(found)
+
+    def _patient(self, embedder: Embedder) -> Embedder:
+        return cast(Embedder, Patient(embedder, self._wait))
+
+    def _patiently(self, get: Callable[[], T]) -> T:
+        while True:
+            try:
+                return get()
+            except Overloaded as error:  # the memory for models is full of others that are at work
+                self._wait(min(error.retry_after, LONGEST_S))
 
 
 class Patient:

@@ -17,6 +17,7 @@ from .board import Board, Run
 from .kinds import Kind
 from .outcome import Outcome
 from .task import Cancelled, Interrupted, Signals, Task
+from .telling import tell
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Performer:
                 self._back(run)
                 raise Interrupted from error
             self._fail(run, error)
-        self._forget(run)
+        self.forget(run)
 
     def _work(self, run: Run, kind: Kind) -> None:
         try:
@@ -84,6 +85,8 @@ class Performer:
             self._source_folders,
             Signals(run.cancel, self._stop),
             lambda done, total: self._board.change(run, done=done, total=total),
+            run.job.notes,
+            lambda notes: self._patiently(lambda: self._board.change(run, note=True, notes=notes)),
         )
         task.check()
         return task
@@ -112,10 +115,11 @@ class Performer:
         except Exception:  # it is cancelled all the same
             log.exception("what the job %s had begun could not be taken away", run.job.id)
 
-    def _forget(self, run: Run) -> None:
+    def forget(self, run: Run) -> None:
         """Takes away what waited for a job that has ended."""
         try:
-            self._kinds[run.job.kind].forget(run.job.params)
+            if run.job.kind in self._kinds:
+                self._kinds[run.job.kind].forget(run.job.params)
         except OSError as error:
             log.warning("what waited for the job %s could not be taken away (%s)", run.job.id, error)
 
@@ -124,6 +128,7 @@ class Performer:
         if run.job.state != "running":  # not begun yet
             return
         attempts = run.job.attempts - 1
+        tell(run.job, "is cut short by the server's end, and begun again at its next start")
         try:
             self._board.change(run, note=True, state="queued", attempts=attempts, done=0, total=0, started=None)
         except StoreError as error:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nnclr_hub.workbench import Workbench
@@ -14,6 +15,7 @@ from nnclr_hub.workbench import Workbench
 from .patience import PatientModels
 
 TURN_S = 0.05
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 # parameters of jobs
 UPLOAD = "upload"  # the ticket of files that wait for it
 ROOT = "root"  # the source folder that it reads, by its path: numbers change when a server starts with other folders
@@ -46,6 +48,8 @@ class Task:
         source_folders: where the work may read files.
         signals: whether to end.
         report: takes (done, total).
+        notes: what an attempt before this one kept.
+        keep: makes such notes durable.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Task:
         source_folders: tuple[Path, ...],
         signals: Signals,
         report: Callable[[int, int], None],
+        notes: Mapping[str, Any] = NOTHING,
+        keep: Callable[[Mapping[str, Any]], None] = lambda notes: None,
     ) -> None:
         self.params = params
         self.input = input
@@ -64,6 +70,13 @@ class Task:
         self.bench.models = PatientModels(bench.models, self.wait)
         self._signals = signals
         self._report = report
+        self.notes = notes
+        self._keep = keep
+
+    def keep(self, notes: Mapping[str, Any]) -> None:
+        """Notes for an attempt after this one, which are durable when this returns."""
+        self._keep(notes)
+        self.notes = notes
 
     def progress(self, done: int, total: int) -> None:
         """Says how far it is, and ends the work here if it is to end.

@@ -34,7 +34,7 @@ class JobResponse(Strict):
     kind: str
     params: dict[str, Any] = Field(description="what it was asked for")
     state: JobState
-    cancelling: bool = Field(description="somebody has cancelled it, and it ends at its next step")
+    cancelling: bool = Field(description="somebody has cancelled it, and it ends at its next step; false once it has")
     done: int
     total: int = Field(description="0 until it is known")
     rate: float | None = Field(description="units a second")
@@ -79,7 +79,11 @@ class IndexRequest(Strict):
 
     source: str | None = Field(None, description="name of one of the server's folders; null where it has one")
     folder: str = Field("", max_length=4096, description="folder below that, searched with its subfolders; empty: all")
-    prune: bool = Field(False, description="delete items of this folder whose file is gone")
+    prune: bool = Field(
+        False,
+        description="delete items of this folder whose file is gone; refused where it has nothing at all in it, since "
+        "its disk may not be mounted",
+    )
 
 
 class DuplicatesRequest(Strict):

@@ -23,6 +23,7 @@ from app.probing import fit_folders_action, predict_action
 from app.queries import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
+from app.widgets.uploaded import Uploaded
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
@@ -30,6 +31,7 @@ from nnclr_hub.workbench.staging import stage
 
 KEY = "writer-0123456789abcdef"
 OWN = "it's; a.jpg"
+ODD = 'the "so" $HOME `id` \\ & é, {x} #1;.jpg'
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +60,15 @@ def in_shell(text: str, folder: Path, **variables: str) -> dict:
 
 @pytest.mark.browser
 def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served, pictures, tmp_path):
-    (tmp_path / "own.jpg").write_bytes(pictures[5].read_bytes())
+    (tmp_path / ODD).write_bytes(pictures[5].read_bytes())
     page = opened("API", **PHONE)
     open_tab(page, "Search")
     wait_for(page, "24 of the 60")
-    page.set_input_files("#query input[type=file]", str(tmp_path / "own.jpg"))
+    page.set_input_files("#query input[type=file]", str(tmp_path / ODD))
     wait_for(page, "24 most similar")
     found = page.locator("#tiles .tile").evaluate_all("tiles => tiles.map(one => one.dataset.id)")
     open_tab(page, "API")
-    wait_for(page, "own.jpg", "#api-code")
+    wait_for(page, "#1;.jpg", "#api-code")
     shell, program = page.locator("#api-code pre").all_inner_texts()
     assert served.url in shell
     assert [one["id"] for one in in_shell(shell, tmp_path)["matches"]] == found
@@ -93,8 +95,9 @@ def actions(served, pictures) -> list[Action]:
         action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
         action_of(Query("photos", more=(lent,))),
         action_of(Query("photos", more=(boxed,))),
-        predict_action("things", OWN),
-        attention_action(Look(name=OWN, point=(3, 4), others=(Path(OWN),)), Ways("cosine", None, None)),
+        predict_action("things", ODD),
+        predict_action("things", " a.jpg "),
+        attention_action(Look(name=OWN, point=(3, 4), others=(Uploaded(Path("x"), ODD),)), Ways("cosine", None, None)),
         why(served.bench, finder, Query("photos", more=(Sample(id=first),)), second)[1],
         fit_folders_action("folders", at_once=True),
         Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
@@ -102,7 +105,8 @@ def actions(served, pictures) -> list[Action]:
 
 
 def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
-    (tmp_path / OWN).write_bytes(pictures[5].read_bytes())
+    for name in (OWN, ODD, " a.jpg "):
+        (tmp_path / name).write_bytes(pictures[5].read_bytes())
     for path in (*pictures[:3], *pictures[-3:]):
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / path.parent.name)
@@ -111,7 +115,7 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         assert "status" not in answer or answer.get("kind"), (action, answer)
     programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
-    assert len(printed.splitlines()) >= 11
+    assert len(printed.splitlines()) >= 12
     assert (tmp_path / "map-0.png").is_file()
 
 

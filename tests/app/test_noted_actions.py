@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from app.actions import Action, collection_path, deletion
-from app.additions import Additions
-from app.page import Page, Terms
+from app.additions import Additions, with_browser, without_jobs
+from app.page import GIVEN_BY, Page, Terms
 from app.queries import Query
 from app.shelf import Shelf, Shelves
 from app.steps import Steps
@@ -92,6 +92,25 @@ def test_a_folder_that_is_added_stands_there_below_the_servers(page, photos):
     assert page.last_noted.path == "/api/v1/collections/photos/index"
     assert page.last_noted.json == {"source": photos.name, "folder": "cat"}
     assert page.jobs.params == [{"collection": "photos", "root": str(photos), "folder": "cat", "given_by": None}]
+
+
+def test_what_was_hidden_stays_hidden_however_many_jobs_there_were(page):
+    """A folder of 60,000 pictures becomes more than a hundred jobs."""
+    kept = with_browser({})
+    ids = [f"{i:014x}" for i in range(150)]
+    jobs = [SimpleNamespace(id=id, params={GIVEN_BY: kept["browser"]}) for id in reversed(ids)]
+    page.jobs = SimpleNamespace(list=lambda limit: (jobs[:limit], None))
+    for id in ids[:-1]:
+        kept = without_jobs(kept, [id])
+    assert Additions(page).jobs(kept) == ids[-1:]
+
+
+def test_the_only_folder_of_a_server_needs_no_name(page, photos):
+    """As a client sends it that ignores the page."""
+    page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
+    Additions(page).add_folder("photos", None, "cat", {})
+    assert page.last_noted.json == {"source": None, "folder": "cat"}
+    assert page.last_noted.call.endswith("index_there('cat', source=None)")
 
 
 def test_pages_are_listed_up_to_the_one_that_is_shown(page):

@@ -322,7 +322,7 @@ def test_labels_of_pictures_that_are_not_there_are_a_sentence(served):
     """Fewer are found than are named, in whatever order."""
     prober = Prober(Page(served.bench))
     ids = ids_of(served, "cat", 2)
-    with pytest.raises(InvalidRequest, match="has no picture 'elsewhere' and 1 others, which the labels name"):
+    with pytest.raises(InvalidRequest, match="has no picture 'elsewhere' and 1 other, which the labels name"):
         prober.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
     assert [one.id for one in prober.tiles("photos", ids[::-1])] == ids[::-1]
 
@@ -339,3 +339,6 @@ def test_labels_are_texts_of_items(tmp_path):
         file.write_bytes(wrong)
         with pytest.raises(InvalidRequest):
             read_csv(file)
+    file.write_text("label,id\ncat\n")
+    with pytest.raises(InvalidRequest, match="Item id None is not possible"):
+        read_csv(file)

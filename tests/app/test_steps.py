@@ -13,6 +13,7 @@ from PIL import Image
 from app.page import Page, Terms
 from app.queries import Query, Sample, action_of
 from app.steps import FIELDS, NOTHING, NOTHING_HERE, Steps
+from app.widgets.uploaded import Uploaded
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
@@ -80,7 +81,7 @@ def test_a_picture_that_was_pasted_is_in_the_call_as_its_vector(steps, monkeypat
     vector = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
     monkeypatch.setattr(steps.finder, "embedded", lambda collection, sample: replace(sample, vector=vector))
     Image.new("RGB", (8, 8)).save(tmp_path / name)
-    query = view(steps.upload(str(tmp_path / name), Query("points"), {}, 24))["query"]
+    query = view(steps.upload(Uploaded(tmp_path / name, name), Query("points"), {}, 24))["query"]
     action = action_of(query)
     assert action.files == (() if lent else (("image", name),))
     assert (vector in str(action.json)) is lent

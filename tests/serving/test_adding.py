@@ -11,7 +11,7 @@ from PIL import Image
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench import Workbench, indexing
 from nnclr_hub.workbench.staging import stage, staged
 from serving.jobs import adding
 from serving.jobs.task import Interrupted, Signals, Task
@@ -190,6 +190,40 @@ def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, coll
     assert str(root) not in client.get(f"/api/v1/jobs/{job.id}").text
     elsewhere = run(server, "index", **{**params, "folder": ".."})
     assert "lies elsewhere" in elsewhere.error["detail"]
+
+
+def test_a_folders_job_that_was_cut_short_counts_all_that_it_did(server, collection, photos, monkeypatch):
+    """Some pictures were there before, one of them changed since, one is gone; and cut short again and again."""
+    root = server.app.state.settings.source_folders[0].resolve()
+    folder = shutil.copytree(photos, root / "cut")
+    kept = {path: path.read_bytes() for path in sorted((folder / "cat").iterdir())}
+    for path in sorted(folder.rglob("*.jpg")):
+        if path not in kept:
+            path.rename(path.with_suffix(".away"))
+    params = {"collection": "photos", "root": str(root), "folder": "cut", "prune": True}
+    assert run(server, "index", **params).result["added"] == 20
+    for path in folder.rglob("*.away"):
+        path.rename(path.with_suffix(".jpg"))
+    changed, gone, *_ = kept
+    changed.write_bytes(kept[gone])
+    gone.unlink()
+    monkeypatch.setattr(indexing, "BATCH", 8)
+    notes: list[dict] = [{}]
+    for stop_at in (8, 16, None):
+        signals = Signals(threading.Event(), threading.Event())
+
+        def report(done: int, total: int, stop_at=stop_at, signals=signals) -> None:
+            if stop_at is not None and done >= stop_at:
+                signals.stop.set()
+
+        task = Task(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
+        try:
+            told = adding.index(task).result
+        except Interrupted:
+            assert stop_at is not None
+    assert [told[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
+    assert len(notes) == 2
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("root", ["elsewhere", 0], ids=["path", "number"])

@@ -11,8 +11,9 @@ from serving.jobs.ledger import Ledger
 
 def test_a_waiting_job_is_cancelled_at_once_and_never_begun(world):
     first, second = world.submit("a"), world.submit("b")
-    assert world.jobs.cancel(second.id).state == "cancelled"
-    assert world.jobs.cancel(second.id).state == "cancelled"
+    for _ in range(2):
+        cancelled = world.jobs.cancel(second.id)
+        assert (cancelled.state, cancelled.cancelling) == ("cancelled", False)
     world.work.let(3)
     until(world.jobs, first.id, "done")
     world.restart()
@@ -25,7 +26,8 @@ def test_a_running_job_ends_at_its_next_step_and_is_cleaned_up(world):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     assert world.jobs.cancel(job.id).cancelling
-    assert until(world.jobs, job.id, "cancelled").result is None
+    ended = until(world.jobs, job.id, "cancelled")
+    assert (ended.result, ended.cancelling) == (None, False)
     assert world.work.cleaned == ["a"]
     assert world.made() == []
     assert world.jobs.cancel(job.id).state == "cancelled"

@@ -31,6 +31,7 @@ def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
     world.work.let(6)
     until(world.jobs, waiting.id, "done")
     assert world.work.begun == ["a", "a", "b"]
+    assert world.work.noted == [{}, {"begun": 1}, {}]
     assert world.made() == ["a", "b"]
     assert world.work.cleaned == []
 
@@ -47,6 +48,7 @@ def test_a_job_that_took_the_server_down_thrice_is_given_up(world):
     world.jobs = world.new()
     world.jobs.start()
     given_up = world.jobs.get(job.id)
+    assert world.work.forgotten == ["a"]
     assert (given_up.state, given_up.error["code"]) == ("failed", "interrupted")
     assert "3 times" in given_up.error["detail"]
     assert world.jobs.list(1)[0][0].error["detail"] == "This version of the server has no jobs of this kind."

@@ -44,6 +44,21 @@ def test_old_ended_jobs_are_forgotten_and_no_other(make_world):
         world.jobs.get(ended[0])
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_that_took_longer_than_many_others_is_not_forgotten_at_its_end(make_world, restarted):
+    world = make_world(keep=2)
+    slow = world.submit("slow")
+    until(world.jobs, slow.id, "running")
+    world.other.let(100)
+    ended = [until(world.jobs, world.submit(name, "other").id, "done").id for name in "abc"]
+    world.work.let(3)
+    assert until(world.jobs, slow.id, "done").result == {"made": "slow"}
+    if restarted:
+        world.restart()
+        ended.append(until(world.jobs, world.submit("d", "other").id, "done").id)
+    assert {job.id for job in world.jobs.list(9)[0]} == {slow.id, ended[-1]}
+
+
 def test_no_step_of_a_job_reads_what_other_jobs_came_to(make_world, monkeypatch):
     """Neither a submission with a mark, nor `latest`, the end or the forgetting of a job goes through the others."""
     world = make_world(keep=3)

@@ -116,7 +116,7 @@ def test_jobs_and_answers_outlive_the_server(store, model):
             probe_job
         ]
         client.delete(f"/api/v1/jobs/{id}")
-        assert reach(client, id, "cancelled")["cancelling"]
+        assert not reach(client, id, "cancelled")["cancelling"]
     with served(store, model) as (_, client):
         assert client.get(f"/api/v1/jobs/{id}").json()["state"] == "cancelled"
         assert client.get("/api/v1/jobs", params={"state": "running"}).json()["jobs"] == []

@@ -1,7 +1,8 @@
-"""The server's log, as a process writes it: one form for everything, and nothing that is private."""
+"""What `nnclr serve` says: where it is, and a log that has one form for everything, and nothing that is private."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,14 +18,19 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def told(model, tmp_path):
-    """told(form) -> lines that `nnclr serve` writes about three requests."""
+    """told(form) -> lines that `nnclr serve` on all addresses writes about three requests."""
 
     def run(form: str) -> list[str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = ["-m", "nnclr_hub.cli", "serve", "--model", str(model), "--store", str(tmp_path / "store")]
-        environment = os.environ | {"NNCLR_LOG_FORMAT": form, "NNCLR_API_KEYS": '["anna:a-secret-of-sixteen-letters"]'}
+        environment = os.environ | {
+            "NNCLR_LOG_FORMAT": form,
+            "NNCLR_API_KEYS": '["anna:a-secret-of-sixteen-letters"]',
+            "NNCLR_SOURCE_FOLDERS": json.dumps([str(tmp_path), str(tmp_path / "no-such-disk")]),
+            "NNCLR_HOST": "0.0.0.0",
+        }
         log = tmp_path / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -46,7 +52,13 @@ def told(model, tmp_path):
 
 
 def test_a_process_logs_json_with_the_name_of_the_key(told):
-    entries = [json.loads(line) for line in told("json") if line.startswith("{")]
+    """And says before where a browser finds it, and which of its folders are not there."""
+    written = told("json")
+    [said] = [line for line in written if line.startswith("API: ")]
+    assert re.findall(r"https?://([^:/]+)", said) == ["127.0.0.1"] * 3
+    entries = [json.loads(line) for line in written if line.startswith("{")]
+    [warned] = [entry["message"] for entry in entries if entry["level"] == "warning"]
+    assert re.search("folder /.*/no-such-disk is not there", warned)
     lines = {entry["id"]: entry for entry in entries if "id" in entry}
     assert (lines["me"]["status"], lines["me"]["code"]) == (401, "unauthorized")
     assert (lines["anna-1"]["status"], lines["anna-1"]["key"]) == (200, "anna")

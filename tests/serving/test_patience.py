@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.errors import RequestTooLarge
+from nnclr_hub.errors import Overloaded, RequestTooLarge
 from serving.engine.admission import Admission
-from serving.jobs.patience import Patient
+from serving.jobs.patience import Patient, PatientModels
 from serving.telemetry import Metrics
 
 
@@ -36,3 +36,33 @@ def test_pictures_that_are_too_large_together_come_a_few_at_a_time_and_in_order(
 def test_one_that_is_too_large_by_itself_is_refused():
     with pytest.raises(RequestTooLarge, match="101 bytes"):
         Patient(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
+
+
+class Full:
+    """Models whose memory is full for a while."""
+
+    default = "a"
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def get(self, source=None) -> Admitted:
+        self.times -= 1
+        if self.times >= 0:
+            raise Overloaded("The memory for models is full.", 2.0)
+        return Admitted()
+
+    def by_fingerprint(self, fingerprint: str) -> Admitted | None:
+        """One that was loaded before is loaded again, as by `Engines`."""
+        return self.get() if fingerprint == "known" else None
+
+
+@pytest.mark.parametrize("ask", [lambda models: models.get("a"), lambda models: models.by_fingerprint("known")])
+def test_a_model_for_which_there_is_no_memory_is_waited_for(ask):
+    waited: list[float] = []
+    found = ask(PatientModels(Full(3), waited.append))  # type: ignore[arg-type]
+    assert (len(found.embed_each([Image.new("RGB", (3, 1))])), waited) == (1, [2.0] * 3)
+
+
+def test_a_model_that_nobody_loaded_is_not_waited_for():
+    assert PatientModels(Full(0), pytest.fail).by_fingerprint("unknown") is None  # type: ignore[arg-type]

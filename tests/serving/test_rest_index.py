@@ -58,6 +58,23 @@ def test_a_folder_is_indexed_and_what_changed_is_taken_up(client, server):
     assert client.get("/api/v1/collections/there/count").json()["count"] == 59
 
 
+def test_a_folder_that_lost_all_its_pictures_is_pruned(client, server):
+    """But one with nothing left in it may be a disk that is not mounted."""
+    lies = shutil.copytree(server.folder / "pictures" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
+    asked = {"source": "empty", "folder": "cats", "prune": True}
+    assert indexed(client, **asked)["result"]["added"] == 20
+    for path in lies.iterdir():
+        path.unlink()
+    emptied = lies.rename(server.folder / "away")
+    refused = indexed(client, **asked)
+    emptied.rename(lies)
+    pruned = indexed(client, **asked)
+    shutil.rmtree(lies.parent)
+    assert (refused["error"]["code"], "not mounted" in refused["error"]["detail"]) == ("no_images", True)
+    assert (pruned["state"], pruned["result"]["removed"]) == ("done", 20)
+    assert client.get("/api/v1/collections/there/count").json()["count"] == 0
+
+
 def test_what_is_told_of_it_has_no_path_of_the_machine(client, server):
     job = indexed(client, source="empty")
     assert (job["state"], job["error"]["code"]) == ("failed", "no_images")

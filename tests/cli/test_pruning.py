@@ -1,0 +1,96 @@
+"""--prune of a folder that lost all its pictures, or seems to have: into a store of this machine and to a server."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve):
+    yield from serve(model, tmp_path_factory.mktemp("pruning") / "store")
+
+
+@pytest.fixture
+def folder(pictures, tmp_path) -> Path:
+    """Three pictures in two folders."""
+    for i, name in enumerate(("cat/1.jpg", "cat/2.jpg", "3.jpg")):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(pictures[i], tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+@pytest.fixture(params=["store", "server"])
+def index(request, model, tmp_path):
+    """index(folder, *more, into="c") -> the report, or the one sentence why not."""
+    where = ["--store", tmp_path / "store", "--model", model]
+    if request.param == "server":
+        where = ["--server", request.getfixturevalue("server").url]
+
+    def run(folder, *more, into="c"):
+        arguments = ["index", folder, "--collection", into, "--json", *where, *more]
+        result = CliRunner().invoke(app, [str(one) for one in arguments])
+        if result.exit_code == 0:
+            return json.loads(result.stdout)
+        [line] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        return line
+
+    yield run
+    if request.param == "server":
+        bench = request.getfixturevalue("server").bench
+        for info in bench.store.list():
+            bench.drop(info.name)
+
+
+def test_a_folder_that_lost_its_last_picture_loses_its_last_item(index, folder):
+    index(folder)
+    for path in folder.rglob("*.jpg"):
+        path.unlink()
+    assert "holds no picture" in index(folder)
+    report = index(folder, "--prune")
+    assert (report["removed"], report["items"]) == (3, 0)
+
+
+def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, pictures):
+    """As is one whose disk is not mounted; and one that is not there. A file tells that it is the folder itself."""
+    index(folder)
+    shutil.rmtree(folder)
+    assert "does not exist" in index(folder, "--prune")
+    folder.mkdir()
+    assert "disk that is not mounted, so nothing is deleted" in index(folder, "--prune")
+    (folder / ".emptied").touch()
+    report = index(folder, "--prune")
+    assert (report["removed"], report["items"]) == (3, 0)
+
+
+def test_a_wrong_folder_is_refused_and_makes_nothing(index, folder, tmp_path):
+    other = tmp_path / "other"
+    (other / "texts").mkdir(parents=True)
+    assert "other holds no picture" in index(other, "--prune")
+    assert not (tmp_path / "store").exists()
+    index(folder)
+    assert "the collection none of it" in index(other, "--prune")
+    assert "other holds no picture" in index(other, "--prune", into="d")
+    assert index(folder)["items"] == 3
+
+
+def test_what_lies_in_a_folder_that_cannot_be_listed_is_not_gone(index, folder, monkeypatch):
+    """The tests may run as one who can list all."""
+    index(folder)
+    scandir = os.scandir
+
+    def refuses(path="."):
+        if str(path).endswith("/cat"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuses)
+        assert index(folder, "--prune")["removed"] == 0
+    shutil.rmtree(folder / "cat")
+    assert index(folder, "--prune")["removed"] == 2

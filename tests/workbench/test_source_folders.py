@@ -1,0 +1,30 @@
+"""Folders that a server may read: what they are called, and which are not there."""
+
+from pathlib import Path
+
+import pytest
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.source_folders import SourceFolders
+
+
+def test_each_is_called_by_its_own_name_in_every_sentence(tmp_path):
+    """Also one without a name, and the second of two with the same."""
+    for parent in ("a", "b"):
+        (tmp_path / parent / "photos").mkdir(parents=True)
+    folders = SourceFolders([Path("/"), tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
+    assert folders.names == ["/", "photos", "photos (2)"]
+    for name in folders.names:
+        with pytest.raises(InvalidRequest, match="There is no folder 'nothing' below ") as refused:
+            folders.find(name, "nothing")
+        assert f"below {name!r}:" in str(refused.value)
+    with pytest.raises(InvalidRequest, match="The folder '/' is no longer one"):
+        SourceFolders([tmp_path]).again("/", ".")
+
+
+def test_those_that_are_not_there_are_found(tmp_path):
+    (tmp_path / "file").touch()
+    folders = SourceFolders([tmp_path, tmp_path / "nowhere", tmp_path / "file"])
+    assert folders.missing == [tmp_path / "nowhere", tmp_path / "file"]
+    with pytest.raises(InvalidRequest, match="The server's folder 'nowhere' is not there"):
+        folders.find("nowhere")
