@@ -52,23 +52,24 @@ class Run:
     published: str = ""
 
 
-ONCE = "checkpoint_every=10000"  # scored at the end alone: the minutes go into steps
+# scored at the end alone, and few log lines: the minutes go into steps
+ONCE = ("checkpoint_every=10000", "log_every=100", "compile_views=true")
 IMAGENETTE, CIFAR = "imagenette", "cifar10"
 CROPS = "augmentation=crop_only"
 RUNS = {
-    "nnclr_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", ONCE), 4, "80.9, lightly at 160 px files"),
+    "nnclr_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", *ONCE), 4, "80.9, lightly at 160 px files"),
     "simclr_200": Run(
-        "imagenette_resnet18", IMAGENETTE, ("epochs=200", "method=simclr", ONCE), 4, "83.5, lightly at 160 px files"
+        "imagenette_resnet18", IMAGENETTE, ("epochs=200", "method=simclr", *ONCE), 4, "83.5, lightly at 160 px files"
     ),
-    "nnclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, ONCE), 4),
-    "simclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, "method=simclr", ONCE), 4),
-    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", ONCE), 10, "83.4, lightly, lossless pictures"),
+    "nnclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, *ONCE), 4),
+    "simclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, "method=simclr", *ONCE), 4),
+    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", *ONCE), 10, "83.4, lightly, lossless pictures"),
     "cifar10_simclr_200": Run(
-        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", ONCE), 10, "84.7, lightly, lossless pictures"
+        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", *ONCE), 10, "84.7, lightly, lossless pictures"
     ),
-    "nnclr_800": Run("imagenette_resnet18", IMAGENETTE, ("epochs=800", ONCE), 15, "88.4, lightly at 160 px files"),
+    "nnclr_800": Run("imagenette_resnet18", IMAGENETTE, ("epochs=800", *ONCE), 15, "88.4, lightly at 160 px files"),
     "simclr_800": Run(
-        "imagenette_resnet18", IMAGENETTE, ("epochs=800", "method=simclr", ONCE), 15, "88.9, lightly at 160 px files"
+        "imagenette_resnet18", IMAGENETTE, ("epochs=800", "method=simclr", *ONCE), 15, "88.9, lightly at 160 px files"
     ),
 }
 

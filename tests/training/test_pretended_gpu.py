@@ -13,7 +13,7 @@ from training.assemble import build_learner
 from training.data.augment import AUGMENTATIONS, View, make_view
 from training.data.batches import Batches
 from training.data.image_pack import ImagePack
-from training.data.pixel_ops import EAGER
+from training.data.operations import EAGER
 from training.distributed import Ranks
 from training.optimisation import Schedule, make_optimizer
 from training.recipes import find_recipe
