@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -52,23 +53,24 @@ class Run:
     published: str = ""
 
 
-ONCE = "checkpoint_every=10000"  # scored at the end alone: the minutes go into steps
+# scored at the end alone, and few log lines: the minutes go into steps
+ONCE = ("checkpoint_every=10000", "log_every=100", "compile_views=true")
 IMAGENETTE, CIFAR = "imagenette", "cifar10"
 CROPS = "augmentation=crop_only"
 RUNS = {
-    "nnclr_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", ONCE), 4, "80.9, lightly at 160 px files"),
+    "nnclr_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", *ONCE), 4, "80.9, lightly at 160 px files"),
     "simclr_200": Run(
-        "imagenette_resnet18", IMAGENETTE, ("epochs=200", "method=simclr", ONCE), 4, "83.5, lightly at 160 px files"
+        "imagenette_resnet18", IMAGENETTE, ("epochs=200", "method=simclr", *ONCE), 4, "83.5, lightly at 160 px files"
     ),
-    "nnclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, ONCE), 4),
-    "simclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, "method=simclr", ONCE), 4),
-    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", ONCE), 10, "83.4, lightly, lossless pictures"),
+    "nnclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, *ONCE), 4),
+    "simclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, "method=simclr", *ONCE), 4),
+    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", *ONCE), 10, "83.4, lightly, lossless pictures"),
     "cifar10_simclr_200": Run(
-        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", ONCE), 10, "84.7, lightly, lossless pictures"
+        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", *ONCE), 10, "84.7, lightly, lossless pictures"
     ),
-    "nnclr_800": Run("imagenette_resnet18", IMAGENETTE, ("epochs=800", ONCE), 15, "88.4, lightly at 160 px files"),
+    "nnclr_800": Run("imagenette_resnet18", IMAGENETTE, ("epochs=800", *ONCE), 15, "88.4, lightly at 160 px files"),
     "simclr_800": Run(
-        "imagenette_resnet18", IMAGENETTE, ("epochs=800", "method=simclr", ONCE), 15, "88.9, lightly at 160 px files"
+        "imagenette_resnet18", IMAGENETTE, ("epochs=800", "method=simclr", *ONCE), 15, "88.9, lightly at 160 px files"
     ),
 }
 
@@ -93,34 +95,34 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def go_on(chosen: argparse.Namespace, say: Console) -> bool:
-    """Trains run after run until the time is up; whether all are done."""
+    """Trains run after run until the time is up, and tabulates those that are done; whether all are."""
     until = time.monotonic() + 60 * (chosen.minutes - SAVING)
     where = find_device(chosen.device)
-    done = []
-    for seed in range(chosen.seeds):
-        for name in chosen.only:
-            run, place = RUNS[name], getattr(chosen, RUNS[name].data)
-            if place is None:
-                continue
-            left = (until - time.monotonic()) / 60
-            out = chosen.work / f"{name}_seed{seed}"
-            finished = (out / "finished").exists()
-            if not finished and left <= 0:
-                return False
-            data = unpacked(place, chosen.work / "data")
-            recipe = find_recipe(run.recipe).with_settings([*run.settings, f"seed={seed}", *chosen.settings])
-            if not finished:
-                say.print(
-                    f"{name}, seed {seed}: about {run.minutes:g} minutes in all, {left:.1f} here", highlight=False
-                )
-                if not pretrain(
-                    run.recipe, recipe, [data], out, resume=True, device=chosen.device, minutes=left, console=say
-                ).finished:
-                    return False
-                (out / "finished").touch()
-            done.append((name, seed, data, recipe.epochs, out))
-    tabulate(done, chosen.work, where, chosen.settings)
-    return True
+    done, complete = [], True
+    for seed, name in product(range(chosen.seeds), chosen.only):
+        run, place = RUNS[name], getattr(chosen, RUNS[name].data)
+        if place is None:
+            continue
+        left = (until - time.monotonic()) / 60
+        out = chosen.work / f"{name}_seed{seed}"
+        data = unpacked(place, chosen.work / "data")
+        recipe = find_recipe(run.recipe).with_settings([*run.settings, f"seed={seed}", *chosen.settings])
+        if not (out / "finished").exists():
+            complete = left > 0
+            if not complete:
+                break
+            say.print(f"{name}, seed {seed}: about {run.minutes:g} minutes in all, {left:.1f} here", highlight=False)
+            outcome = pretrain(
+                run.recipe, recipe, [data], out, resume=True, device=chosen.device, minutes=left, console=say
+            )
+            complete = outcome.finished
+            if not complete:
+                break
+            (out / "finished").touch()
+        done.append((name, seed, data, recipe.epochs, out))
+    if done:
+        tabulate(done, chosen.work, where, chosen.settings)
+    return complete
 
 
 def tabulate(

@@ -34,7 +34,7 @@ from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.method import SupportSet
 from training.assemble import choose_precision
 from training.data.augment import make_views, plan_views
-from training.data.pixel_ops import EAGER, compiled
+from training.data.operations import EAGER, compiled
 from training.monitor import peak_memory_mb
 from training.recipes import Recipe, find_recipe
 

@@ -113,7 +113,7 @@ def ours(epochs: int, seed: int, precision: str, side: int, pack: int) -> Recipe
         *(f"image_size={side}", f"pack_size={pack}", f"eval_size={side}", "eval_crop=1", f"batch_size={BATCH}"),
         *("projection_hidden=512", "projection_dim=128", "prediction_hidden=512", f"queue_size={QUEUE}"),
         *(f"epochs={epochs}", f"seed={seed}", "warmup_epochs=0", f"checkpoint_every={epochs}"),
-        f"precision={precision}",
+        *(f"precision={precision}", "log_every=50", "compile_views=true"),  # the second on a GPU alone
     ]
     return find_recipe("small").with_settings(settings)
 

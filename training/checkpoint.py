@@ -26,7 +26,7 @@ NAME = "checkpoint.pt"
 # (and on chunk by the batch norm of a chunk)
 FREE = (
     *("eval_size", "eval_crop", "eval_pictures", "log_every", "checkpoint_every", "tensorboard"),
-    *("residency", "channels_last", "compile", "chunk", "fixed"),
+    *("residency", "channels_last", "compile", "compile_views", "chunk", "fixed"),
 )
 
 

@@ -52,8 +52,9 @@ class Evaluation:
         encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
         with measuring():
             features = [one.embed(encoder) for one in self._sets]
+            scores = dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
         learner.train()
-        return dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
+        return scores
 
     def tell(self, epoch: float, scores: dict[str, float]) -> None:
         """Prints them in a line."""

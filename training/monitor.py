@@ -206,7 +206,8 @@ def stop_if_diverged(learner: nn.Module, loss: float, step: int, out: Path, save
         out: the run folder.
         saved_at: the step of the last checkpoint, if any.
     """
-    weights = torch.stack([p.isfinite().all() for p in learner.parameters()]).all()
+    # norms of all at once: a look at each weight for itself would be a thousand small programs for a GPU
+    weights = torch.stack(torch._foreach_norm([p.detach() for p in learner.parameters()])).isfinite().all()
     if math.isfinite(loss) and bool(weights):
         return
     what = "A weight" if math.isfinite(loss) else "The loss"

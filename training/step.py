@@ -21,8 +21,8 @@ from nnclr_hub.method import Learner, Step, momentum_at
 
 from .data.augment import View, make_views, plan_views
 from .data.batches import Batch, Batches
+from .data.operations import EAGER, compiled
 from .data.order import seed_of
-from .data.pixel_ops import EAGER, compiled
 from .distributed import Ranks, share_gradients
 from .monitor import Figures, measure_step
 from .optimisation import Schedule
@@ -72,7 +72,8 @@ class Stepper:
         self._learner, self._optimizer, self._schedule = learner, optimizer, schedule
         self._recipe, self._ranks, self._batches, self._steps = recipe, ranks, batches, steps
         self._shared = share_gradients(learner, ranks)
-        self._operations = compiled() if recipe.compile and ranks.where.type == "cuda" else EAGER
+        fused = recipe.compile or recipe.compile_views
+        self._operations = compiled() if fused and ranks.where.type == "cuda" else EAGER
         self._augmenting = 0.0  # seconds of the step
         self._draws = torch.Generator()  # every draw of the augmentation
 

@@ -118,6 +118,9 @@ def test_the_runs_beside_published_ones_stop_and_go_on(script, data, tmp_path, c
     _, *found = rows(tmp_path / "work", "gpu_runs")
     assert [row["run"] for row in found] == ["nnclr_200", "simclr_200"]
     assert all(0 <= row["200-NN"] <= 1 for row in found)
+    (tmp_path / "work" / "gpu_runs.md").unlink()
+    assert gpu_runs.main([*given, "--minutes", "0.5", "--seeds", "2"]) == 130
+    assert len(rows(tmp_path / "work", "gpu_runs")) == 3, "what is done is tabulated, whatever is left"
 
 
 def test_the_list_of_runs_names_what_is_published(script, capsys):

@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 
 from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view, make_views, plan_views
-from training.data.pixel_ops import compiled
+from training.data.operations import compiled
 
 
 def test_crops_are_distributed_as_torchvision_draws_them():

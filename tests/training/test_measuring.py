@@ -1,8 +1,12 @@
 """An encoder is measured in full float32, eagerly and without trying algorithms; a step's settings come back."""
 
+import numpy as np
 import pytest
 import torch
 
+from nnclr_hub.errors import InvalidRequest
+from training.evals.features import Features, PartFeatures
+from training.evals.linear import quick_linear
 from training.measuring import measuring
 
 
@@ -46,3 +50,12 @@ def test_a_compiled_network_runs_eagerly(a_steps_settings):
     assert runs == []
     network(torch.zeros(3, 2))
     assert len(runs) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and it fits there")
+def test_the_linear_score_of_a_checkpoint_is_fitted_where_its_encoder_is():
+    """On a CPU beside a GPU it takes longer than a hundred steps of the run."""
+    part = PartFeatures(np.eye(4, dtype=np.float32), np.arange(4) % 2)
+    assert dict(quick_linear(Features("some", ("a", "b"), part, part))) == {"linear/some": 1.0}
+    with pytest.raises(InvalidRequest, match="cuda is not there"):
+        dict(quick_linear(Features("some", ("a", "b"), part, part, device="cuda")))

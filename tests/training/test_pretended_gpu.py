@@ -13,7 +13,7 @@ from training.assemble import build_learner
 from training.data.augment import AUGMENTATIONS, View, make_view
 from training.data.batches import Batches
 from training.data.image_pack import ImagePack
-from training.data.pixel_ops import EAGER
+from training.data.operations import EAGER, compiled
 from training.distributed import Ranks
 from training.optimisation import Schedule, make_optimizer
 from training.recipes import find_recipe
@@ -87,11 +87,18 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     assert gpu.waits == []
 
 
+@pytest.fixture(params=["eager", "compiled"])
+def operations(request, monkeypatch):
+    """What would be compiled runs as it stands: where its tensors lie is the same."""
+    monkeypatch.setattr(torch, "compile", lambda operation, **_: operation)
+    return EAGER if request.param == "eager" else compiled.__wrapped__()
+
+
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_augmentation_sends_its_draws_without_waiting(gpu, name):
+def test_augmentation_sends_its_draws_without_waiting(gpu, name, operations):
     images = torch.zeros(16, 32, 32, 3, dtype=torch.uint8).to(GPU, non_blocking=True)
     for view in (*AUGMENTATIONS[name], View(degrade=0.9, blur=0.9, solarize=0.9)):
-        x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0))
+        x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0), operations)
         assert (x.device.type, x.shape) == ("cuda", (16, 3, 224, 224))
     assert gpu.waits == []
 

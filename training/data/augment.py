@@ -23,7 +23,7 @@ import torch
 from torch import Generator, Tensor
 
 from .degrade import degrade
-from .pixel_ops import EAGER, Operations
+from .operations import EAGER, Operations
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -107,7 +107,7 @@ def make_views(
     images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator, operations: Operations = EAGER
 ) -> list[Tensor]:
     """The views of a batch of pictures, in order; see `make_view`."""
-    pixels = images.float()
+    pixels = _in_lines(images)
     return [make_view(pixels, aspect, view, generator, operations) for view in views]
 
 
@@ -135,14 +135,20 @@ def make_view(
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
     boxes, flip = (one.to(device, non_blocking=True) for one in (boxes, flip))
-    x = operations.resized_crop(images.float(), boxes, flip, view.size)
+    x = operations.resized_crop(_in_lines(images), boxes, flip, view.size)
     degrade(x, view.degrade, generator)
-    _jitter(x, view, generator, operations)
-    _some(x, view.grey, lambda some, _: operations.grayscale(some), generator)
+    x = _jitter(x, view, generator, operations)
+    x = _some(x, view.grey, lambda some, _: operations.grayscale(some), generator)
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device, non_blocking=True)
-    _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], blur_taps(view.size)), generator)
-    _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
+    taps = blur_taps(view.size)
+    x = _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], taps), generator)
+    x = _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
     return _normalise(x, view)
+
+
+def _in_lines(images: Tensor) -> Tensor:
+    """(B, S, S, 3) in float32, lying as (B, S, 3, S): once for all views, as `products` wants it."""
+    return images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).transpose(2, 3)
 
 
 def _normalise(x: Tensor, view: View) -> Tensor:
@@ -180,26 +186,25 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
     return torch.stack([top, left / aspect, h, w / aspect], dim=1)
 
 
-def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> None:
-    """Applies operation(pictures, their rows), in place, to the pictures that the draw picks."""
+def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> Tensor:
+    """x with operation(pictures, their rows) in the place of the pictures that the draw picks; in place if not all."""
     rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
+    there = rows.to(x.device, non_blocking=True)
+    if len(rows) == len(x):
+        return operation(x, there)
     if len(rows):
-        rows = rows.to(x.device, non_blocking=True)
-        x[rows] = operation(x[rows], rows)
+        x[there] = operation(x[there], there)
+    return x
 
 
-def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> None:
-    """Colour jitter in place: the four operations in an order drawn per picture."""
+def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> Tensor:
+    """Colour jitter: the four operations in an order drawn per picture."""
     batch = len(x)
     chosen = torch.rand(batch, generator=generator) < view.jitter
     order = torch.rand(batch, 4, generator=generator).argsort(dim=1)
     spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
-    amount = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread
-    amount[:, :3] = (amount[:, :3] + 1).clamp_(min=0)
-    four = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
-    for turn in range(4):
-        for number, operation in enumerate(four):
-            rows = (chosen & (order[:, turn] == number)).nonzero().squeeze(1)
-            if len(rows):
-                there, by = (one.to(x.device, non_blocking=True) for one in (rows, amount[rows, number]))
-                x[there] = operation(x[there], by)
+    amounts = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread
+    amounts[:, :3] = (amounts[:, :3] + 1).clamp_(min=0)
+    if not chosen.any():
+        return x
+    return operations.jitter(x, torch.where(chosen[:, None], order.argsort(dim=1), -1), amounts)

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from .pixel_ops import products
+
 SHRINK = (0.35, 1.0)  # side of the small copy, as a share of the picture's
 QUALITY = (20.0, 90.0)  # of JPEG
 BLOCK = 8
@@ -59,8 +61,8 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
     # where pixel `row` of the result lies between the centres of the small copy
     place = ((row + 0.5) / cell - 0.5).clamp(min=0)
     up = (1 - (torch.minimum(place, small - 1) - column).abs()).clamp(min=0)
-    matrix = (up @ down)[:, None]  # (B, 1, side, side)
-    return (matrix @ images @ matrix.mT).clamp_(0, 1)
+    matrix = up @ down  # (B, side, side)
+    return products(images, matrix, matrix).clamp_(0, 1)
 
 
 def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:

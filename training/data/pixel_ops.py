@@ -2,19 +2,18 @@
 
 Each equals torchvision's operation of the same name, picture by picture (the tests hold them to
 it). Pictures are (B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices,
-one a picture: a resize, like a blur, is linear along each axis.
+one a picture: a resize, like a blur, is linear along each axis. In memory they are best (B, H, 3, W): so the
+products along either axis need no copy.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import cache
 
 import torch
 from torch import Tensor
 
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601, rounded as torchvision does
+
+Planes = tuple[Tensor, Tensor, Tensor]  # red, green and blue, (B, H, W) each
 
 
 def _cubic(x: Tensor) -> Tensor:
@@ -25,11 +24,20 @@ def _cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-def _resampling(start: Tensor, length: Tensor, source: int, out: int) -> Tensor:
-    """Matrices that resample [start, start + length) of `source` pixels to `out`, antialiased: (B, out, source)."""
+def _resampling(
+    start: Tensor, length: Tensor, source: int, out: int, *, backwards: Tensor | None = None, total: float = 1.0
+) -> Tensor:
+    """Matrices that resample [start, start + length) of `source` pixels to `out`, antialiased: (B, out, source).
+
+    `backwards` (B,) bool turns some round, and each row adds up to `total`: done here, neither costs a pass over the
+    matrices.
+    """
     scale = (length / out)[:, None, None]  # source pixels an output pixel
     stretch = scale.clamp(min=1.0)
-    centre = start[:, None, None] + (torch.arange(out, device=start.device)[None, :, None] + 0.5) * scale
+    place = torch.arange(out, device=start.device)[None, :, None]
+    if backwards is not None:
+        place = torch.where(backwards[:, None, None], out - 1 - place, place)
+    centre = start[:, None, None] + (place + 0.5) * scale
     # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed; how many, in whole
     # numbers, for torch 2.11 compiles ceil(4 * max(1.0, source / out)) to too few
     taps = torch.arange(max(4, -(-4 * source // out)) + 1, device=start.device, dtype=torch.float32)
@@ -38,7 +46,7 @@ def _resampling(start: Tensor, length: Tensor, source: int, out: int) -> Tensor:
     # what lies outside the box was cropped away before the resize
     end = start + length
     weight *= (pixel + 0.5 >= start[:, None, None]) & (pixel + 0.5 < end[:, None, None])
-    weight /= weight.sum(dim=2, keepdim=True)
+    weight *= total / weight.sum(dim=2, keepdim=True)
     matrix = weight.new_zeros(len(start), out, source)
     return matrix.scatter_add_(2, pixel.clamp_(0, source - 1).long(), weight)
 
@@ -47,7 +55,7 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
     """Crops a box of each picture, resizes it bicubically to out x out, and mirrors some.
 
     Args:
-        images: (B, H, W, 3) float32 in [0, 255].
+        images: (B, H, W, 3) float32 in [0, 255]; copied unless it lies as (B, H, 3, W).
         boxes: (B, 4) float32: top, left, height, width in pixels of `images`, each side at least 1.
         flip: (B,) bool, mirror left to right.
         out: side of the result in pixels.
@@ -55,24 +63,39 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
     Returns:
         (B, 3, out, out) float32 in [0, 1].
     """
-    _, height, width, channels = images.shape
+    height, width = images.shape[1:3]
     top, left, high, wide = boxes.unbind(1)
-    rows = _resampling(top, high, height, out).div_(255)  # (B, out, H)
-    columns = _resampling(left, wide, width, out)  # (B, out, W)
-    columns = torch.where(flip[:, None, None], columns.flip(1), columns)
-    cut = torch.bmm(rows, images.flatten(2))  # (B, out, W * 3)
-    cut = cut.unflatten(2, (width, channels)).permute(0, 3, 1, 2).flatten(1, 2)  # (B, 3 * out, W)
-    return torch.bmm(cut, columns.mT).unflatten(1, (channels, out)).clamp_(0, 1)
+    rows = _resampling(top, high, height, out, total=1 / 255)  # (B, out, H)
+    columns = _resampling(left, wide, width, out, backwards=flip)  # (B, out, W)
+    return products(images.permute(0, 3, 1, 2), rows, columns).clamp_(0, 1)
+
+
+def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """rows @ picture @ columns^T for each colour of each picture.
+
+    Args:
+        images: (B, 3, H, W); copied unless it lies as (B, H, 3, W).
+        rows: (B, h, H).
+        columns: (B, w, W).
+
+    Returns:
+        (B, 3, h, w) that lies as (B, h, 3, w).
+    """
+    high, wide, colours = rows.shape[1], images.shape[3], images.shape[1]
+    lines = torch.bmm(rows, images.transpose(1, 2).flatten(2))  # (B, h, 3 W)
+    lines = torch.bmm(lines.view(len(lines), high * colours, wide), columns.mT)  # (B, h 3, w)
+    return lines.unflatten(1, (high, colours)).transpose(1, 2)
 
 
 def grayscale(images: Tensor) -> Tensor:
     """Luma in all three channels: (B, 3, H, W)."""
-    return _luma(images).expand_as(images)
+    return luma(images.unbind(1)).unsqueeze(1).expand_as(images)  # type: ignore[arg-type]
 
 
-def _luma(images: Tensor) -> Tensor:
-    red, green, blue = images.unbind(1)
-    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue).unsqueeze(1)  # (B, 1, H, W)
+def luma(planes: Planes) -> Tensor:
+    """How bright red, green and blue are together: (B, H, W)."""
+    red, green, blue = planes
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -86,30 +109,33 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Towards the picture's mean grey: factor (B,) >= 0."""
-    return _blend(images, _luma(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+    return _blend(images, grayscale(images)[:, :1].mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Towards its own greys: factor (B,) >= 0."""
-    return _blend(images, _luma(images), factor)
+    return _blend(images, grayscale(images)[:, :1], factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Turns the hue by shift (B,) in [-0.5, 0.5] of the colour circle, at the same value and saturation."""
-    red, green, blue = images.unbind(1)
-    value, least = images.amax(dim=1), images.amin(dim=1)
+    return torch.stack(turn_hue(images.unbind(1), shift[:, None, None]), dim=2).transpose(1, 2)  # type: ignore[arg-type]
+
+
+def turn_hue(planes: Planes, shift: Tensor) -> Planes:
+    """`adjust_hue` of planes, the shift (B, 1, 1)."""
+    red, green, blue = planes
+    value = torch.maximum(torch.maximum(red, green), blue)
+    least = torch.minimum(torch.minimum(red, green), blue)
     chroma = value - least
-    safe = torch.where(chroma == 0, 1.0, chroma)
     # sixths of the circle from red, whichever channel is the brightest
-    sector = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green)).div_(safe)
-    sector.add_(torch.where(value == red, 0.0, torch.where(value == green, 2.0, 4.0)))
-    sector.add_(6 * shift[:, None, None])
-    sector.sub_(6 * (sector / 6).floor_())
-    turned = torch.empty_like(images)
-    turned[:, 0] = (sector - 3).abs_().sub_(1)
-    turned[:, 1] = 2 - (sector - 2).abs_()
-    turned[:, 2] = 2 - (sector - 4).abs_()
-    return turned.clamp_(0, 1).mul_(chroma[:, None]).add_(least[:, None]).clamp_(0, 1)
+    sector = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green))
+    sector = sector / torch.where(chroma == 0, 1.0, chroma)
+    sector = sector + torch.where(value == red, 0.0, torch.where(value == green, 2.0, 4.0)) + 6 * shift
+    sector = sector - 6 * (sector / 6).floor()
+    shares = ((sector - 3).abs() - 1, 2 - (sector - 2).abs(), 2 - (sector - 4).abs())
+    red, green, blue = ((share.clamp(0, 1) * chroma + least).clamp(0, 1) for share in shares)
+    return red, green, blue
 
 
 def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
@@ -124,8 +150,8 @@ def gaussian_blur(images: Tensor, sigma: Tensor, taps: int) -> Tensor:
     weight = torch.exp(-0.5 * (offset[None] / sigma[:, None]) ** 2)
     weight = weight / weight.sum(dim=1, keepdim=True)  # (B, taps)
     rows = _blur_matrix(weight, offset, images.shape[2])
-    columns = _blur_matrix(weight, offset, images.shape[3])
-    return rows[:, None] @ images @ columns[:, None].transpose(2, 3)
+    columns = rows if images.shape[2] == images.shape[3] else _blur_matrix(weight, offset, images.shape[3])
+    return products(images, rows, columns)
 
 
 def _blur_matrix(weight: Tensor, offset: Tensor, side: int) -> Tensor:
@@ -135,26 +161,3 @@ def _blur_matrix(weight: Tensor, offset: Tensor, side: int) -> Tensor:
     matrix = weight.new_zeros(len(weight), side, side)
     source = source.expand(len(weight), -1, -1)
     return matrix.scatter_add_(2, source, weight[:, None, :].expand_as(source))
-
-
-@dataclass(frozen=True)
-class Operations:
-    """The operations under one name each, eager or compiled."""
-
-    resized_crop: Callable[[Tensor, Tensor, Tensor, int], Tensor] = resized_crop
-    brightness: Callable[[Tensor, Tensor], Tensor] = adjust_brightness
-    contrast: Callable[[Tensor, Tensor], Tensor] = adjust_contrast
-    saturation: Callable[[Tensor, Tensor], Tensor] = adjust_saturation
-    hue: Callable[[Tensor, Tensor], Tensor] = adjust_hue
-    grayscale: Callable[[Tensor], Tensor] = grayscale
-    solarize: Callable[[Tensor], Tensor] = solarize
-    gaussian_blur: Callable[[Tensor, Tensor, int], Tensor] = gaussian_blur
-
-
-EAGER = Operations()
-
-
-@cache
-def compiled() -> Operations:
-    """The same operations, each fused into few kernels; for any number of pictures, as every batch picks others."""
-    return Operations(*(torch.compile(getattr(EAGER, one.name), dynamic=True) for one in fields(Operations)))

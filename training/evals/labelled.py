@@ -53,6 +53,7 @@ class LabelledSet:
             self._classes,
             PartFeatures(_embed(encoder, train), train_labels),
             PartFeatures(_embed(encoder, test), test_labels),
+            device=str(encoder.device),
         )
 
 

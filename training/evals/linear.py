@@ -51,6 +51,10 @@ def quick_linear(features: Features) -> Iterator[tuple[str, float]]:
     """Yields ("linear/NAME", top-1 accuracy in [0, 1]) at one fixed penalty; nothing for a set that is too large."""
     if len(features.train.raw) <= MOST:
         probe = fit_linear_probe(
-            features.train.unit(), features.train.labels, classes=range(len(features.classes)), l2=QUICK_L2
+            features.train.unit(),
+            features.train.labels,
+            classes=range(len(features.classes)),
+            l2=QUICK_L2,
+            device=features.device,
         )
         yield f"linear/{features.name}", top_k_accuracy(probe.scores(features.test.unit()), features.test.labels)

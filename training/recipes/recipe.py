@@ -88,6 +88,7 @@ class Recipe:
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 where the device is fast at it")
     channels_last: bool = setting(True, "memory layout of convolutions")
     compile: bool = setting(False, "compile the backbone, and on a GPU the augmentation")
+    compile_views: bool = setting(False, "compile the augmentation alone, on a GPU")
     seed: int = setting(0, "of weights, order and augmentation")
     # ---- once in a while
     log_every: int = setting(10, "steps between log lines")

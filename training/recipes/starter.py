@@ -37,6 +37,7 @@ class StarterResNet50(Small):
     degrade: float = setting(0.3, "probability that a view loses quality, for sets that differ in it")
     one_folder: float = setting(0.75, "share of a batch that comes from one --data folder")
     nesterov: bool = setting(True, "Nesterov's momentum for lars and sgd")
+    compile_views: bool = setting(True, "compile the augmentation alone, on a GPU")
     epochs: int = setting(100, "passes over the pictures")
 
 

@@ -1,0 +1,44 @@
+"""The two ways of colour jitter give the same pictures."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from training.data.jitter import jitter_at_once, jitter_by_rows
+
+ORDERS = [*permutations(range(4)), (-1, -1, -1, -1)]  # every order, and no jitter
+
+
+@pytest.fixture
+def draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pictures (100, 3, 24, 24) with grey and black ones among them, four of each order, and strong amounts."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(100, 3, 24, 24, generator=generator)
+    images[::10], images[5::10] = images[::10, :1].expand(-1, 3, -1, -1), 0.0
+    amounts = torch.rand(100, 4, generator=generator) * 2  # 0 takes all contrast, 2 goes far beyond what fits
+    amounts[:, 3] = amounts[:, 3] / 2 - 0.5
+    return images, torch.tensor(ORDERS).repeat(4, 1), amounts
+
+
+def test_at_once_gives_what_row_by_row_gives(draws):
+    images, turns, amounts = draws
+    at_once = jitter_at_once(images, turns, amounts)
+    torch.testing.assert_close(at_once, jitter_by_rows(images.clone(), turns, amounts), atol=1e-5, rtol=0)
+
+
+def test_the_order_of_the_operations_shows_and_none_leaves_a_picture_as_it_is(draws):
+    """Else the test above would pass whatever became of the turns."""
+    images, turns, _ = draws
+    same = images[1:2].expand(len(turns), -1, -1, -1)
+    made = jitter_at_once(same, turns, torch.tensor([1.4, 1.3, 0.5, 0.1]).expand(len(turns), -1))
+    none = (turns < 0).all(dim=1)
+    assert torch.equal(made[none], same[none])
+    assert len(made.flatten(1).mul(1e3).round().unique(dim=0)) == len(ORDERS)
+
+
+@pytest.mark.slow
+def test_compiled_it_gives_the_same(draws):
+    """Takes a C++ compiler and some seconds."""
+    fused = torch.compile(jitter_at_once, dynamic=True)
+    torch.testing.assert_close(fused(*draws), jitter_at_once(*draws), atol=1e-5, rtol=0)

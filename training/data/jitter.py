@@ -1,0 +1,83 @@
+"""Colour jitter: brightness, contrast, saturation and hue, in an order and by amounts drawn per picture.
+
+Two ways to the same pictures. `jitter_by_rows` takes up the pictures that have an operation at a turn, works on
+them and puts them back: least work, and what a CPU does best. `jitter_at_once` works out every operation for every
+pixel and keeps what is wanted: made to be compiled, it reads and writes the batch twice in all, where the other reads
+and writes it some fifteen times, by sixteen small groups. On a GPU, memory is what augmentation waits for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .pixel_ops import Planes, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation, luma, turn_hue
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+BY_ROWS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)  # by number
+
+
+def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
+    """Jitters in place.
+
+    Args:
+        images: (B, 3, H, W) float32 in [0, 1].
+        turns: (B, 4) int64 on the CPU, the turn from 0 to 3 at which each operation comes; -1 for none of them.
+        amounts: (B, 4) float32 on the CPU, of each operation.
+
+    Returns:
+        `images`.
+    """
+    for turn in range(4):
+        for number, operation in enumerate(BY_ROWS):
+            rows = (turns[:, number] == turn).nonzero().squeeze(1)
+            if len(rows):
+                there, by = (one.to(images.device, non_blocking=True) for one in (rows, amounts[rows, number]))
+                images[there] = operation(images[there], by)
+    return images
+
+
+def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
+    """As `jitter_by_rows`, with all arguments on one device, and not in place.
+
+    Contrast needs the mean of the whole picture as it is then, so there is one pass up to it and one from it on.
+
+    Returns:
+        (B, 3, H, W) float32, contiguous.
+    """
+    at, by = (one.T[..., None, None] for one in (turns, amounts))  # (4, B, 1, 1)
+    planes: Planes = images.unbind(1)  # type: ignore[assignment]  three of (B, H, W)
+    planes = _all_but_contrast(planes, at, by, at < at[CONTRAST])
+    mean = luma(planes).mean(dim=(1, 2), keepdim=True)
+    planes = _where(at[CONTRAST] >= 0, _blended(planes, mean, by[CONTRAST]), planes)
+    planes = _all_but_contrast(planes, at, by, at > at[CONTRAST])
+    return torch.stack(planes, dim=1)
+
+
+def _all_but_contrast(planes: Planes, at: Tensor, by: Tensor, wanted: Tensor) -> Planes:
+    """The other three in their order, where they are wanted: (4, B, 1, 1) bool. Hue takes most to work out: once."""
+    planes = _brightness_and_saturation(planes, at, by, wanted & (at < at[HUE]))
+    planes = _where(wanted[HUE], turn_hue(planes, by[HUE]), planes)
+    return _brightness_and_saturation(planes, at, by, wanted & (at > at[HUE]))
+
+
+def _brightness_and_saturation(planes: Planes, at: Tensor, by: Tensor, wanted: Tensor) -> Planes:
+    first = at[BRIGHTNESS] < at[SATURATION]
+    planes = _where(wanted[BRIGHTNESS] & first, _scaled(planes, by[BRIGHTNESS]), planes)
+    planes = _where(wanted[SATURATION], _blended(planes, luma(planes), by[SATURATION]), planes)
+    return _where(wanted[BRIGHTNESS] & ~first, _scaled(planes, by[BRIGHTNESS]), planes)
+
+
+def _scaled(planes: Planes, factor: Tensor) -> Planes:
+    red, green, blue = ((plane * factor).clamp(0, 1) for plane in planes)
+    return red, green, blue
+
+
+def _blended(planes: Planes, other: Tensor, factor: Tensor) -> Planes:
+    red, green, blue = (torch.lerp(other.expand_as(plane), plane, factor).clamp(0, 1) for plane in planes)
+    return red, green, blue
+
+
+def _where(condition: Tensor, new: Planes, old: Planes) -> Planes:
+    red, green, blue = (torch.where(condition, *pair) for pair in zip(new, old, strict=True))
+    return red, green, blue

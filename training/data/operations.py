@@ -1,0 +1,49 @@
+"""The operations of augmentation under one name each, eager or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .jitter import jitter_at_once, jitter_by_rows
+from .pixel_ops import gaussian_blur, grayscale, resized_crop, solarize
+
+
+@dataclass(frozen=True)
+class Operations:
+    """See the functions of these names; `jitter` takes its draws on the CPU, and may work in place."""
+
+    resized_crop: Callable[[Tensor, Tensor, Tensor, int], Tensor] = resized_crop
+    jitter: Callable[[Tensor, Tensor, Tensor], Tensor] = jitter_by_rows
+    grayscale: Callable[[Tensor], Tensor] = grayscale
+    solarize: Callable[[Tensor], Tensor] = solarize
+    gaussian_blur: Callable[[Tensor, Tensor, int], Tensor] = gaussian_blur
+
+
+EAGER = Operations()
+
+
+@cache
+def compiled() -> Operations:
+    """The same operations, each fused into few kernels; for any number of pictures, as every batch picks others."""
+
+    def fused(operation: Callable[..., Tensor]) -> Any:
+        return torch.compile(operation, dynamic=True)
+
+    at_once = fused(jitter_at_once)
+
+    def jitter(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
+        return at_once(images, *(one.to(images.device, non_blocking=True) for one in (turns, amounts)))
+
+    return Operations(fused(_planar_crop), jitter, fused(grayscale), fused(solarize), fused(gaussian_blur))
+
+
+def _planar_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tensor:
+    """`resized_crop` that lies as (B, 3, H, W): else `jitter_at_once` would be compiled to twice as many passes, for
+    torch fuses loops of one shape only, and planes that lie apart make loops of another."""
+    return resized_crop(images, boxes, flip, out).contiguous()
