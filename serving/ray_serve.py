@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
@@ -50,8 +51,7 @@ class Replica:
     """
 
     def __init__(self, settings: Settings, store: str, model: str | None, shared: bool) -> None:
-        from ray import serve
-
+        serve = import_module("ray.serve")
         self._open = ExitStack()
         self._app = self._open.enter_context(opened_app(settings, store, model, shared=shared))
         settle(self._app, settings)
@@ -164,8 +164,8 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster would report to Ray's makers
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every request has its line
     try:
-        import ray
-        import ray.serve
+        ray = import_module("ray")
+        import_module("ray.serve")
     except ModuleNotFoundError as error:
         raise MissingDependency(
             "Replicas need the package ray, which is not installed: pip install 'nnclr_hub[scale]'."

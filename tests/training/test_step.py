@@ -23,9 +23,9 @@ FAST = [
 ]
 
 
-def run(photos, out, *settings, name="small_cpu", minutes=None):
+def run(photos, out, *settings, name="small_cpu"):
     recipe = find_recipe(name).with_settings([*FAST, *settings])
-    return pretrain(name, recipe, [photos], out, device="cpu", minutes=minutes)
+    return pretrain(name, recipe, [photos], out, device="cpu")
 
 
 @pytest.mark.parametrize(
