@@ -8,46 +8,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from nnclr_hub.bulk.pictures import Picture, Source
+import numpy as np
+
+from nnclr_hub.bulk.pictures import Picture, Source, named
 from nnclr_hub.bulk.plan import Plan
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.encoder.image_folder import label_of
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 
 BATCH = 1000
 
 
 def collect(
-    shards: Shards, store: VectorStore, name: str, *, progress: Progress = lambda done, total: None
+    shards: Shards,
+    store: VectorStore,
+    name: str,
+    *,
+    into: bool = False,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[int, int]:
     """Adds all pictures to a collection, which is made if it is not there; again, to go on after an interruption.
 
     Args:
+        into: add to a collection that holds other items.
         progress: called with (done, total) in pictures.
 
     Returns:
         How many pictures there are, and how many of them were written now.
 
     Raises:
-        InvalidRequest: shards are missing, or the collection holds another picture under the same path.
+        InvalidRequest: shards are missing, or two pictures have the same path.
+        CollectionExists: the collection holds other items and `into` was not said, or another picture of the same path.
         FingerprintMismatch: it holds vectors of another encoder.
     """
     shards.require_all()
+    _refuse_twins(shards)
     collection = _receiving(shards.plan, store, name)
+    if not into and collection.count() > sum(len(_held(collection, items)) for items in _all_batches(shards)):
+        raise CollectionExists(
+            f"Collection {name!r} holds other items than these shards: import them under another name, or add them to "
+            "it with `--into` (into=True)."
+        )
     total = sum(shard.count for shard in shards)
     done = written = 0
-    for shard in shards:
-        for items in _batches(shard):
-            new = _missing(collection, items)
-            if new:
-                collection.upsert(new)
-            done, written = done + len(items), written + len(new)
-            progress(done, total)
+    for items in _all_batches(shards):
+        if new := _missing(collection, items):
+            collection.upsert(new)
+        done, written = done + len(items), written + len(new)
+        progress(done, total)
     return total, written
+
+
+def _refuse_twins(shards: Shards) -> None:
+    """Pictures of several sources, or of one archive, may have one path below them, and would be one item."""
+    sources = shards.plan.sources
+    if len(sources) == 1 and not sources[0].archive:
+        return
+    seen: set[bytes] = set()
+    for shard in shards:
+        for picture in shard.pictures:
+            id = bytes.fromhex(_id(sources[picture.source], picture))
+            if id in seen:
+                raise InvalidRequest(
+                    f"{named(sources, picture)} has the same path below its folder or archive as another picture, and "
+                    "would take its place: embed a folder that holds both folders."
+                )
+            seen.add(id)
 
 
 def _receiving(plan: Plan, store: VectorStore, name: str) -> Collection:
@@ -57,6 +87,11 @@ def _receiving(plan: Plan, store: VectorStore, name: str) -> Collection:
         return store.create(name, CollectionSpec.of(plan))
     collection.spec.check(plan, name)
     return collection
+
+
+def _all_batches(shards: Shards) -> Iterator[list[Item]]:
+    for shard in shards:
+        yield from _batches(shard)
 
 
 def _batches(shard: Shard) -> Iterator[list[Item]]:
@@ -69,28 +104,36 @@ def _batches(shard: Shard) -> Iterator[list[Item]]:
         ]
 
 
-def _item(source: Source, picture: Picture, vector) -> Item:
-    """As `nnclr index` writes it; a picture of an archive lies in a folder that has the archive's name."""
-    place = Path(source.absolute)
-    root = place.parent if source.archive else place
-    path = PurePosixPath(place.name, picture.path) if source.archive else PurePosixPath(picture.path)
+def _item(source: Source, picture: Picture, vector: np.ndarray) -> Item:
+    """As `nnclr index` writes it; a picture of an archive has that for its root."""
     label = label_of(Path(picture.path), Path())
-    metadata = {"path": str(path), "root": str(root), "size": picture.size, "mtime": picture.mtime}
-    return Item(item_id(root / path, root), vector, metadata | ({"label": label} if label else {}))
+    metadata = {"path": picture.path, "root": source.absolute, "size": picture.size, "mtime": picture.mtime}
+    return Item(_id(source, picture), vector, metadata | ({"label": label} if label else {}))
+
+
+def _id(source: Source, picture: Picture) -> str:
+    """Of an archive's picture as if it lay in a folder of the archive's name: archives call theirs alike."""
+    root = Path(source.absolute)
+    return item_id(root / picture.path, root.parent if source.archive else root)
+
+
+def _held(collection: Collection, items: list[Item]) -> dict[str, Item]:
+    return {item.id: item for item in collection.get([item.id for item in items])}
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:
     """Those that the collection does not hold as they are.
 
     Raises:
-        InvalidRequest: it holds the same path of another folder.
+        CollectionExists: it holds the same path of another folder.
     """
-    held = {item.id: item.metadata for item in collection.get([item.id for item in items])}
+    held = _held(collection, items)
     for item in items:
-        root = held.get(item.id, item.metadata).get("root")
+        root = held.get(item.id, item).metadata.get("root")
         if root != item.metadata["root"]:
-            raise InvalidRequest(
-                f"Collection {collection.name!r} holds {item.metadata['path']!r} of {root} already: import these "
-                "into a collection of their own."
+            raise CollectionExists(
+                f"Collection {collection.name!r} holds {item.metadata['path']!r} of {root} already: import these under "
+                "another name."
             )
-    return [item for item in items if not held.get(item.id, {}).items() >= item.metadata.items()]
+    same = {item.id for item in items if item.id in held and held[item.id].metadata.items() >= item.metadata.items()}
+    return [item for item in items if item.id not in same]

@@ -8,18 +8,19 @@ vectors.txt     the name of each row's picture, a line each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from nnclr_hub.bulk.plan import PRECISIONS
 from nnclr_hub.bulk.shards import Shards
-from nnclr_hub.bulk.writing import written_whole
+from nnclr_hub.bulk.writing import sweep, written_whole
 from nnclr_hub.errors import ImageError
 
 
 def join(shards: Shards, array: Path) -> tuple[int, int]:
-    """Writes both files; they are on disk when this returns. A shard at a time is in memory.
+    """Writes the files; they are on disk when this returns. A shard at a time is in memory.
 
     Args:
         array: its name ends in .npy.
@@ -44,5 +45,16 @@ def join(shards: Shards, array: Path) -> tuple[int, int]:
         )
         for shard in shards:
             rows.write(shard.vectors.tobytes())
-            names.write("".join(f"{path}\n" for path in shard.paths).encode("utf-8", "surrogateescape"))
+            names.write(_lines(shard.paths))
+    broken = array.with_suffix(".broken.txt")
+    broken.unlink(missing_ok=True)
+    if reasons := [f"{path}: {reason}" for shard in shards for path, reason in shard.broken]:
+        with written_whole(broken) as file:
+            file.write(_lines(reasons))
+    sweep(array.parent, array.name)
+    sweep(array.parent, array.with_suffix(".txt").name)
     return shape
+
+
+def _lines(texts: Sequence[str]) -> bytes:
+    return "".join(text.replace("\n", "\\n") + "\n" for text in texts).encode("utf-8", "surrogateescape")

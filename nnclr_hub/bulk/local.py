@@ -18,18 +18,18 @@ from nnclr_hub.bulk.pictures import Picture, Source, contents, list_pictures, na
 from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.bulk.writing import sweep
-from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.given import ImageLike, Stored
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.progress import Advance
 
 STEP = 64  # pictures between two moves of the progress
-NOT_FINITE = "The network gives numbers for it that are not finite."
+NO_DIRECTION = "The network gives numbers for it that are not finite, or all zero."
 
 
 class Streams(Embeds, Protocol):
     """An encoder that takes any number of pictures and gives their vectors one after the other."""
 
-    def embed_in_order(self, images: Iterable[ImageLike]) -> Iterator[np.ndarray | ImageError]: ...
+    def embed_in_order(self, images: Iterable[ImageLike | Stored]) -> Iterator[np.ndarray | ImageError]: ...
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def fill(
         for count, (picture, result) in enumerate(zip(pictures, islice(results, len(pictures)), strict=True), 1):
             if isinstance(result, ImageError):
                 broken.append((named(plan.sources, picture), str(result)))
-            elif not np.isfinite(result).all():
-                broken.append((named(plan.sources, picture), NOT_FINITE))
+            elif not np.isfinite(result).all() or not result.any():
+                broken.append((named(plan.sources, picture), NO_DIRECTION))
             else:
                 good.append(picture)
                 rows.append(result)
@@ -136,8 +136,7 @@ def come_to(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
     """What is there of these shards, once they have been made, and how many of all are not."""
     shards = [shard for number in numbers if (shard := find_shard(folder, plan, number)) is not None]
     missing = len(Shards(folder).missing)
-    if not missing:
-        sweep(folder)
+    sweep(folder)
     return Embedded(
         pictures=sum(shard.count for shard in shards),
         broken=tuple(chain.from_iterable(shard.broken for shard in shards)),

@@ -1,8 +1,8 @@
-"""The pictures of a bulk run: files, folders of them, and tar archives, which are read where they lie.
+"""The pictures of a bulk run: files, folders of them, and tar archives.
 
     sources, pictures = list_pictures([Path("photos"), Path("more.tar")])
     for image in contents(sources, pictures):
-        ...                                     # a path, or the bytes out of an archive
+        ...                                     # a path, or something to read the bytes of
 
 The order stays the same for the same files, wherever they lie: a shard is a part of it.
 """
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES, list_images
-from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.bulk.archives import COMPRESSED, Stored, members
+from nnclr_hub.encoder.image_folder import list_images
+from nnclr_hub.errors import NoImages
 
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+SAMPLED = 16  # pictures of a listing whose bytes tell it from another
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,13 @@ class Source:
     given: the folder or archive, as it was named.
     absolute: the same from the root of the file system.
     archive: whether it is a tar file.
+    changed: when the archive was changed, in seconds since 1970.
     """
 
     given: str
     absolute: str
     archive: bool = False
+    changed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +60,33 @@ def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
     """Every picture below what is given, in a stable order.
 
     Args:
-        given: files, folders, and tar archives without compression.
+        given: files, folders, and tar archives without compression; a folder that holds no picture but archives stands
+            for these.
 
     Raises:
-        InvalidRequest: one is not there, or is an archive that cannot be read in the middle.
-        NoImages: there is no picture in one of them.
+        NoImages: one is not there, or there is no picture in it.
+        InvalidRequest: an archive that cannot be read in any order, or is not whole.
     """
-    sources: list[Source] = []
+    sources: dict[Source, int] = {}
     pictures: list[Picture] = []
-    for place in map(Path, given):
-        number = len(sources)
+    for place in _places(given):
         if place.is_dir():
-            sources.append(_source(place))
+            number = sources.setdefault(_source(place), len(sources))
             pictures += [_file(number, path, place) for path in list_images(place)]
-        elif place.name.lower().endswith(COMPRESSED):
-            raise InvalidRequest(f"{place} is compressed, so its pictures can only be read in turn: unpack it first.")
-        elif place.suffix.lower() == ".tar" and place.is_file():
-            sources.append(_source(place, archive=True))
-            pictures += _members(number, place)
+        elif place.name.lower().endswith((".tar", *COMPRESSED)) and place.is_file():
+            number = sources.setdefault(_source(place, place.stat().st_mtime), len(sources))
+            found = [Picture(number, *member) for member in members(place)]
+            if not found:
+                raise NoImages(f"{place} holds no picture: give a tar file of pictures.")
+            pictures += found
         elif place.exists():
-            sources.append(_source(place.parent))
+            number = sources.setdefault(_source(place.parent), len(sources))
             pictures.append(_file(number, place, place.parent))
         else:
             raise NoImages(f"{place} does not exist: give pictures, folders of pictures, or tar files of them.")
-    return sources, pictures
+    if not pictures:
+        raise NoImages("Nothing was given: give pictures, folders of pictures, or tar files of them.")
+    return list(sources), pictures
 
 
 def named(sources: Sequence[Source], picture: Picture) -> str:
@@ -91,36 +94,53 @@ def named(sources: Sequence[Source], picture: Picture) -> str:
     return str(Path(sources[picture.source].given, picture.path))
 
 
-def digest_of(pictures: Sequence[Picture]) -> str:
-    """SHA-256, in hex, of what the pictures are called and how large they are: tells one listing from another."""
+def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
+    """SHA-256, in hex, that tells one listing from another, wherever it lies.
+
+    Of what the pictures are called and how large they are; and of the bytes of a few, since there are folders whose
+    pictures are all of one size, and called alike.
+    """
     digest = hashlib.sha256()
     for one in pictures:
         digest.update(f"{one.source}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
+    some = pictures[:: -(-len(pictures) // SAMPLED)]
+    for image in contents(sources, some):
+        try:
+            digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
+        except OSError:  # its shard will say so
+            digest.update(b"-")
     return digest.hexdigest()
 
 
-def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | bytes]:
-    """What `Encoder` reads of each picture: a file's path, or the bytes out of an archive, one at a time.
-
-    Raises:
-        OSError: an archive cannot be read; a file of its own is its reader's affair.
-    """
-    with ExitStack() as stack:
-        opened: tuple[int, BinaryIO] | None = None
-        for one in pictures:
-            place = sources[one.source].absolute
-            if one.offset is None:
-                yield os.path.join(place, one.path)
-                continue
-            if opened is None or opened[0] != one.source:
-                stack.close()
-                opened = one.source, stack.enter_context(open(place, "rb"))
-            opened[1].seek(one.offset)
-            yield opened[1].read(one.size)
+def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | Stored]:
+    """What `Encoder` reads of each picture: a file's path, or a place in an archive."""
+    for one in pictures:
+        place = sources[one.source]
+        if one.offset is None:
+            yield os.path.join(place.absolute, one.path)
+        else:
+            yield Stored(place.absolute, place.changed, one.offset, one.size)
 
 
-def _source(place: Path, archive: bool = False) -> Source:
-    return Source(str(place), str(place.resolve()), archive)
+def _places(given: Sequence[Path]) -> Iterator[Path]:
+    """Files, archives and folders; for a folder of archives, these."""
+    for place in map(Path, given):
+        archives = sorted(place.rglob("*.tar")) if place.is_dir() else []
+        if archives and not _holds_pictures(place):
+            yield from archives
+        else:
+            yield place
+
+
+def _holds_pictures(folder: Path) -> bool:
+    try:
+        return bool(list_images(folder))
+    except NoImages:
+        return False
+
+
+def _source(place: Path, changed: float | None = None) -> Source:
+    return Source(str(place), str(place.resolve()), changed is not None, changed or 0.0)
 
 
 def _file(source: int, path: Path, root: Path) -> Picture:
@@ -130,23 +150,3 @@ def _file(source: int, path: Path, root: Path) -> Picture:
     except OSError:  # a dangling link; the shard will say so
         return Picture(source, name, 0, 0.0)
     return Picture(source, name, stat.st_size, stat.st_mtime)
-
-
-def _members(source: int, archive: Path) -> list[Picture]:
-    """The pictures of a tar file, by suffix, in its own order, which is the fast one to read."""
-    found = []
-    try:
-        with tarfile.open(archive, "r:") as tar:
-            for member in tar:
-                hidden = any(part.startswith(".") for part in Path(member.name).parts)
-                if member.isreg() and not hidden and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
-                    name = member.name.removeprefix("./")
-                    found.append(Picture(source, name, member.size, float(member.mtime), member.offset_data))
-                tar.members.clear()  # type: ignore[attr-defined] - else each member stays, with all its fields
-    except tarfile.TarError as error:
-        raise InvalidRequest(
-            f"{archive} is no whole tar file ({error}): make it anew, or give its pictures."
-        ) from error
-    if not found:
-        raise NoImages(f"{archive} holds no picture: give a tar file of pictures.")
-    return found

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,6 +25,15 @@ PLAN = "plan.json"
 FORMAT, VERSION = "nnclr_hub shards", 1
 PRECISIONS = {"f32": np.float32, "f16": np.float16}
 SHARD_SIZE = 4096
+KINDS = {
+    "model": str,
+    "fingerprint": str,
+    "dim": int,
+    "precision": str,
+    "shard_size": int,
+    "pictures": int,
+    "listing": str,
+}  # of what a plan holds beside its sources
 
 
 class Embeds(Protocol):
@@ -89,7 +99,7 @@ class Plan:
             precision=precision,
             shard_size=shard_size,
             pictures=len(pictures),
-            listing=digest_of(pictures),
+            listing=digest_of(sources, pictures),
             sources=tuple(sources),
         )
 
@@ -108,11 +118,11 @@ class Plan:
         """How many shards there will be."""
         return -(-self.pictures // self.shard_size)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """16 hex digits that each shard carries: of everything but where pictures lie and how the encoder is called."""
-        named = {name: value for name, value in asdict(self).items() if name not in ("model", "sources")}
-        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+        named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
     def part(self, pictures: Sequence[Picture], number: int) -> Sequence[Picture]:
         """The pictures of a shard."""
@@ -126,10 +136,11 @@ class Plan:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / PLAN).exists():
-            if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(".")]:
+            ours = (".", PLAN)  # of others that begin at this moment
+            if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(ours)]:
                 raise InvalidRequest(f"{folder} holds other files, such as {strangers[0]}: name a folder of its own.")
             text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
-            with written_whole(folder / PLAN) as file:
+            with written_whole(folder / PLAN, first=True) as file:
                 file.write(text.encode())
         there = Plan.read(folder)
         if there.id != self.id:
@@ -159,7 +170,10 @@ class Plan:
     @classmethod
     def _parsed(cls, given: dict[str, Any]) -> Self:
         sources = tuple(Source(**one) for one in given["sources"])
-        fields = {name: given[name] for name in cls.__dataclass_fields__ if name != "sources"}
+        fields = {name: given[name] for name in KINDS}
+        for name, kind in KINDS.items():
+            if type(fields[name]) is not kind:
+                raise ValueError(f"{name} is {fields[name]!r:.80}")
         return cls(**fields, sources=sources)
 
     def _difference(self, other: Plan, folder: Path) -> str:
@@ -173,7 +187,8 @@ class Plan:
             if getattr(self, name) != getattr(other, name):
                 was = getattr(self, name)
                 return f"{folder} was begun with {option} {was}: go on with that, or name another --out."
+        which = f"are {other.pictures}" if other.pictures != self.pictures else "are other ones"
         return (
-            f"{folder} was begun for {self.pictures} pictures, and now there are {other.pictures}, or other ones: name "
-            f"another --out for those of now, or remove {folder}. (`nnclr index` keeps in step with a folder.)"
+            f"{folder} was begun for {self.pictures} pictures, and now there {which}: name another --out for those of "
+            f"now, or remove {folder}. (`nnclr index` keeps in step with a folder that changes.)"
         )

@@ -95,6 +95,7 @@ def embed_shards_by_ray(
     given: Sequence[Path],
     encoder: Encoder,
     *,
+    backend: str = "auto",
     address: str = "local",
     workers: int | None = None,
     precision: str = "f32",
@@ -106,6 +107,7 @@ def embed_shards_by_ray(
 
     Args:
         encoder: tells what to load; the workers load it by its name.
+        backend: what runs it there; "auto" for the fastest of each machine.
         address: of the cluster; "auto" for the one that this machine belongs to, "local" for one of this machine alone.
         workers: how many encoders; None: one a GPU, or one a machine where there is none.
 
@@ -118,7 +120,7 @@ def embed_shards_by_ray(
     plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
     wanted = to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
-    job = Job(folder, plan, tuple(sources), model, encoder.backend.name)
+    job = Job(folder, plan, tuple(sources), model, backend)
     parts = [{"number": n, "pictures": json.dumps([astuple(one) for one in plan.part(pictures, n)])} for n in wanted]
     done = plan.pictures - sum(len(plan.part(pictures, number)) for number in wanted)
     progress(done, plan.pictures)

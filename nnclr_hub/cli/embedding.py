@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
 ARRAY = ".npy"
+OTHER_FILES = (".parquet", ".csv", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".txt", ".h5")
+SHARD_SIZE = 4096  # as of nnclr_hub.bulk, which is loaded when it is needed
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +34,7 @@ def embed(
         Path | None, typer.Option("--out", help="FILE.npy, names beside it; or a FOLDER, for shards of any number.")
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
-    shard_size: Annotated[int, typer.Option(help="Pictures a shard: what is lost at most when it is killed.")] = 4096,
+    shard_size: Annotated[int, typer.Option(help="Pictures a shard: the most that a kill loses.")] = SHARD_SIZE,
     part: Annotated[
         str, typer.Option(metavar="K/N", help="Make every N-th shard only: N of these, beside each other, make all.")
     ] = "1/1",
@@ -56,6 +58,10 @@ def embed(
         raise InvalidRequest("Ray hands out all shards by itself: give --part or --ray.")
     if to is None and (part != "1/1" or ray is not None):
         raise InvalidRequest("--part and --ray write shards: name the folder for them with --out.")
+    if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
+        raise InvalidRequest("--precision and --shard-size are of what --out writes: lines are printed in full.")
+    if to is not None and to.suffix in OTHER_FILES:
+        raise InvalidRequest(f"--out {to} is no file that is written here: name a FILE.npy, or a folder for shards.")
     if to is not None and to.suffix == ARRAY and part != "1/1":
         raise InvalidRequest(f"--part writes shards: name a folder for them, for example --out {to.with_suffix('')}.")
     numbers = _part(part)
@@ -64,7 +70,7 @@ def embed(
         _print_lines(images, encoder)
         return
     how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
-    how |= {"part": numbers} if ray is None else {"address": ray, "workers": workers}
+    how |= {"part": numbers} if ray is None else {"address": ray, "workers": workers, "backend": backend}
     if to.suffix == ARRAY:
         _write_array(to, images, encoder, how)
     else:
@@ -98,6 +104,8 @@ def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[
         run = embed_shards_by_ray if "address" in how else embed_shards
         report = run(folder, images, encoder, **how, progress=advance)
     list_broken(report.broken)
+    if report.broken and not report.pictures:
+        raise ImageError(f"Not one of the {len(report.broken)} pictures could be read.")
     return report
 
 

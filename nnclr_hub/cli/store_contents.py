@@ -116,7 +116,7 @@ def import_(
     from nnclr_hub.store.exchange.transfer import import_collection
 
     if (folder / PLAN).exists():
-        _import_shards(folder, name, store, as_json)
+        _import_shards(folder, name, store, into, as_json)
         return
     manifest = Manifest.read(folder)  # neither a folder that holds no export nor a wrong name leaves an empty store
     name = check_name(name or manifest.name, "Collection name")
@@ -135,7 +135,7 @@ def import_(
     out.print(f"{name}: {report.written} of {report.items} items written{there_already}", markup=False)
 
 
-def _import_shards(folder: Path, name: str | None, store: str, as_json: bool) -> None:
+def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
     from nnclr_hub.bulk import open_shards
     from nnclr_hub.bulk.collecting import collect
     from nnclr_hub.progress import bar
@@ -144,10 +144,11 @@ def _import_shards(folder: Path, name: str | None, store: str, as_json: bool) ->
 
     if name is None:
         raise InvalidRequest(f"{folder} holds shards of `nnclr embed`: name the collection for them with --collection.")
+    name = check_name(name, "Collection name")  # as above, nothing that is wrong leaves an empty store
     shards = open_shards(folder)
     shards.require_all()
     with open_store(store) as there, bar(err, "importing", unit="items") as advance:
-        total, written = collect(shards, there, check_name(name, "Collection name"), progress=advance)
+        total, written = collect(shards, there, name, into=into, progress=advance)
     if as_json:
         print_json({"collection": name, "items": total, "written": written})
         return

@@ -38,7 +38,8 @@ Backend = Annotated[
 DEFAULT_STORE = "nnclr-store"
 # verbs that keep what they have done, and how the next call takes it up
 GO_ON = {
-    **dict.fromkeys(("embed", "index", "ablate", "eval", "publish", "download"), "run the same command again to go on"),
+    **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to go on"),
+    "embed": "with --out, run the same command again to go on",
     "pretrain": "go on with --resume",
 }
 

@@ -29,7 +29,7 @@ from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
-from nnclr_hub.encoder.given import as_list, readable
+from nnclr_hub.encoder.given import Stored, as_list, readable
 from nnclr_hub.encoder.outputs import feature_map, vector_length
 from nnclr_hub.encoder.prefetching import prepared_ahead
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
@@ -148,12 +148,12 @@ class Encoder(Attending):
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
     def embed_in_order(
-        self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True
+        self, images: Iterable[ImageLike | Stored] | Tensor, *, unit: bool = True
     ) -> Iterator[np.ndarray | ImageError]:
         """`embed_each` for any number of pictures, one result after the other; those ahead are decoded meanwhile.
 
         Args:
-            images: as there; taken as they are needed, a few batches ahead.
+            images: as there, or what has a `read` that gives the bytes of one; taken a few batches ahead.
             unit: False: vectors as the network gives them.
         """
         if isinstance(images, Tensor):
@@ -189,7 +189,7 @@ class Encoder(Attending):
 
     # ---- the two halves, for programs that decode and batch on their own
 
-    def prepare(self, image: ImageLike) -> np.ndarray:
+    def prepare(self, image: ImageLike | Stored) -> np.ndarray:
         """(S, S, 3) uint8: one picture decoded, resized and cropped.
 
         Raises:

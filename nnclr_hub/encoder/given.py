@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -12,6 +13,13 @@ from nnclr_hub.encoder.decoding import Source
 from nnclr_hub.errors import InvalidRequest
 
 ImageLike = Source | np.ndarray
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A picture that lies somewhere else; its bytes are read by the thread that decodes them."""
+
+    def read(self) -> bytes: ...
 
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
@@ -25,12 +33,14 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
     return list(images)
 
 
-def readable(image: ImageLike) -> Source:
+def readable(image: ImageLike | Stored) -> Source:
     """One picture as `decoding` takes it.
 
     Raises:
         InvalidRequest: an array that is no picture.
     """
+    if isinstance(image, Stored):
+        return image.read()
     if not isinstance(image, np.ndarray):
         return image
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:

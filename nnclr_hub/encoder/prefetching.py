@@ -9,12 +9,12 @@ from itertools import islice
 
 import numpy as np
 
-from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.given import ImageLike, Stored
 from nnclr_hub.errors import ImageError
 
 
 def prepared_ahead(
-    images: Iterable[ImageLike], prepare: Callable[[ImageLike], np.ndarray], batch: int
+    images: Iterable[ImageLike | Stored], prepare: Callable[[ImageLike | Stored], np.ndarray], batch: int
 ) -> Iterator[list[np.ndarray | ImageError]]:
     """Batches of crops, in order; the next batch is prepared while the caller has this one.
 
@@ -24,7 +24,7 @@ def prepared_ahead(
         batch: pictures a batch.
     """
 
-    def attempt(image: ImageLike) -> np.ndarray | ImageError:
+    def attempt(image: ImageLike | Stored) -> np.ndarray | ImageError:
         try:
             return prepare(image)
         except ImageError as error:

@@ -6,10 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from nnclr_hub import load_encoder, open_store
+from nnclr_hub import Item, load_encoder, open_store
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collecting import collect
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.errors import CollectionExists, FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -69,7 +69,24 @@ def test_pictures_of_archives_are_told_apart_by_the_archive(encoder, photos, sto
     assert collect(open_shards(tmp_path / "w"), store, "both") == (40, 40)
     found = store.get("both").scroll(limit=100).items
     assert {item.metadata["label"] for item in found} == {"cat"}
-    assert {item.metadata["path"].partition("/")[0] for item in found} == {"a.tar", "b.tar"}
+    assert {item.metadata["root"] for item in found} == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
+
+
+def test_pictures_of_one_path_are_refused_before_anything_is_written(encoder, photos, store, tmp_path):
+    for year in ("2023", "2024"):
+        shutil.copytree(photos / "cat", tmp_path / year)
+    embed_shards(tmp_path / "w", [tmp_path / "2023", tmp_path / "2024"], encoder)
+    with pytest.raises(InvalidRequest, match="same path below its folder"):
+        collect(open_shards(tmp_path / "w"), store, "years")
+    assert list(store.list()) == []
+
+
+def test_other_items_are_joined_only_where_that_was_said(shards, store):
+    collect(shards, store, "photos")
+    store.get("photos").upsert([Item("another", np.ones(shards.plan.dim, np.float32))])
+    assert collect(shards, store, "photos", into=True) == (60, 0)
+    with pytest.raises(CollectionExists, match="holds other items than these shards"):
+        collect(shards, store, "photos")
 
 
 def test_what_would_mix_or_lose_something_is_refused(shards, store, encoder, make_model, photos, tmp_path):
@@ -80,8 +97,8 @@ def test_what_would_mix_or_lose_something_is_refused(shards, store, encoder, mak
         collect(open_shards(tmp_path / "o"), store, "photos")
     shutil.copytree(photos, tmp_path / "copy")
     embed_shards(tmp_path / "c", [tmp_path / "copy"], encoder)
-    with pytest.raises(InvalidRequest, match="already: import these into a collection of their own"):
-        collect(open_shards(tmp_path / "c"), store, "photos")
+    with pytest.raises(CollectionExists, match="already: import these under another name"):
+        collect(open_shards(tmp_path / "c"), store, "photos", into=True)
     next(iter(shards)).file.unlink()
     with pytest.raises(InvalidRequest, match="lacks 1 of 3 shards"):
         collect(open_shards(shards.folder), store, "part")

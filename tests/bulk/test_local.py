@@ -17,6 +17,7 @@ from waiting import until
 from nnclr_hub import load_encoder
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk import local as bulk_local
+from nnclr_hub.bulk.writing import _host, sweep, written_whole
 from nnclr_hub.errors import DiskFull, InvalidRequest
 
 
@@ -99,17 +100,17 @@ def test_a_broken_picture_is_named_in_its_shard_and_can_be_tried_again(encoder, 
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
 
 
-def test_vectors_that_are_no_numbers_are_broken_pictures(encoder, photos, tmp_path):
-    class Infinite:
-        name, fingerprint, embed_dim = "infinite", "0" * 32, 2
+def test_vectors_without_a_direction_are_broken_pictures(photos, tmp_path):
+    class Odd:
+        name, fingerprint, embed_dim = "odd", "0" * 32, 2
 
         def embed_in_order(self, images):
             for index, _ in enumerate(images):
-                yield np.array([np.inf if index == 3 else 1.0, 0.0], np.float32)
+                yield np.array([{3: np.inf, 5: 0.0}.get(index, 1.0), 0.0], np.float32)
 
-    report = embed_shards(tmp_path / "v", [photos], Infinite())
-    assert report.pictures == 59
-    assert "not finite" in report.broken[0][1]
+    report = embed_shards(tmp_path / "v", [photos], Odd())
+    assert report.pictures == 58
+    assert ["not finite, or all zero" in reason for _, reason in report.broken] == [True, True]
 
 
 def test_another_plan_is_refused_and_the_way_on_named(encoder, make_model, photos, pictures, tmp_path):
@@ -164,7 +165,7 @@ def _slowly(folder: Path, photos: Path, model: Path) -> None:
 
     def stuck(folder, plan, number, *rest):
         if number == 2:
-            (folder / ".shard-00002.safetensors.0.unfinished").write_bytes(b"half")
+            (folder / f".shard-00002.safetensors.{_host()}.{os.getpid()}.unfinished").write_bytes(b"half")
             signal.pause()
         write(folder, plan, number, *rest)
 
@@ -176,7 +177,7 @@ def test_what_is_killed_loses_one_shard_and_is_swept_up_by_the_next(encoder, pho
     folder = tmp_path / "v"
     process = multiprocessing.get_context("spawn").Process(target=_slowly, args=(folder, photos, model))
     process.start()
-    until(lambda: (folder / ".shard-00002.safetensors.0.unfinished").exists())
+    until(lambda: list(folder.glob(".shard-00002.*.unfinished")))
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert open_shards(folder).missing == (2, 3, 4, 5)
@@ -212,3 +213,21 @@ def test_a_machine_without_faiss_embeds_shards(photos, model, tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert open_shards(tmp_path / "v").missing == ()
+
+
+def test_who_is_first_makes_the_plan_and_nobody_sweeps_what_is_being_written(tmp_path):
+    with written_whole(tmp_path / "plan.json", first=True) as mine:
+        with written_whole(tmp_path / "other", first=True) as theirs:
+            theirs.write(b"theirs")
+        (tmp_path / "other").rename(tmp_path / "plan.json")
+        sweep(tmp_path)
+        mine.write(b"mine")
+    assert (tmp_path / "plan.json").read_bytes() == b"theirs"
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+    old = tmp_path / ".shard.elsewhere.17.unfinished"
+    old.write_bytes(b"half")
+    sweep(tmp_path)
+    assert old.exists(), "another machine may be writing it"
+    os.utime(old, (1, 1))
+    sweep(tmp_path)
+    assert not old.exists()

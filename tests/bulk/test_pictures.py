@@ -1,8 +1,13 @@
 """What a bulk run finds to do: the same pictures in the same order, from folders and from archives."""
 
+import os
+import shutil
+import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from nnclr_hub.bulk.pictures import contents, digest_of, list_pictures, named
 from nnclr_hub.encoder.image_folder import list_images
@@ -30,7 +35,7 @@ def test_a_folder_is_listed_as_indexing_lists_it(photos):
 def test_an_archive_holds_the_bytes_of_its_files(archive, photos, pictures):
     sources, found = list_pictures([archive])
     assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in pictures]
-    assert list(contents(sources, found)) == [path.read_bytes() for path in pictures]
+    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in pictures]
     with tarfile.open(archive) as tar:
         assert [one.mtime for one in found[:3]] == [tar.getmember(f"./{one.path}").mtime for one in found[:3]]
 
@@ -40,19 +45,37 @@ def test_several_sources_keep_their_order_and_are_told_apart(archive, photos, pi
     assert [one.source for one in found] == [0] + [1] * 60 + [2] * 60
     read = list(contents(sources, found))
     assert read[0] == str(pictures[5].resolve())
-    assert read[1] == pictures[0].read_bytes()
+    assert read[1].read() == pictures[0].read_bytes()
     assert read[61] == str(pictures[0].resolve())
 
 
-def test_a_listing_is_told_by_names_and_sizes_wherever_it_lies(photos, tmp_path):
-    import shutil
-
+def test_a_listing_is_told_by_names_sizes_and_a_sample_wherever_it_lies(photos, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(photos, copy)
-    here, there = (digest_of(list_pictures([folder])[1]) for folder in (photos, copy))
+    here, there = (digest_of(*list_pictures([folder])) for folder in (photos, copy))
     assert here == there
-    (copy / "cat" / "00.jpg").write_bytes(b"another picture")
-    assert digest_of(list_pictures([copy])[1]) != here
+    (copy / "cat" / "01.jpg").write_bytes(b"another picture")
+    assert digest_of(*list_pictures([copy])) != here
+
+
+def test_folders_of_equal_names_and_sizes_are_told_apart(tmp_path):
+    """As two series of a microscope are."""
+    for series, level in (("a", 10), ("b", 200)):
+        (tmp_path / series).mkdir()
+        for number in range(8):
+            Image.new("RGB", (8, 8), (level, 0, 0)).save(tmp_path / series / f"{number}.bmp")
+    one, other = (digest_of(*list_pictures([tmp_path / series])) for series in ("a", "b"))
+    assert one != other
+
+
+def test_a_folder_of_archives_stands_for_these(archive, tmp_path):
+    (tmp_path / "set").mkdir()
+    for name in ("00001.tar", "00000.tar"):
+        shutil.copy(archive, tmp_path / "set" / name)
+    (tmp_path / "set" / "00000.json").write_text("{}")
+    sources, found = list_pictures([tmp_path / "set"])
+    assert [Path(one.given).name for one in sources] == ["00000.tar", "00001.tar"]
+    assert len(found) == 120
 
 
 def test_what_cannot_be_listed_is_said(photos, tmp_path, archive):
@@ -71,8 +94,56 @@ def test_what_cannot_be_listed_is_said(photos, tmp_path, archive):
         list_pictures([tmp_path / "empty.tar"])
 
 
-def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archive, tmp_path):
+@pytest.mark.parametrize("at", ["in a picture", "before a header", "in a header", "before the end"])
+def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archive, tmp_path, at):
+    with tarfile.open(archive) as tar:
+        member, last = tar.getmembers()[20], tar.getmembers()[-1]
+    behind = -(-(last.offset_data + last.size) // 512) * 512
+    where = {
+        "in a picture": member.offset_data + 100,
+        "before a header": member.offset,
+        "in a header": member.offset + 100,
+        "before the end": behind,
+    }
     cut = tmp_path / "cut.tar"
-    cut.write_bytes(archive.read_bytes()[:70_000])
+    cut.write_bytes(archive.read_bytes()[: where[at]])
     with pytest.raises(InvalidRequest, match="is no whole tar file"):
         list_pictures([cut])
+
+
+def test_what_lies_behind_damage_or_the_end_of_an_archive_is_not_lost_in_silence(archive, tmp_path):
+    with tarfile.open(archive) as tar:
+        header = tar.getmembers()[20].offset
+    content = bytearray(archive.read_bytes())
+    (tmp_path / "two.tar").write_bytes(content * 2)
+    for name, damage in (("ff.tar", b"\xff" * 512), ("00.tar", bytes(512))):
+        (tmp_path / name).write_bytes(content[:header] + damage + content[header + 512 :])
+    for name in ("two.tar", "ff.tar", "00.tar"):
+        with pytest.raises(InvalidRequest, match="goes on behind its end"):
+            list_pictures([tmp_path / name])
+
+
+def test_names_in_an_archive_lead_nowhere_else(pictures, tmp_path):
+    with tarfile.open(tmp_path / "odd.tar", "w") as tar:
+        for name in ("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = pictures[0].stat().st_size
+            with pictures[0].open("rb") as file:
+                tar.addfile(member, file)
+    assert [one.path for one in list_pictures([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
+
+
+def test_a_picture_that_an_archive_holds_in_parts_is_refused(tmp_path):
+    with (tmp_path / "holes.bmp").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    subprocess.run(["tar", "cSf", "sparse.tar", "holes.bmp"], cwd=tmp_path, check=True)
+    with pytest.raises(InvalidRequest, match=r"holds holes\.bmp in parts"):
+        list_pictures([tmp_path / "sparse.tar"])
+
+
+def test_an_archive_that_changes_meanwhile_is_not_read_from_the_old_places(archive):
+    sources, found = list_pictures([archive])
+    os.utime(archive, (1, 1))
+    with pytest.raises(InvalidRequest, match="has changed while"):
+        next(iter(contents(sources, found))).read()

@@ -1,6 +1,7 @@
 """`nnclr embed`: lines, an array or shards, and what a stop leaves of them."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,12 +85,32 @@ def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
         (("--part", "1/2", "--ray", "local", "--out", tmp_path / "v"), "give --part or --ray"),
         (("--shard-size", "0", "--out", tmp_path / "v"), "a shard holds 1 picture or more"),
         (("--precision", "int8", "--out", tmp_path / "v"), "is none of f32, f16"),
+        (("--precision", "f16"), "are of what --out writes"),
+        (("--out", tmp_path / "v.parquet"), "name a FILE.npy, or a folder"),
     ):
         assert sentence in nnclr(*call, *words, code=2)[1]
     assert (
         "does not exist" in nnclr("embed", tmp_path / "nowhere", "--out", tmp_path / "v", "--model", model, code=2)[1]
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(pictures, model, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    shutil.copy(pictures[0], folder / "two\nlines.jpg")
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    nnclr("embed", folder, "--model", model, "--out", tmp_path / "v.npy")
+    assert (tmp_path / "v.txt").read_text().splitlines() == [f"{folder}/two\\nlines.jpg"]
+    assert len(np.load(tmp_path / "v.npy")) == 1
+    assert (tmp_path / "v.broken.txt").read_text().startswith(f"{folder}/broken.jpg: ")
+
+
+def test_nothing_but_broken_pictures_is_a_failure(model, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "one.jpg").write_bytes(b"no picture")
+    for out in ((), ("--out", tmp_path / "v"), ("--out", tmp_path / "v.npy")):
+        assert "Not one of the 1 pictures" in nnclr("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
 
 
 def test_a_run_that_is_interrupted_says_so_and_goes_on(photos, model, expected, tmp_path):
