@@ -69,10 +69,12 @@ class Job:
 
     @classmethod
     def read(cls, content: Mapping[str, Any], result: bytes | None) -> Self:
-        """What `written` gave; without its result where that is not at hand."""
-        return cls(**{**content, **({} if result is None else {"result": json.loads(result)})})
+        """What `written` gave, here or in a later version; without its result where that is not at hand."""
+        known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, **({} if result is None else {"result": json.loads(result)})})
 
     def written(self) -> tuple[dict[str, Any], bytes | None]:
         """As JSON, and apart from it the result, which may be long and is seldom asked for."""
-        content = {name: value for name, value in vars(self).items() if name != "result"}
+        without = ("result",) if self.notes else ("result", "notes")  # which versions before know nothing of
+        content = {name: value for name, value in vars(self).items() if name not in without}
         return content, None if self.result is None else json.dumps(self.result).encode()

@@ -143,6 +143,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
         shutil.copytree(photos / name, folder / name)
     (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
     shutil.copy(pictures[0], folder / "nowhere.png")
+    others = tickets()
     page = opened("Probe")
     page.get_by_label(FOLDERS).check()
     page.locator("#labeller").wait_for(state="hidden")
@@ -160,7 +161,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
         client.jobs.wait(job.id)
     same = get_probe(served.bench.store.records, "same").probe
     np.testing.assert_allclose(kept.probe.weight, same.weight, atol=1e-3)
-    assert not any((cache_folder() / "adding").iterdir())
+    assert tickets() == others
     assert page.inner_text("#probe-waiting").strip() == ""
     page.click("#probe-fit")
     page.wait_for_selector(".toast-body")
@@ -170,6 +171,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
 @pytest.mark.browser
 @pytest.mark.slow
 def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened, served, photos, pictures, tmp_path):
+    others = tickets()
     page = opened("Probe", **PHONE)
     page.get_by_label(FOLDERS).check()
     page.set_input_files("#probe-intake .choose-files", [str(path) for path in pictures[:2]])
@@ -183,12 +185,13 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     page.set_input_files("#probe-intake .choose-files", str(tmp_path / "bad.zip"))
     page.wait_for_selector(".toast-body")
     assert "names a file outside of itself" in page.inner_text(".toast-body")
-    assert not any((cache_folder() / "adding").iterdir())
+    assert tickets() == others
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
+    before = tickets()
     at_work, go_on = threading.Event(), threading.Event()
     fit = fitting.fit_on_examples
 
@@ -219,9 +222,14 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     )
     event = {"event_data": {"files": given(served, photos)}}
     assert call(served.url, "_take_folders", [others], **event).status_code == 200
-    assert len(list((cache_folder() / "adding").iterdir())) == 1, "those that no job had were kept beside the new ones"
-    for folder in (cache_folder() / "adding").iterdir():
-        unstage(folder.name)
+    assert len(tickets() - before) == 1, "those that no job had were kept beside the new ones"
+    for ticket in tickets() - before:
+        unstage(ticket)
+
+
+def tickets() -> set[str]:
+    """Tickets of what waits for a job, of other modules' tests too."""
+    return {folder.name for folder in (cache_folder() / "adding").glob("*")}
 
 
 def given(served, photos) -> list[dict]:

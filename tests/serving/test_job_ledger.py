@@ -1,13 +1,14 @@
 """What is kept of jobs: pages of it, marks, ids that grow, and what is forgotten."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
 from nnclr_hub.store.records import Record
+from serving.jobs.job import Job
 from serving.jobs.ledger import JOB, MARK
 
 
@@ -140,3 +141,13 @@ def test_ids_grow_even_if_the_clock_goes_back(make_world, monkeypatch):
     world.restart()
     ids.append(world.submit("d", "other").id)
     assert ids == sorted(set(ids))
+
+
+def test_a_job_is_read_by_versions_before_and_after():
+    """Those before know of no notes, and those after of more than we do."""
+    job = Job("1", "verify", {}, created=1.0)
+    content, _ = job.written()
+    assert "notes" not in content
+    assert Job.read({**content, "of_a_later_version": 1}, None) == job
+    noted = replace(job, notes={"added": 3})
+    assert Job.read(*noted.written()) == noted
