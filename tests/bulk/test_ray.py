@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from nnclr_hub.errors import InvalidRequest, UnknownModel
 ray = pytest.importorskip("ray")
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]
+
+
+embed_shards_by_ray = partial(by_ray, backend="torch")
 
 
 @pytest.fixture(scope="module")
