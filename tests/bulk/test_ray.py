@@ -10,7 +10,8 @@ import pytest
 from waiting import until
 
 from nnclr_hub import load_encoder
-from nnclr_hub.bulk import embed_shards, embed_shards_by_ray
+from nnclr_hub.bulk import embed_shards
+from nnclr_hub.bulk import embed_shards_by_ray as by_ray
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 
 ray = pytest.importorskip("ray")
