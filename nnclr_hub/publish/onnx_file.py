@@ -11,6 +11,7 @@ say how ("preprocessing", JSON), and which encoder it is ("fingerprint", "source
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -60,6 +61,8 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
         raise InvalidRequest(f"{path} must end in .onnx, for example {path.with_suffix('.onnx')}.")
     if not path.parent.is_dir():
         raise InvalidRequest(f"{path.parent} is no folder: make it first, or name another file.")
+    if path.is_dir():  # said before the export, which takes its time
+        raise _unwritable(path, os.strerror(errno.EISDIR))
     encoder = load_encoder(source, device="cpu")
     preprocessing = encoder.transform.preprocessing
     about = {
@@ -86,7 +89,11 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
         half.write_bytes(model)
         half.replace(path)
     except OSError as error:
-        raise ModelError(f"{path} cannot be written ({error.strerror}): make room, or name another file.") from error
+        raise _unwritable(path, error.strerror) from error
     finally:
         half.unlink(missing_ok=True)
     return ONNXFile(path, cosine)
+
+
+def _unwritable(path: Path, reason: str | None) -> ModelError:
+    return ModelError(f"{path} cannot be written ({reason}): make room, or name another file.")

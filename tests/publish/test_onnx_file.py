@@ -1,7 +1,9 @@
 """The ONNX file gives torch's vectors under ONNX Runtime alone, and says what it is."""
 
+import errno
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,8 +66,23 @@ def test_a_file_with_other_vectors_is_not_written(model, make_model, tmp_path, m
     assert (tmp_path / "model.onnx").read_text() == "older"
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(folder, tmp_path):
+def test_a_place_that_cannot_be_written_is_one_sentence_before_the_export(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_file, "onnx_bytes", None)
     (tmp_path / "model.onnx").mkdir()
     with pytest.raises(ModelError, match=r"model\.onnx cannot be written \(Is a directory\)"):
-        export_onnx(folder, tmp_path / "model.onnx")
+        export_onnx(model, tmp_path / "model.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_older_file(model, tmp_path, monkeypatch):
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(onnx_file, "onnx_bytes", lambda network, about: b"model")
+    monkeypatch.setattr(onnx_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    (tmp_path / "model.onnx").write_text("older")
+    with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\): make room"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert (tmp_path / "model.onnx").read_text() == "older"
