@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -25,6 +26,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Metric
 
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NotReady, ServerUnreachable
+from nnclr_hub.hub.sources import absolute
 from nnclr_hub.store import open_store
 
 from . import ray_front
@@ -32,12 +34,14 @@ from .api import opened_app
 from .run import GRACE_S, KEEP_ALIVE_S, settle
 from .settings import Settings
 
+log = logging.getLogger(__name__)
 NAME = "nnclr"
 HOOK = "nnclr_hub.cli.programs.find_serving"  # in every process of Ray's before anything of ours is loaded
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # by which every program finds the Ray Serve of a cluster
 CHECK_S = 5.0  # between two looks; Ray replaces a replica that is ill three times in a row
 LOOK_S = 0.1
 KNOCK_S = 10.0
+HANG_UP_S = 5.0
 
 
 # ------------------------------------------------------------------------------ one replica
@@ -72,6 +76,10 @@ class Replica:
             await asyncio.sleep(LOOK_S)
         if found.status != "ready":
             raise NotReady(found.detail or found.status)
+
+    def hang_up(self) -> None:
+        """Ends the streams of events, for which a drain would wait."""
+        self._app.state.jobs.hang_up()
 
     def __del__(self) -> None:
         self._open.close()
@@ -109,19 +117,22 @@ def deployed(
         ServerUnreachable: there is no such cluster.
         NotReady: the replicas do not start.
     """
+    ray = _ray()
     shared = replicas > 1
     open_store(store, settings.read_only, shared=shared).close()  # what is wrong with it is said here, and once
-    ray = _ray()
     store = store if "://" in store else os.path.abspath(store)  # Ray's processes may work in another folder
-    model = os.path.abspath(model) if model is not None and os.path.isdir(model) else model
+    model = absolute(model) if model is not None else None
     with _cluster(ray, settings, replicas, address):
         try:
             _start(ray, (settings.sent(), store, model, shared), replicas)
-            yield
+            try:
+                yield
+            finally:
+                _drain(ray, _drain_s(settings))
         finally:
-            ray.serve.delete(NAME)  # waits until they have answered what they had
             if address:  # or it ends with the cluster
-                ray.serve.shutdown()
+                with _at_the_end(ray, "Ray Serve has not ended on the cluster"):
+                    ray.serve.shutdown()
 
 
 def until_told() -> None:
@@ -189,7 +200,7 @@ def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -
             socket.create_connection((host, int(port)), KNOCK_S).close()  # Ray would knock for many minutes
         ray.init(address or "local", runtime_env=runtime, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = _first_line(error)
         if not address:
             raise NotReady(f"Ray does not start on this machine: {reason}.") from error
         raise ServerUnreachable(
@@ -213,20 +224,66 @@ def _start(ray: Any, given: tuple[Settings, str, str | None, bool], replicas: in
     quiet = {"log_level": "CRITICAL", "enable_access_log": False}  # the replicas' own log tells all
     http = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    ray.serve.start(http_options=http, logging_config=quiet)
-    replica = ray.serve.deployment(ray.serve.ingress()(Replica)).options(
-        name=NAME,
-        num_replicas=replicas,
-        ray_actor_options=share(machines, replicas),
-        max_ongoing_requests=settings.connections,
-        max_queued_requests=settings.connections,
-        backpressure_config={"status_code": 429},
-        health_check_period_s=CHECK_S,
-        graceful_shutdown_timeout_s=math.ceil(settings.deadline_s) + GRACE_S,
-        logging_config=quiet,
-    )
     try:
+        ray.serve.start(http_options=http, logging_config=quiet)
+        replica = ray.serve.deployment(ray.serve.ingress()(Replica)).options(
+            name=NAME,
+            num_replicas=replicas,
+            ray_actor_options=share(machines, replicas),
+            max_ongoing_requests=settings.connections,
+            max_queued_requests=settings.connections,
+            backpressure_config={"status_code": 429},
+            health_check_period_s=CHECK_S,
+            graceful_shutdown_timeout_s=_drain_s(settings),
+            logging_config=quiet,
+        )
         ray.serve.run(replica.bind(*given), name=NAME)
-    except RuntimeError as error:
-        told = ray.serve.status().applications[NAME].deployments[NAME].message.strip().splitlines() or [str(error)]
-        raise NotReady(f"The replicas do not start: {told[-1].split(': ', 1)[-1]}") from error
+    except _errors(ray) as error:
+        raise NotReady(f"The replicas do not start: {_reason(ray, error)}") from error
+
+
+def _reason(ray: Any, error: Exception) -> str:
+    """The last line of what Ray says of the replicas, which tells more than the error, or else of the error."""
+    try:
+        told = ray.serve.status().applications[NAME].deployments[NAME].message
+    except (KeyError, *_errors(ray)):  # it came no further than to an application without replicas, or not so far
+        told = ""
+    lines = (told.strip() or str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1].split(": ", 1)[-1]
+
+
+def _drain_s(settings: Settings) -> int:
+    """Seconds in which a replica answers what it has."""
+    return math.ceil(settings.deadline_s) + GRACE_S
+
+
+def _drain(ray: Any, seconds: float) -> None:
+    """Returns when the replicas have answered what they had, or Ray has had to kill them after these seconds."""
+    with _at_the_end(ray, "open streams of events are waited for, as nobody could end them"):
+        told = ray.serve.get_app_handle(NAME).broadcast(Replica.hang_up.__name__)
+        told.results(timeout_s=HANG_UP_S, return_exceptions=True)
+    with _at_the_end(ray, "the replicas could not be told to end"):
+        ray.serve.delete(NAME, _blocking=False)  # Ray's own wait gives up after 60 s, whatever a replica may take
+        end = time.monotonic() + seconds + GRACE_S
+        while NAME in ray.serve.status().applications:
+            if time.monotonic() > end:
+                raise TimeoutError(f"they are there after {seconds + GRACE_S:.0f} s")
+            time.sleep(LOOK_S)
+
+
+@contextmanager
+def _at_the_end(ray: Any, what: str) -> Iterator[None]:
+    """Logs what Ray refuses: the command ends all the same, and does what else is to be done."""
+    try:
+        yield
+    except _errors(ray) as error:
+        log.warning("%s (%s)", what, _first_line(error))
+
+
+def _errors(ray: Any) -> tuple[type[Exception], ...]:
+    """What Ray raises, which has no ancestor in common."""
+    return (RuntimeError, OSError, ValueError, ray.exceptions.RayError, ray.serve.exceptions.RayServeException)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")

@@ -67,7 +67,9 @@ class Settings(BaseSettings):
     url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
     jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; above, 429")
     jobs_kept: int = Field(1000, ge=1, description="ended jobs that are kept")
-    source_folders: tuple[Path, ...] = Field((), description="folders of which jobs may read files, as JSON")
+    source_folders: tuple[Path, ...] = Field(
+        (), description="folders of which jobs may read files, as JSON; the log says at the start which are not there"
+    )
     runs: Path | None = Field(None, description="folder of pretraining runs, whose reports are shown")
     replies_kept: int = Field(10_000, ge=0, description="answers kept for Idempotency-Key; 0: none")
     replies_bytes: int = Field(200_000_000, ge=0, description="bytes of them")

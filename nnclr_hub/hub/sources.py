@@ -92,7 +92,7 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     name, _, revision = source.partition("@")
     if name in MODELS:
         return _registered(name, revision, progress, whole)
-    path = _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
+    path = _named(source)
     if os.path.isfile(path):  # unlike Path's own, false of names that no file can have
         return _file(path)
     if os.path.isdir(path):
@@ -102,6 +102,20 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
         raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists{hint}.")
     model_info(name)  # says that it has no weights yet, or which name is the nearest
     raise AssertionError(name)
+
+
+def absolute(source: str) -> str:
+    """The same source to a process that works in another folder: what is a path of this machine's is a whole one."""
+    kind, colon, rest = source.partition(":")
+    if colon and kind == "local-dir":
+        return f"{kind}:{_local(rest).absolute()}"
+    if colon and kind == "random":
+        architecture, at, seed = rest.partition("@")
+        here = architecture not in MODELS and os.path.isfile(_local(architecture) / CONFIG)
+        return f"{kind}:{_local(architecture).absolute()}{at}{seed}" if here else source
+    if source.partition("@")[0] in MODELS or not os.path.exists(_named(source)):
+        return source
+    return str(_named(source).absolute())
 
 
 def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
@@ -120,6 +134,12 @@ def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
 def _local(path: str) -> Path:
     """With ~ read, where there is such a user."""
     return Path(os.path.expanduser(path))
+
+
+def _named(source: str) -> Path:
+    """The path that a source without a kind of its own is, or file: with a path behind it."""
+    kind, colon, rest = source.partition(":")
+    return _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
 
 
 def _untrained_or_timm(kind: str, rest: str) -> Resolved:

@@ -16,13 +16,31 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, TamperedModel, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.layout import sha256_of
 from nnclr_hub.hub.registry import MODELS, default_model, list_models, model_info
-from nnclr_hub.hub.sources import resolve
+from nnclr_hub.hub.sources import absolute, resolve
 from nnclr_hub.torch_hub import entry_points
 
 
 def test_a_folder_is_found_by_all_its_spellings(model):
     for source in (str(model), f"local-dir:{model}", model.as_uri()):
         assert resolve(source).folder.resolve() == model.resolve()
+
+
+def test_an_absolute_source_means_the_same_from_every_folder(model, tmp_path, monkeypatch):
+    shutil.copytree(model, tmp_path / "here" / "it")
+    (tmp_path / "here" / default_model()).mkdir()  # names come first, whatever is called so here
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    told = ("it", "./it", "../here/it", "it/model.safetensors", "local-dir:it", "file:it", "random:it", "random:it@3")
+    found = {source: resolve(source) for source in told}
+    sent = {source: absolute(source) for source in told}
+    monkeypatch.chdir(tmp_path / "there")
+    for source in told:
+        again = resolve(sent[source])
+        assert again.folder.samefile(tmp_path / "here" / "it"), source
+        assert (again.seed, again.weights) == (found[source].seed, found[source].weights), source
+    monkeypatch.chdir(tmp_path / "here")
+    for source in (default_model(), f"random:{default_model()}@1", "random:test_resnet@2", "timm:x", "hf-hub:a/b@c"):
+        assert absolute(source) == source
 
 
 def test_random_weights_come_from_their_seed(pictures):

@@ -20,11 +20,16 @@ from store.milvus_servers import lite_server
 
 from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client, Item
+from nnclr_hub.store import open_store
+from nnclr_hub.store.records import Record
+from serving.jobs.ledger import JOB
 
 pytestmark = pytest.mark.scale
 pytest.importorskip("ray", reason="Ray is not installed")
 CONNECTIONS = 6  # at once of a replica
 CALLERS = 4
+ENDLESS = "0" * 14  # a job that another server has begun, and never ends
+SOON_S = 20.0  # for both to end, where no stream of events is waited for: a deadline is 30 s
 STALE_S = 1.0  # within which other clients of Milvus see what was written
 
 
@@ -36,6 +41,9 @@ def replicas(model, tmp_path_factory) -> Iterator[ServerProcess]:
     with pytest.MonkeyPatch.context() as patch, lite_server(folder) as milvus:
         for name, place in (("RAY_TMPDIR", ray), ("HOME", folder), ("NNCLR_STATE", folder / "state")):
             patch.setenv(name, str(place))
+        with open_store(milvus.uri) as store:
+            about = {"id": ENDLESS, "kind": "compact", "params": {}, "state": "running", "created": 1.0}
+            store.records.put(Record(JOB, ENDLESS, about))
         server = ServerProcess(
             milvus.uri, model=str(model), log=folder / "log", flags=("--replicas", "2"), connections=CONNECTIONS
         )
@@ -136,13 +144,13 @@ def test_jobs_and_probes_are_for_a_server_of_its_own(client):
     items = [{"id": f"{n}", "vector": [1.0, n, 0.0], "metadata": {"label": "ab"[n % 2]}} for n in range(8)]
     assert client.put("/api/v1/collections/jobless/items", json=items).status_code == 200
     time.sleep(STALE_S)
-    for path, body in (
-        ("jobs", {"kind": "compact", "collection": "jobless"}),
-        ("probes", {"name": "cats", "collection": "jobless", "field": "label"}),
+    for path, body, kept in (
+        ("jobs", {"kind": "compact", "collection": "jobless"}, [ENDLESS]),
+        ("probes", {"name": "cats", "collection": "jobless", "field": "label"}, []),
     ):
         for _ in range(4):
             assert "over the store alone" in is_problem(client.post(f"/api/v1/{path}", json=body), 403, "read_only")
-        assert client.get(f"/api/v1/{path}").json()[path] == []
+        assert [one["id"] for one in client.get(f"/api/v1/{path}").json()[path]] == kept
 
 
 def test_what_is_too_much_is_told_to_come_back(replicas, pictures):
@@ -216,9 +224,20 @@ def test_sigterm_ends_all_of_them_when_what_was_taken_in_is_answered(replicas, p
         with httpx.Client(base_url=replicas.url, timeout=60) as client:
             return client.post("/api/v1/embed", files=upload(pictures)).status_code
 
-    with ThreadPoolExecutor(CALLERS) as pool:
+    def watch(_: int) -> bytes:
+        with httpx.stream("GET", f"{replicas.url}/api/v1/jobs/{ENDLESS}/events", timeout=60) as events:
+            assert events.status_code == 200
+            return b"".join(events.iter_raw())  # raises where the stream is cut
+
+    with ThreadPoolExecutor(2 * CALLERS) as pool:
+        watched = [pool.submit(watch, number) for number in range(CALLERS)]
+        time.sleep(2)
+        assert not any(one.done() for one in watched)
         asked = [pool.submit(ask, number) for number in range(CALLERS)]
         time.sleep(0.3)
         assert not all(one.done() for one in asked)
+        began = time.monotonic()
         assert replicas.terminate() == 0
+        assert time.monotonic() - began < SOON_S, "streams of events were waited for"
         assert {one.result() for one in asked} == {200}
+        assert all(one.result().count(b"event: state") == 1 for one in watched)

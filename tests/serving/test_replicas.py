@@ -1,9 +1,14 @@
 """What can be said of replicas without Ray; test_ray_serve.py runs them."""
 
 import asyncio
+import math
 import pickle
+import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -16,7 +21,7 @@ from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs
 from serving.jobs.ledger import JOB
-from serving.ray_serve import Named, Replica, share
+from serving.ray_serve import NAME, Named, Replica, deployed, share
 from serving.schemas import Readiness
 from serving.settings import Settings
 from serving.telemetry import Metrics
@@ -89,7 +94,133 @@ def test_settings_are_sent_with_hashes_of_the_keys_and_let_the_same_keys_in(tmp_
     }
 
 
-def test_a_store_of_one_process_is_refused_to_several_by_a_sentence_that_names_the_ways_on(tmp_path):
+class RayError(Exception):
+    """Ray's, of the stand-in."""
+
+
+class Cluster:
+    """A stand-in for ray and ray.serve: notes what it is asked, and says what a test has it say.
+
+    Args:
+        fails: the calls that raise, and what.
+        lasting: looks at the status that the application outlives its deletion.
+        told: what it says of the replicas; None: it knows of none.
+    """
+
+    def __init__(self, fails: dict[str, Exception] | None = None, lasting: float = 2, told: str | None = "") -> None:
+        self.asked: list[str] = []
+        self.sent: tuple[Any, ...] = ()
+        self._fails, self._lasting, self._told = fails or {}, lasting, told
+        self.exceptions = SimpleNamespace(RayError=RayError)
+        self.util = SimpleNamespace(list_named_actors=lambda all_namespaces: [])
+        self.serve = SimpleNamespace(
+            exceptions=SimpleNamespace(RayServeException=RayError),
+            start=self._noted("start"),
+            ingress=lambda: lambda cls: cls,
+            deployment=lambda cls: SimpleNamespace(options=lambda **given: SimpleNamespace(bind=self._bind)),
+            run=self._noted("run"),
+            get_app_handle=lambda name: SimpleNamespace(broadcast=self._broadcast),
+            delete=self._noted("delete"),
+            status=self._status,
+            shutdown=self._noted("serve.shutdown"),
+        )
+        self.init, self.shutdown = self._noted("init"), self._noted("shutdown")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+    def _noted(self, name: str) -> Callable[..., None]:
+        def call(*_: Any, **__: Any) -> None:
+            self.asked.append(name)
+            if name in self._fails:
+                raise self._fails[name]
+
+        return call
+
+    def _bind(self, *given: Any) -> None:
+        self.sent = given
+
+    def _broadcast(self, method: str) -> SimpleNamespace:
+        return SimpleNamespace(results=self._noted(method))
+
+    def _status(self) -> SimpleNamespace:
+        if "delete" in self.asked:
+            self._lasting -= 1
+        there = self._told is not None and self._lasting > 0
+        about = SimpleNamespace(deployments={NAME: SimpleNamespace(message=self._told)})
+        return SimpleNamespace(applications={NAME: about} if there else {})
+
+
+@pytest.fixture
+def stand_in(monkeypatch) -> Callable[..., Cluster]:
+    """A cluster in ray's place."""
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # both are set by the verb, and are to go with the test
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+    def put(**given: Any) -> Cluster:
+        cluster = Cluster(**given)
+        monkeypatch.setitem(sys.modules, "ray", cluster)
+        monkeypatch.setitem(sys.modules, "ray.serve", cluster.serve)
+        return cluster
+
+    return put
+
+
+def deploy(store: Path, *, model: str | None = None, address: str | None = "auto", deadline_s: float = 30.0) -> None:
+    with deployed(Settings(deadline_s=deadline_s), str(store), model, replicas=1, address=address):
+        pass
+
+
+def test_replicas_end_their_streams_before_they_are_told_to_go_and_are_waited_for(stand_in, tmp_path):
+    cluster = stand_in(lasting=3)
+    deploy(tmp_path / "store")
+    assert cluster.asked == ["init", "start", "run", "hang_up", "delete", "serve.shutdown", "shutdown"]
+    assert NAME not in cluster.serve.status().applications
+
+
+@pytest.mark.parametrize("fails", [{}, {"hang_up": TimeoutError("x")}, {"delete": RayError("x")}])
+def test_an_end_that_takes_too_long_or_fails_is_told_and_ray_serve_goes_all_the_same(
+    stand_in, tmp_path, monkeypatch, caplog, fails
+):
+    monkeypatch.setattr("serving.ray_serve.GRACE_S", 0)
+    cluster = stand_in(fails=fails, lasting=math.inf)
+    deploy(tmp_path / "store", deadline_s=0.5)  # whole seconds are waited
+    assert cluster.asked[-2:] == ["serve.shutdown", "shutdown"]
+    assert caplog.messages
+    assert ("they are there after 1 s" in caplog.text) == ("delete" not in fails)
+
+
+@pytest.mark.parametrize(
+    ("fails", "told", "sentence"),
+    [
+        ({"start": RayError("no proxy came up")}, None, "no proxy came up"),
+        ({"run": RuntimeError("Deploying failed")}, None, "Deploying failed"),
+        ({"run": RuntimeError("Deploying failed")}, "Traceback\nNotReady: out of memory", "out of memory"),
+        ({"start": RayError("the first"), "serve.shutdown": RayError("the second")}, None, "the first"),
+    ],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing_on_the_cluster(stand_in, tmp_path, fails, told, sentence):
+    cluster = stand_in(fails=fails, told=told)
+    with pytest.raises(NotReady, match=f"The replicas do not start: {sentence}"):
+        deploy(tmp_path / "store")
+    assert "delete" not in cluster.asked, "nothing was deployed"
+    assert cluster.asked[-2:] == ["serve.shutdown", "shutdown"]
+
+
+def test_replicas_get_whole_paths_of_store_and_model(stand_in, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, tmp_path / "weights" / "x")
+    for source in ("weights/x", "local-dir:weights/x", "weights/x/model.safetensors"):
+        cluster = stand_in()
+        deploy(Path("store"), model=source, address=None)
+        _, store, sent, _ = cluster.sent
+        assert store == str(tmp_path / "store")
+        assert str(tmp_path / "weights" / "x") in sent
+        assert "serve.shutdown" not in cluster.asked, "it ends with its cluster"
+
+
+def test_a_store_of_one_process_is_refused_to_several_by_a_sentence_that_names_the_ways_on(stand_in, tmp_path):
+    stand_in()
     folder = tmp_path / "store"
     flags = ["serve", "--store", str(folder), "--model", "random:test_resnet", "--port", "0", "--replicas", "2"]
     refused = CliRunner().invoke(cli, flags)
@@ -112,6 +243,7 @@ def test_without_ray_the_sentence_names_the_extra(tmp_path, monkeypatch):
     refused = CliRunner().invoke(cli, flags)
     assert refused.exit_code == 1, refused.output
     assert "pip install 'nnclr_hub[scale]'" in " ".join(refused.output.split())
+    assert not store.exists(), "a store was made for a server that cannot be"
 
 
 def test_a_job_of_another_server_is_seen_and_cannot_be_cancelled(tmp_path):
