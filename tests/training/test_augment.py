@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.functional import rgb_to_grayscale, solarize
 
 from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view, make_views, plan_views
 from training.data.operations import compiled
@@ -57,6 +58,23 @@ def test_every_picture_of_a_batch_gets_its_own_view():
             assert made.shape == (3, 3, 24, 24)
             assert not torch.equal(made[0], made[1])
             assert not torch.equal(made[1], made[2])
+
+
+def test_a_batch_that_turns_grey_as_a_whole_goes_on_like_any_other():
+    """The same draws without grey, turned grey by torchvision between: blur of some and solarisation of some follow."""
+    images = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain = View(24, jitter=0.0, blur=0.5, solarize=0.0, mean=(0, 0, 0), std=(1, 1, 1))
+    made, coloured = (
+        make_view(images, torch.ones(16), replace(plain, grey=grey), torch.Generator().manual_seed(1))
+        for grey in (1.0, 0.0)
+    )
+    torch.testing.assert_close(made, rgb_to_grayscale(coloured, num_output_channels=3), atol=1e-5, rtol=0)
+    solarized = make_view(
+        images, torch.ones(16), replace(plain, grey=1.0, solarize=0.5), torch.Generator().manual_seed(1)
+    )
+    changed = torch.tensor([not torch.equal(one, other) for one, other in zip(solarized, made, strict=True)])
+    assert 0 < changed.sum() < 16
+    torch.testing.assert_close(solarized[changed], solarize(made, 0.5)[changed])
 
 
 def test_the_generator_decides_everything():
