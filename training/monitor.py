@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from nnclr_hub.errors import InvalidRequest, MissingDependency, TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
@@ -206,9 +207,10 @@ def stop_if_diverged(learner: nn.Module, loss: float, step: int, out: Path, save
         out: the run folder.
         saved_at: the step of the last checkpoint, if any.
     """
-    # norms of all at once: a look at each weight for itself would be a thousand small programs for a GPU
-    weights = torch.stack(torch._foreach_norm([p.detach() for p in learner.parameters()])).isfinite().all()
-    if math.isfinite(loss) and bool(weights):
+    # all at once: a look at each weight for itself would be a thousand small programs for a GPU; and the largest of
+    # them, for the sum of squares of finite weights need not be finite
+    largest = get_total_norm([p.detach() for p in learner.parameters()], norm_type=math.inf)
+    if math.isfinite(loss) and math.isfinite(largest.item()):
         return
     what = "A weight" if math.isfinite(loss) else "The loss"
     if saved_at is None:
