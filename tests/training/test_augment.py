@@ -8,7 +8,16 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import rgb_to_grayscale, solarize
 
-from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view, make_views, plan_views
+from training.data.augment import (
+    AUGMENTATIONS,
+    View,
+    _in_lines,
+    blur_taps,
+    draw_boxes,
+    make_view,
+    make_views,
+    plan_views,
+)
 from training.data.operations import compiled
 
 
@@ -45,6 +54,15 @@ def test_pictures_of_extreme_proportions_give_finite_views():
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
         assert made.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float16])
+def test_pictures_of_every_type_are_laid_out_once_for_all_views(kind):
+    images = torch.randint(0, 256, (2, 8, 8, 3)).to(kind)
+    lines = _in_lines(images)
+    assert torch.equal(lines, images.float())
+    assert lines.transpose(2, 3).is_contiguous(), "else the products copy them for every view"
+    assert _in_lines(lines).data_ptr() == lines.data_ptr(), "and make_view takes what make_views laid out"
 
 
 def test_every_picture_of_a_batch_gets_its_own_view():
