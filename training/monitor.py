@@ -12,7 +12,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,10 @@ class Monitor:
     def record(self, step: int, epoch: float, scores: dict[str, float]) -> None:
         """Writes a line of evaluation scores."""
         self._append({"step": step, "epoch": round(epoch, 4), **scores})
+
+    def last_scored(self, names: Iterable[str]) -> int | None:
+        """The step of the last line with scores of these names; None: the log has none, or is not whole."""
+        return next((line["step"] for line in reversed(self.lines) if line.keys() & set(names)), None)
 
     def _append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)

@@ -9,7 +9,7 @@ from nnclr_hub.errors import TrainingDiverged
 from training.monitor import stop_if_diverged
 
 
-def network(value: float) -> nn.Module:
+def network(value: float) -> nn.Sequential:
     """Weights of two types, all finite but perhaps one."""
     made = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2).bfloat16())
     made[1].bias.data[1] = value
