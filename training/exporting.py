@@ -184,8 +184,9 @@ def _compared(
         elif abs(value - known[name]) <= near and (same or data not in pictures):
             checks[name] = value
         elif same:
+            when = "" if "measured_at_step" in about else ", perhaps at an earlier step"
             raise WeightsMismatch(
                 f"The exported weights measure {name} {value}, and the run measured {known[name]} on the same "
-                "pictures: go on with --resume to the run's end and export it again."
+                f"pictures{when}: go on with --resume to the run's end and export it again."
             )
     return {**known, **{name: value for name, value in measured.items() if name not in known}}, checks

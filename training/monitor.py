@@ -12,7 +12,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from nnclr_hub.errors import InvalidRequest, MissingDependency, TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
@@ -130,6 +131,10 @@ class Monitor:
         """Writes a line of evaluation scores."""
         self._append({"step": step, "epoch": round(epoch, 4), **scores})
 
+    def last_scored(self, names: Iterable[str]) -> int | None:
+        """The step of the last line with scores of these names; None: the log has none, or is not whole."""
+        return next((line["step"] for line in reversed(self.lines) if line.keys() & set(names)), None)
+
     def _append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         with self._path.open("a") as file:
@@ -206,9 +211,10 @@ def stop_if_diverged(learner: nn.Module, loss: float, step: int, out: Path, save
         out: the run folder.
         saved_at: the step of the last checkpoint, if any.
     """
-    # norms of all at once: a look at each weight for itself would be a thousand small programs for a GPU
-    weights = torch.stack(torch._foreach_norm([p.detach() for p in learner.parameters()])).isfinite().all()
-    if math.isfinite(loss) and bool(weights):
+    # all at once: a look at each weight for itself would be a thousand small programs for a GPU; and the largest of
+    # them, for the sum of squares of finite weights need not be finite
+    largest = get_total_norm([p.detach() for p in learner.parameters()], norm_type=math.inf)
+    if math.isfinite(loss) and math.isfinite(largest.item()):
         return
     what = "A weight" if math.isfinite(loss) else "The loss"
     if saved_at is None:

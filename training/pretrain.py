@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -127,13 +128,13 @@ def _pretrain(
     schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
 
     # ------------------------------------------------------------------------ resume
-    step, saved_at, scores, scored_at, at_start = 0, None, {}, 0, {}
+    step, saved_at, scores, at_start = 0, None, {}, {}
     if saved is not None:
         check_same_run(saved, name, recipe, files, init, out)
         learner.load_state_dict(saved["learner"])
         optimizer.load_state_dict(saved["optimizer"])
         step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
-        saved_at, scored_at = step, saved.get("scored_at", step)
+        saved_at = step
         if step == steps and not evaluation_changed(saved, recipe):
             say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
             return Outcome(True, step, scores)
@@ -152,16 +153,14 @@ def _pretrain(
     evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, say) if ranks.first else None
 
     def evaluate() -> None:
-        nonlocal scored_at
         if evaluation is not None and monitor is not None:
             scores.update(evaluation.scores(learner, out.name))
-            scored_at = step
             monitor.record(step, step / steps_per_epoch, scores)
             evaluation.tell(step / steps_per_epoch, scores)
             warn_if_worse(scores, at_start, say)
 
     def save() -> None:
-        if ranks.first:
+        if monitor is not None:
             state = {
                 "recipe": name,
                 "settings": dataclasses.asdict(recipe),
@@ -169,17 +168,17 @@ def _pretrain(
                 "files": digest(files),
                 "step": step,
                 "scores": scores,
-                "scored_at": scored_at,
                 "at_start": at_start,
                 "learner": learner.state_dict(),
                 "optimizer": optimizer.state_dict(),
             }
             save_checkpoint(out, state)
-            figures = {
+            figures: dict[str, Any] = {
                 "metrics": {key: round(value, 4) for key, value in scores.items()},
                 "measured_on": evaluation.pictures if evaluation is not None else {},
-                "measured_at_step": scored_at,  # a stop saves weights without measuring them
             }
+            if (scored := monitor.last_scored(scores)) is not None:  # a stop saves weights without measuring them
+                figures["measured_at_step"] = scored
             export_encoder(learner, preprocessing, recipe, out, name, step, steps, figures if scores else {})
             record_neighbours(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")

@@ -14,8 +14,8 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,11 +24,14 @@ import numpy as np
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.errors import DiskFull, ImageError, NoImages
+from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
 CHUNK = 512  # pictures between two commits
 TINY = 1e-12
 PATIENCE = 60.0  # seconds to wait while another program writes features of the same encoder
+HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+# damaged, no database at all, or with a table of another form, as "no such column" says: all anew
+WORTHLESS = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
 
 
 class FeatureSource(Protocol):
@@ -82,6 +85,7 @@ def extract_features(
     Raises:
         NoImages: no files, or not one that can be read.
         DiskFull: they cannot be kept there.
+        StoreLocked: another program has the file that they are kept in.
     """
     if not paths:
         raise NoImages("There are no pictures to take features of.")
@@ -89,15 +93,14 @@ def extract_features(
     place.mkdir(parents=True, exist_ok=True)
     raw = _rows(place, (len(paths), source.embed_dim))
     kept = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
-    try:
-        broken = _fill(raw, source, paths, kept, progress)
-    except sqlite3.OperationalError as error:
-        raise DiskFull(
-            f"Features cannot be kept in {kept} ({error}): make room there, or set NNCLR_CACHE to another folder."
-        ) from error
-    except sqlite3.DatabaseError:  # damaged: all anew
-        kept.unlink()
-        broken = _fill(raw, source, paths, kept, progress)
+    with _refusals(kept):
+        try:
+            broken = _fill(raw, source, paths, kept, progress)
+        except sqlite3.DatabaseError as error:
+            if _reason(error) not in WORTHLESS:
+                raise
+            kept.unlink()
+            broken = _fill(raw, source, paths, kept, progress)
     if len(broken) == len(paths):
         raise NoImages(f"Not one of the {len(paths)} pictures could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
@@ -117,6 +120,27 @@ def _rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
                 "NNCLR_CACHE to another folder."
             ) from error
         return np.memmap(file, np.float32, "r+", shape=shape)
+
+
+@contextmanager
+def _refusals(kept: Path) -> Iterator[None]:
+    """What the disk or another program refuses, in one sentence."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if _reason(error) in HELD:
+            raise StoreLocked(
+                f"Features cannot be kept in {kept} ({error}): another program has had it for {PATIENCE:g} s, so let "
+                "it end, or set NNCLR_CACHE to another folder."
+            ) from error
+        raise DiskFull(
+            f"Features cannot be kept in {kept} ({error}): make room there, or set NNCLR_CACHE to another folder."
+        ) from error
+
+
+def _reason(error: sqlite3.Error) -> int:
+    """SQLite's number for it, without the details above its lowest byte; Python's own errors, as at text, have none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _fill(
@@ -154,7 +178,7 @@ def _key(path: Path) -> bytes:
 def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:
     """Fills a row with what is kept of a picture, if anything is."""
     found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
-    if found is None or len(found[0]) != row.nbytes:
+    if found is None or not isinstance(found[0], bytes) or len(found[0]) != row.nbytes:
         return False
     row[:] = np.frombuffer(found[0], np.float32)
     return True

@@ -52,6 +52,10 @@ def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
 
 
 def _norm_behind_pool(backbone: nn.Module) -> nn.Module:
-    """timm's name for it in transformers that pool by the mean, and that in ConvNeXt and its kin."""
+    """timm's name for it in transformers that pool by the mean, and that in ConvNeXt and its kin.
+
+    InceptionNeXt has that of a hidden layer under the same name: of another length, it is none that cells go through.
+    """
     norm = getattr(backbone, "fc_norm", None) or getattr(getattr(backbone, "head", None), "norm", None)
-    return norm or nn.Identity()
+    weight = getattr(norm, "weight", None)
+    return nn.Identity() if norm is None or (weight is not None and len(weight) != backbone.num_features) else norm

@@ -16,10 +16,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class InputContract:
-    """What is done to a picture before the network sees it: RGB, the short side resized to size / crop_pct, the centre
-    cut out, scaled to [0, 1], mean taken off, divided by std.
+    """What is done to a picture before the network sees it: RGB, a side resized to size / crop_pct, the centre cut out,
+    scaled to [0, 1], mean taken off, divided by std.
 
     size: side of the square input in pixels.
+    crop_mode: which side: "center" the short one, "squash" both, "border" the long one; as `Preprocessing` has them.
     """
 
     size: int
@@ -27,6 +28,7 @@ class InputContract:
     interpolation: str = "bicubic"
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    crop_mode: str = "center"
 
 
 @dataclass(frozen=True)

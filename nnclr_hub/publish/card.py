@@ -229,9 +229,15 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
     kind, _, data = metric.partition("/")
     if kind.startswith("knn"):
         return f"`nnclr eval knn {source} --data {data}`"
-    at = about.get("measured_at_step", about.get("steps"))
-    when = "its last step" if at == about.get("steps") else f"step {at}"
-    return f"by `nnclr pretrain {about['recipe']}`, at {when}" if "recipe" in about else "not recorded"
+    return f"by `nnclr pretrain {about['recipe']}`, at {_measured_at(about)}" if "recipe" in about else "not recorded"
+
+
+def _measured_at(about: Mapping[str, Any]) -> str:
+    steps = about.get("steps")
+    if "measured_at_step" not in about and about.get("step", steps) != steps:
+        return "a step that is not recorded"  # of a run that was stopped, by an earlier version
+    at = about.get("measured_at_step", steps)
+    return "its last step" if at == steps else f"step {at}"
 
 
 def _origin(about: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import errno
 import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder import features as module
 from nnclr_hub.encoder.features import extract_features, unit_rows
-from nnclr_hub.errors import DiskFull, ImageError, NoImages
+from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
 
 class Counting:
@@ -98,11 +99,51 @@ def test_two_at_once_keep_one_anothers(files, tmp_path):
             assert found.raw[:, 0].tolist() == list(range(10))
 
 
-def test_a_folder_that_takes_nothing_is_one_sentence(files, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise sqlite3.OperationalError("database or disk is full")
+FORMS = [
+    "CREATE TABLE features (path TEXT PRIMARY KEY, vector BLOB)",  # no such column
+    "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB, made TEXT)",  # one more than there are values
+    "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB CHECK (length(vector) = 1))",  # takes nothing
+    "CREATE TABLE features (key BLOB PRIMARY KEY, vector INTEGER GENERATED ALWAYS AS (7))",  # not written to
+    "CREATE VIEW features AS SELECT x'00' AS key, x'00' AS vector",  # cannot be written to
+]
 
-    monkeypatch.setattr(module, "_fill", full)
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cache_of_another_form_is_made_anew(files, tmp_path, form):
+    extract_features(Counting(), files, folder=tmp_path / "f")
+    (kept,) = (tmp_path / "f").iterdir()
+    kept.unlink()
+    with closing(sqlite3.connect(kept)) as other:
+        other.execute(form)
+    assert extract_features(Counting(), files, folder=tmp_path / "f").raw[9, 0] == 9
+    extract_features(later := Counting(), files, folder=tmp_path / "f")
+    assert later.seen == 0
+
+
+def test_a_cache_that_another_program_has_is_said_to_be(files, tmp_path, monkeypatch):
+    """And stays: it is whole, and the other program's as well."""
+    extract_features(Counting(), files, folder=tmp_path / "f")
+    (kept,) = (tmp_path / "f").iterdir()
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    with closing(sqlite3.connect(kept, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreLocked, match=r"\(database is locked\): another program has had it for 0\.2 s"):
+            extract_features(Counting(), files, folder=tmp_path / "f")
+        other.execute("ROLLBACK")
+    extract_features(later := Counting(), files, folder=tmp_path / "f")
+    assert later.seen == 0
+
+
+def test_a_folder_that_takes_nothing_is_one_sentence(files, tmp_path, monkeypatch):
+    """SQLite's own limit of pages stands for the end of the disk."""
+    connect = sqlite3.connect
+
+    def full(*given, **more):
+        made = connect(*given, **more)
+        made.execute("PRAGMA max_page_count = 1")
+        return made
+
+    monkeypatch.setattr(sqlite3, "connect", full)
     with pytest.raises(DiskFull, match=r"cannot be kept in .*\.sqlite \(database or disk is full\): make room"):
         extract_features(Counting(), files, folder=tmp_path / "f")
 

@@ -12,7 +12,7 @@ from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 
 # timm's num_features is the depth of their maps, behind which comes a hidden layer of another length
-HIDDEN = [("mobilenetv3_small_050", "avg"), ("lcnet_035", "avg")]
+HIDDEN = [("mobilenetv3_small_050", "avg"), ("lcnet_035", "avg"), ("inception_next_atto", "avg")]
 
 
 @pytest.mark.parametrize(("name", "pool"), [("resnet18", "avg"), ("test_vit", "token"), *HIDDEN])
@@ -50,6 +50,16 @@ def test_the_only_cell_of_a_map_is_timms_pooled_vector(architecture, side):
             parameter.add_(0.1 * torch.randn_like(parameter))
         x = torch.randn(2, 3, side, side)
         torch.testing.assert_close(feature_map(backbone, x)[:, 0, 0], backbone(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_of_a_hidden_layer_is_not_one_of_the_map():
+    """InceptionNeXt's head: pool, a wider layer, its norm. So its map is what timm's forward_features gives."""
+    backbone = create_backbone("inception_next_atto").eval()
+    x = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        made = feature_map(backbone, x)
+        assert torch.equal(made, backbone.forward_features(x).permute(0, 2, 3, 1))  # type: ignore[operator]
+    assert made.shape == (1, 2, 3, 320)
 
 
 def test_a_vits_map_is_its_patch_tokens_after_the_last_norm():

@@ -6,8 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.functional import rgb_to_grayscale, solarize
 
-from training.data.augment import AUGMENTATIONS, View, blur_taps, draw_boxes, make_view, make_views, plan_views
+from training.data.augment import (
+    AUGMENTATIONS,
+    View,
+    _in_lines,
+    blur_taps,
+    draw_boxes,
+    make_view,
+    make_views,
+    plan_views,
+)
 from training.data.operations import compiled
 
 
@@ -46,6 +56,15 @@ def test_pictures_of_extreme_proportions_give_finite_views():
         assert made.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float16])
+def test_pictures_of_every_type_are_laid_out_once_for_all_views(kind):
+    images = torch.randint(0, 256, (2, 8, 8, 3)).to(kind)
+    lines = _in_lines(images)
+    assert torch.equal(lines, images.float())
+    assert lines.transpose(2, 3).is_contiguous(), "else the products copy them for every view"
+    assert _in_lines(lines).data_ptr() == lines.data_ptr(), "and make_view takes what make_views laid out"
+
+
 def test_every_picture_of_a_batch_gets_its_own_view():
     """The same picture thrice gives three views; torchvision on a batch would draw once."""
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -57,6 +76,23 @@ def test_every_picture_of_a_batch_gets_its_own_view():
             assert made.shape == (3, 3, 24, 24)
             assert not torch.equal(made[0], made[1])
             assert not torch.equal(made[1], made[2])
+
+
+def test_a_batch_that_turns_grey_as_a_whole_goes_on_like_any_other():
+    """The same draws without grey, turned grey by torchvision between: blur of some and solarisation of some follow."""
+    images = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain = View(24, jitter=0.0, blur=0.5, solarize=0.0, mean=(0, 0, 0), std=(1, 1, 1))
+    made, coloured = (
+        make_view(images, torch.ones(16), replace(plain, grey=grey), torch.Generator().manual_seed(1))
+        for grey in (1.0, 0.0)
+    )
+    torch.testing.assert_close(made, rgb_to_grayscale(coloured, num_output_channels=3), atol=1e-5, rtol=0)
+    solarized = make_view(
+        images, torch.ones(16), replace(plain, grey=1.0, solarize=0.5), torch.Generator().manual_seed(1)
+    )
+    changed = torch.tensor([not torch.equal(one, other) for one, other in zip(solarized, made, strict=True)])
+    assert 0 < changed.sum() < 16
+    torch.testing.assert_close(solarized[changed], solarize(made, 0.5)[changed])
 
 
 def test_the_generator_decides_everything():

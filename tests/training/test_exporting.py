@@ -15,7 +15,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
-from training.checkpoint import load_checkpoint
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.exporting import export
 from training.monitor import read_log
 from training.pretrain import pretrain
@@ -86,6 +86,47 @@ def test_a_stopped_runs_figures_are_said_to_be_of_an_earlier_step(stopped, data,
     told = f"Measured at step {scored['step']} of {about['steps']}; the weights are those of step {about['step']}."
     assert told in card
     assert f"by `nnclr pretrain small_cpu`, at step {scored['step']}" in card
+
+
+def of_an_earlier_version(run, out, log: bool) -> Path:
+    """Its checkpoint and its encoder do not say at which step the figures are measured."""
+    shutil.copytree(run, out)
+    saved = load_checkpoint(out)
+    assert saved is not None
+    saved.pop("scored_at", None)
+    save_checkpoint(out, saved)
+    config = json.loads((out / "encoder" / "config.json").read_text())
+    config["nnclr"].pop("measured_at_step")
+    (out / "encoder" / "config.json").write_text(json.dumps(config))
+    if not log:
+        (out / "log.jsonl").unlink()
+    return out
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_run_that_an_earlier_version_stopped_finds_that_step_in_its_log_or_leaves_it_open(
+    stopped, data, tmp_path, log
+):
+    before = read_config(stopped / "encoder").nnclr
+    out = of_an_earlier_version(stopped, tmp_path / "run", log)
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "base_lr=5"])
+    assert not pretrain("small_cpu", recipe, [data], out, resume=True, minutes=0).finished
+    about = read_config(out / "encoder").nnclr
+    assert about["step"] == before["step"] + 1
+    assert about["metrics"] == before["metrics"]
+    assert about.get("measured_at_step") == (before["measured_at_step"] if log else None)
+
+
+def test_what_an_earlier_version_stopped_may_have_figures_of_an_earlier_step_and_says_so(stopped, data, tmp_path):
+    out = of_an_earlier_version(stopped, tmp_path / "run", True)
+    card = (export(out, tmp_path / "model").folder / "README.md").read_text()
+    assert "by `nnclr pretrain small_cpu`, at a step that is not recorded" in card
+    config = json.loads((out / "encoder" / "config.json").read_text())
+    name = f"knn20/{data.name}"
+    config["nnclr"]["metrics"][name] = 2.0  # which nothing measures
+    (out / "encoder" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsMismatch, match="on the same pictures, perhaps at an earlier step: go on with --resume"):
+        export(out, tmp_path / "other", data=[data])
 
 
 def test_an_export_with_the_data_measures_what_a_stopped_run_did_not(stopped, data, tmp_path):

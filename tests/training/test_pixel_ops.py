@@ -40,6 +40,15 @@ def test_grayscale_equals_torchvision(images):
     )
 
 
+def test_a_grey_picture_can_be_worked_on_in_place(images):
+    """Three channels that share their memory could not: a change of one would be one of all."""
+    grey = pixel_ops.grayscale(images)
+    before = grey.clone()
+    grey[0, 0] = 7
+    assert torch.equal(grey[0, 1:], before[0, 1:])
+    assert torch.equal(grey[1:], before[1:])
+
+
 def test_solarize_equals_torchvision(images):
     assert torch.equal(pixel_ops.solarize(images), reference.solarize(images, threshold=0.5))
 

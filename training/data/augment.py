@@ -148,7 +148,9 @@ def make_view(
 
 def _in_lines(images: Tensor) -> Tensor:
     """(B, S, S, 3) in float32, lying as (B, S, 3, S): once for all views, as `products` wants it."""
-    return images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).transpose(2, 3)
+    # uint8 is copied by the first, which leaves float32 to the second
+    lines = images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).contiguous()
+    return lines.transpose(2, 3)
 
 
 def _normalise(x: Tensor, view: View) -> Tensor:

@@ -88,8 +88,13 @@ def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def grayscale(images: Tensor) -> Tensor:
-    """Luma in all three channels: (B, 3, H, W)."""
-    return luma(images.unbind(1)).unsqueeze(1).expand_as(images)  # type: ignore[arg-type]
+    """Luma in all three channels: (B, 3, H, W), each with memory of its own, for what follows works in place."""
+    return torch.empty_like(images).copy_(_grey(images))
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Luma: (B, 1, H, W)."""
+    return luma(images.unbind(1)).unsqueeze(1)  # type: ignore[arg-type]
 
 
 def luma(planes: Planes) -> Tensor:
@@ -109,12 +114,12 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Towards the picture's mean grey: factor (B,) >= 0."""
-    return _blend(images, grayscale(images)[:, :1].mean(dim=(1, 2, 3), keepdim=True), factor)
+    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Towards its own greys: factor (B,) >= 0."""
-    return _blend(images, grayscale(images)[:, :1], factor)
+    return _blend(images, _grey(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
