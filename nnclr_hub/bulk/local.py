@@ -34,10 +34,17 @@ class Streams(Embeds, Protocol):
 
 @dataclass(frozen=True)
 class Embedded:
-    """What a run, or a part of one, has come to: (path, reason) of `broken`, and the shards of others still missing."""
+    """What a run, or a part of one, has come to.
+
+    pictures: that have vectors.
+    broken: (path, reason) of the others.
+    shards: of all parts.
+    missing: how many of these are not there yet.
+    """
 
     pictures: int
     broken: tuple[tuple[str, str], ...]
+    shards: int
     missing: int
 
 
@@ -140,5 +147,6 @@ def come_to(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
     return Embedded(
         pictures=sum(shard.count for shard in shards),
         broken=tuple(chain.from_iterable(shard.broken for shard in shards)),
+        shards=plan.shards,
         missing=missing,
     )

@@ -134,7 +134,9 @@ class Plan:
         Raises:
             InvalidRequest: the folder holds another plan, or other files.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.parent.is_dir():
+            raise InvalidRequest(f"{folder.parent} is no folder: make it first, or name another --out.")
+        folder.mkdir(exist_ok=True)
         if not (folder / PLAN).exists():
             ours = (".", PLAN)  # of others that begin at this moment
             if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(ours)]:

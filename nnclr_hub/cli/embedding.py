@@ -75,7 +75,7 @@ def embed(
         _write_array(to, images, encoder, how)
     else:
         report = _write_shards(to, images, encoder, how)
-        missing = f"; shards of other parts that are still missing: {report.missing}" if report.missing else ""
+        missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
         err.print(f"written: {to} ({report.pictures} x {encoder.embed_dim} {precision}){missing}", markup=False)
 
 

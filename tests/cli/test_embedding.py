@@ -67,7 +67,7 @@ def test_shards_become_a_collection(photos, model, tmp_path):
 
 def test_parts_say_what_is_still_missing(photos, model, tmp_path):
     call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
-    assert "still missing: 1" in nnclr(*call, "--part", "1/2")[1]
+    assert "1 of 3 shards are still missing" in nnclr(*call, "--part", "1/2")[1]
     assert "lacks 1 of 3 shards" in nnclr("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
     assert "missing" not in nnclr(*call, "--part", "2/2")[1]
 
@@ -86,6 +86,7 @@ def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
         (("--precision", "int8", "--out", tmp_path / "v"), "is none of f32, f16"),
         (("--precision", "f16"), "are of what --out writes"),
         (("--out", tmp_path / "v.parquet"), "name a FILE.npy, or a folder"),
+        (("--out", tmp_path / "no" / "v.npy"), "no is no folder: make it first"),
     ):
         assert sentence in nnclr(*call, *words, code=2)[1]
     assert (

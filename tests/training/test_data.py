@@ -1,5 +1,6 @@
 """Packs, orders, batches, degradation and named sets: nothing lost, nothing decoded twice, nothing mixed up."""
 
+import os
 import pickle
 import shutil
 import tarfile
@@ -17,7 +18,7 @@ from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named as named_module
 from training.data.batches import Batches
-from training.data.datasets import evaluation_sets
+from training.data.datasets import evaluation_sets, typical_side
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import ImagePack, build_pack
 from training.data.named import find_data
@@ -278,3 +279,9 @@ def test_a_set_that_cannot_be_fetched_and_a_name_that_is_none_are_explained(monk
         find_data(["cifar"], Console(quiet=True))
     assert find_data([tmp_path], Console(quiet=True)) == [tmp_path]
     assert set(named_module.NAMED) >= {"cifar10", "imagenette", "stl10"}
+
+
+def test_a_pipe_of_a_pictures_name_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
+    assert typical_side(sorted(tmp_path.iterdir())) == 20

@@ -80,6 +80,8 @@ def typical_side(paths: Sequence[Path]) -> int:
     """The median short side, in pixels, of some of the files; 0 if none of them can be opened."""
     sides = []
     for path in paths[:: max(1, len(paths) // LOOKED_AT)]:
+        if not path.is_file():  # a pipe of a picture's name would never open
+            continue
         try:
             with pillow_kept_quiet(), Image.open(path) as image:
                 sides.append(min(image.size))
