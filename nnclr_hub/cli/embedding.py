@@ -11,7 +11,7 @@ import typer
 
 from nnclr_hub.cli.pictures import list_broken
 from nnclr_hub.cli.verbs import Backend, Model, err
-from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
     from nnclr_hub.bulk.local import Embedded
@@ -119,9 +119,15 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
             f"--part writes shards: name a folder for them, for example --out {array.with_suffix('')}."
         )
     folder = array.with_name(f"{array.name}.shards")
-    _write_shards(folder, images, encoder, how)
-    count, dim = join(open_shards(folder), array)
-    shutil.rmtree(folder)
+    try:
+        _write_shards(folder, images, encoder, how)
+        count, dim = join(open_shards(folder), array)
+    except FileNotFoundError as error:
+        raise NNCLRHubError(
+            f"{folder} went away: another call like this one has finished {array} meanwhile, or somebody removed it. "
+            "Look, or call again."
+        ) from error
+    shutil.rmtree(folder, ignore_errors=True)
     names = array.with_suffix(".txt")
     err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}", markup=False)
 

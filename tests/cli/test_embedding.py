@@ -106,6 +106,18 @@ def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(pict
     assert (tmp_path / "v.broken.txt").read_text().startswith(f"{folder}/broken.jpg: ")
 
 
+def test_shards_that_another_call_has_joined_and_removed_are_a_sentence(photos, model, tmp_path, monkeypatch):
+    write = local.write_shard
+
+    def too_late(folder, *rest):
+        shutil.rmtree(folder)
+        write(folder, *rest)
+
+    monkeypatch.setattr(local, "write_shard", too_late)
+    _, said = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy", code=1)
+    assert "another call like this one has finished" in said
+
+
 def test_nothing_but_broken_pictures_is_a_failure(model, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"no picture")
