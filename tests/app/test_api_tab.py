@@ -104,6 +104,7 @@ def actions(served, pictures) -> list[Action]:
     ]
 
 
+@pytest.mark.slow
 def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
     for name in (OWN, ODD, " a.jpg "):
         (tmp_path / name).write_bytes(pictures[5].read_bytes())

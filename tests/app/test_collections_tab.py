@@ -118,6 +118,7 @@ def shown_again(page, words: str) -> None:
     wait_for(page, words, "#shelf-status")
 
 
+@pytest.mark.slow
 def test_a_reload_stays_with_the_collection_that_was_chosen(album, opened, served):
     """Or made; and goes to the first one when that is gone. A stranger begins with the first."""
     served.bench.store.create("zebras", CollectionSpec.of(served.bench.models.get()))

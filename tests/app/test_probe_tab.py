@@ -135,6 +135,7 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictures, tmp_path):
     """As a folder, with a file that is no picture and one that lies nowhere; the probe is that of REST's items."""

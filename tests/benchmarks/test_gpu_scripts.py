@@ -48,6 +48,7 @@ def test_flops_are_those_of_the_products(script):
     made.close()
 
 
+@pytest.mark.slow
 def test_the_training_benchmark_writes_rows_as_they_come(script, tmp_path, capsys):
     pretrain_gpu = script("pretrain_gpu")
     given = ["--toy", "--device", "cpu", "--workers", "0", "--steps", "1", "--turns", "1", "--out", str(tmp_path)]

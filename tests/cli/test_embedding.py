@@ -125,6 +125,7 @@ def test_nothing_but_broken_pictures_is_a_failure(model, tmp_path):
         assert "Not one of the 1 pictures" in nnclr("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_says_so_and_goes_on(photos, model, expected, tmp_path, monkeypatch):
     """Ctrl-C in the middle of an array: the shards that were whole are not made again."""
     call = ["embed", *[str(photos)] * 20, "--model", str(model), "--shard-size", "60", "--out", str(tmp_path / "v.npy")]

@@ -35,6 +35,7 @@ def test_its_python_runs(folder):
     assert (folder / "map.png").is_file()
 
 
+@pytest.mark.slow
 def test_its_commands_run(folder):
     block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL))
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]

@@ -287,6 +287,7 @@ def test_auto_works_where_nothing_can_be_kept(monkeypatch, tmp_path):
     assert chosen(made, monkeypatch, "anything")[0] == "openvino"
 
 
+@pytest.mark.slow
 def test_auto_on_a_real_network_is_one_of_the_candidates_and_near(model, pictures):
     """In a process of its own, as a first start is."""
     code = (
@@ -322,6 +323,7 @@ def test_vectors_that_are_not_finite_are_as_far_as_can_be():
     assert choice.worst_cosine(rows * 2, rows) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_signal_is_survived_after_several_openvino_networks_have_gone(model):
     need("openvino")
     code = (

@@ -103,6 +103,7 @@ def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_pa
     assert "hf_wrong" not in refused
 
 
+@pytest.mark.slow
 def test_what_was_fetched_once_needs_no_network_again(hub, answers, cache, model, want):
     """Told so, or with nobody at the other end; what is not there names the variable and the cache."""
     asked = len(hub.asked)

@@ -207,6 +207,7 @@ def test_a_card_that_somebody_edited_stays(tmp_path):
     assert (folder / "README.md").read_text() == "My own words."
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path):
     """The system's limit on the size of a file stands for it."""
     code = (

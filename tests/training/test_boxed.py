@@ -173,6 +173,7 @@ def test_the_centre_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, nam
     assert np.mean(hits) == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_centre_pixel_of_the_small_ones_too(pack):
     boxed = read_boxes(pack("tiny64.tar.gz"))

@@ -57,6 +57,7 @@ def test_the_support_set_is_the_same_on_all_ranks(two, case):
         assert torch.equal(two[0][case][name], two[1][case][name]), name
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_two_processes_goes_on_in_one(photos, tmp_path, undrawn):
     """SIGTERM to the launcher: both stop at the same step, save, and one process finishes the run."""
     run = tmp_path / "run"

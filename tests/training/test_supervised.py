@@ -66,6 +66,7 @@ def test_linear_evaluation_leaves_the_encoder_and_learns(subject):
         assert torch.equal(value, before[key]), key
 
 
+@pytest.mark.slow
 def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch):
     """Without crops, the head's training and scikit-learn agree on almost every picture."""
     transform = subject.encoder.transform
