@@ -94,6 +94,7 @@ def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_pat
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, served):
     page = opened("Probe", allowed=("AbortError", "errored out"))  # Gradio's streams, which a reload breaks off

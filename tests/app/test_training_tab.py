@@ -24,6 +24,7 @@ def served(model, runs, tmp_path_factory, serve) -> Iterator:
         yield from serve(model, tmp_path_factory.mktemp("training") / "store", page=True, runs=runs)
 
 
+@pytest.mark.slow
 def test_a_run_appears_goes_on_and_its_report_with_it(opened, runs):
     """From the empty state, without a reload; then as a telephone."""
     page = opened("Training")

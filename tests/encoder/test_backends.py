@@ -139,6 +139,7 @@ def test_a_compiled_network_gives_torchs_vectors(model):
         )
 
 
+@pytest.mark.slow
 def test_openvino_tells_nobody_that_it_is_used(model, tmp_path):
     """It would, on import: with no name looked up and no number written into the home folder, it did not."""
     need("openvino")

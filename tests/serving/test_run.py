@@ -84,6 +84,7 @@ def test_sigterm_under_load_answers_all_that_had_begun_to_come_and_takes_nothing
         assert store.list() == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(start):
     process, address = start(60, 1)
     with ThreadPoolExecutor(1) as pool:

@@ -136,6 +136,7 @@ def test_a_reader_is_refused_alike(tmp_path):
     assert sentences[0] == sentences[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(metadatas=st.lists(metadata, min_size=1, max_size=8), where=filters)
 def test_random_filters_say_the_same_on_both(embedded, milvus, metadatas, where):

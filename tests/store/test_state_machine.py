@@ -239,7 +239,12 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("index", ["flat", "hnsw", "ivf", "ivf_pq", "auto"])
+SLOW = [
+    pytest.param(index, marks=pytest.mark.slow) for index in ("flat", "ivf")
+]  # "auto" is flat here, "ivf_pq" an ivf
+
+
+@pytest.mark.parametrize("index", ["hnsw", "ivf_pq", "auto", *SLOW])
 def test_the_store_does_what_a_dict_and_numpy_do(index, monkeypatch):
     for size in sizes():
         monkeypatch.setattr(*size)
