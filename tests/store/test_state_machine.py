@@ -239,9 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-SLOW = [
-    pytest.param(index, marks=pytest.mark.slow) for index in ("flat", "ivf")
-]  # "auto" is flat here, "ivf_pq" an ivf
+SLOW = [pytest.param(index, marks=pytest.mark.slow) for index in ("flat", "ivf")]
 
 
 @pytest.mark.parametrize("index", ["hnsw", "ivf_pq", "auto", *SLOW])
