@@ -15,7 +15,7 @@ demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8
 test: $(VENV)/.dev  ## the default test suite; WORKERS=0 for one process
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
-slow: $(VENV)/.dev  ## what the default suite has no patience for, in a browser above all: 20 minutes
+slow: $(VENV)/.dev  ## what the default suite has no patience for, in a browser above all: over 20 minutes
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
 check: $(VENV)/.dev  ## style and types

@@ -58,7 +58,7 @@ class Plan:
     precision: "f32" or "f16", in which vectors are kept.
     shard_size: pictures a shard; the last has the rest.
     pictures: how many there are.
-    listing: SHA-256 of their names and sizes, in order.
+    listing: SHA-256 of their names and sizes, in order, and of the bytes of a few; see `digest_of`.
     sources: where they lie.
     """
 

@@ -114,10 +114,6 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
     from nnclr_hub.bulk import open_shards
     from nnclr_hub.bulk.joining import join
 
-    if how.get("part", (1, 1)) != (1, 1):
-        raise InvalidRequest(
-            f"--part writes shards: name a folder for them, for example --out {array.with_suffix('')}."
-        )
     folder = array.with_name(f"{array.name}.shards")
     try:
         _write_shards(folder, images, encoder, how)
