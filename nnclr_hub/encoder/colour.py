@@ -13,6 +13,10 @@ from PIL import Image
 
 STRIP = 1_000_000  # pixels
 
+# Microscopes and scanners write 12 bits, and programs 8, into files of 16: counted against 65535 they would keep
+# 16 grey levels or none. So the brightest value says which: it is the least of these that is not below it.
+WHITES = {"I": (255.0, 4095.0, 65535.0), "F": (1.0, 255.0)}
+
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """The picture in mode RGB; grey is repeated, CMYK and palettes are converted by Pillow."""
@@ -45,23 +49,23 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """To 8 bits: by 257 for 16-bit integers, by the range of the whole picture for floats."""
+    """To 8 bits, by the white that the numbers are counted against; numbers that know none, by their own range."""
     ends = [(values.min(), values.max()) for values in (_values(strip) for _, strip in _strips(image))]
     low, high = min(least for least, _ in ends), max(most for _, most in ends)
+    white = next((white for white in WHITES["F" if image.mode == "F" else "I"] if high <= white), None)
+    if low < 0 or white is None:
+        black, white = low, high
+    else:
+        black = 0.0
+    span = (white - black) or 1.0  # a picture of one value
 
     def scale(strip: Image.Image) -> Image.Image:
-        values = _values(strip)
-        if image.mode == "F":
-            top = 255.0 if high > 1 else 1.0
-            scaled = (values - low) / (high - low) * 255 if low < 0 or high > 255 else values / top * 255
-        else:
-            # mode "I" holds 16-bit files too; what goes beyond is brought down by its own maximum
-            scaled = values / max(65535.0, high) * 255
+        scaled = (_values(strip) - black) / span * 255
         return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8)).convert("RGB")
 
     return scale
 
 
 def _values(strip: Image.Image) -> np.ndarray:
-    """(H, W) float64, without NaN and infinity."""
-    return np.nan_to_num(np.asarray(strip, dtype=np.float64))
+    """(H, W) float64, where NaN and infinity are 0: they say that nothing was measured."""
+    return np.nan_to_num(np.asarray(strip, dtype=np.float64), posinf=0.0, neginf=0.0)

@@ -54,7 +54,8 @@ class Picture:
 def decode_image(source: Source) -> Image.Image:
     """Reads one picture: RGB, upright by its EXIF orientation, the first frame of several.
 
-    16-bit channels are scaled to 8, not clipped; grey becomes RGB; transparency goes over white.
+    16-bit channels are scaled to 8, not clipped, and grey of 12 bits in a file of 16 by its 12 (decision 0015); grey
+    becomes RGB; transparency goes over white.
 
     Args:
         source: a path, the file's bytes, or a PIL image.

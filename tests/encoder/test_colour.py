@@ -60,6 +60,48 @@ def test_transparency_goes_over_white_and_16_bits_are_scaled():
     np.testing.assert_allclose(np.asarray(to_rgb(PICTURES["I;16"]))[..., 0], deep / 257, atol=0.5)
 
 
+GREY = np.arange(256).reshape(16, 16)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        GREY.astype(np.uint16),
+        (GREY * 16 + 15).clip(15).astype(np.uint16),
+        (GREY * 257).astype(np.uint16),
+        GREY.astype(np.int32),
+        (GREY * 257 * 3).astype(np.int32),
+        (GREY * 10 - 1024).astype(np.int32),
+        (GREY / 255).astype(np.float32),
+        GREY.astype(np.float32),
+        (GREY * 40 - 1024).astype(np.float32),
+        (GREY * 1e-6 - 1e-6).astype(np.float32),
+    ],
+    ids=[
+        "8 in 16",
+        "12 in 16",
+        "16",
+        "8 in 32",
+        "more than 16",
+        "Hounsfield",
+        "to 1",
+        "to 255",
+        "below 0",
+        "small and below 0",
+    ],
+)
+def test_grey_keeps_its_256_levels_whatever_numbers_hold_it(stored):
+    """As microscopes, CT and programs write them: no picture is black for its file's unused bits."""
+    np.testing.assert_allclose(np.asarray(to_rgb(Image.fromarray(stored)))[..., 0], GREY, atol=1)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, -1e30, np.nan, np.inf, -np.inf])
+def test_a_constant_picture_of_floats_is_one_colour(value):
+    """No number to divide by, or none at all."""
+    colours = np.asarray(to_rgb(Image.fromarray(np.full((4, 4), value, np.float32))))
+    assert len(np.unique(colours)) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["I;16", "F", "RGBA", "LA"])
 def test_a_picture_takes_little_more_memory_than_itself_and_its_result(mode):

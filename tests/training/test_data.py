@@ -18,7 +18,7 @@ from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named as named_module
 from training.data.batches import Batches
-from training.data.datasets import evaluation_sets, typical_side
+from training.data.datasets import evaluation_sets, training_files, typical_side
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import ImagePack, build_pack
 from training.data.named import find_data
@@ -266,6 +266,17 @@ def test_scores_of_equally_named_folders_do_not_overwrite_each_other(photos, tmp
             shutil.copytree(photos, tmp_path / where / "set" / split)
     names = [one.name for one in evaluation_sets([tmp_path / "a" / "set", tmp_path / "b" / "set"])]
     assert names == ["set", "set-2"]
+
+
+def test_one_folder_of_pictures_is_no_class(photos, tmp_path):
+    """Every neighbour would be of the right one; with a second class both count."""
+    (tmp_path / "mine" / "holiday").mkdir(parents=True)
+    some = [path for path in photos.rglob("*") if path.is_file()][:4]
+    for number, path in enumerate(some):
+        shutil.copy(path, tmp_path / "mine" / "holiday" / f"{number}{path.suffix}")
+    assert set(training_files([tmp_path / "mine"]).labels) == {-1}
+    shutil.copytree(tmp_path / "mine" / "holiday", tmp_path / "mine" / "work")
+    assert set(training_files([tmp_path / "mine"]).labels) == {0, 1}
 
 
 def test_a_set_that_cannot_be_fetched_and_a_name_that_is_none_are_explained(monkeypatch, tmp_path):

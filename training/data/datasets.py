@@ -54,6 +54,8 @@ class EvaluationSet:
 def training_files(folders: Sequence[Path]) -> ImageFiles:
     """All pictures to pretrain on; the labels serve to measure neighbour accuracy and nothing else.
 
+    A single class tells nothing apart: its pictures count as unlabelled.
+
     Raises:
         NoImages: one of the folders holds none.
     """
@@ -73,7 +75,10 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
             names += [label and f"{folder.resolve()}/{label}" for label in labels]
             paths += found
             origin += [number] * len(found)
-    return _files(paths, names, sorted({name for name in names if name}), origin)
+    classes = sorted({name for name in names if name})
+    if len(classes) == 1:  # photos/holiday/*.jpg names no class: every neighbour would be "right"
+        classes = []
+    return _files(paths, names, classes, origin)
 
 
 def typical_side(paths: Sequence[Path]) -> int:
