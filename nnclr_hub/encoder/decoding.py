@@ -15,21 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nnclr_hub.encoder.colour import to_rgb
 from nnclr_hub.encoder.quiet import pillow_kept_quiet
-from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
+from nnclr_hub.encoder.unread import check_channels, check_numbers, refuse_unidentified
+from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
-FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
 MAX_PIXELS = 40_000_000
-MAX_CHANNELS = 4
 OVERSAMPLED = 2  # source pixels a pixel of the resized picture that a scaled JPEG must keep
-_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
 _ORIENTATION = 0x0112  # a tag of EXIF
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))  # orientations that bring the last column (row) or what becomes it to the front
-_JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before its sizes
 
 Source = Path | str | bytes | Image.Image
 
@@ -84,11 +81,10 @@ def decode_scaled(source: Source, short: int | None) -> Picture:
         try:
             image = Image.open(file, formats=_readable_formats())
         except UnidentifiedImageError:
-            _check_channels(_channels_of_unidentified(file))
-            raise
+            refuse_unidentified(file)
         with image:
             _check_size(image)
-            _check_channels(getattr(image, "tag_v2", {}).get(_SAMPLES_PER_PIXEL, 1))
+            check_numbers(image)
             factor = 1 if short is None else min(image.size) // (OVERSAMPLED * short)
             if factor < 2:
                 image.load()
@@ -143,27 +139,6 @@ def _opened(source: Path | str | bytes) -> BinaryIO:
         raise ImageError("The file cannot be opened (its name is not one that a file can have).") from error
 
 
-def _channels_of_unidentified(file: BinaryIO) -> int:
-    """Channels that a TIFF or JPEG 2000 header tells of where Pillow only says that it knows no such picture."""
-    file.seek(0)
-    header = file.read(8)
-    try:
-        if header[:4] in (b"II*\0", b"MM\0*"):
-            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
-            file.seek(tags.next)
-            tags.load(file)
-            return int(tags.get(_SAMPLES_PER_PIXEL, 1))
-    except Exception:  # noqa: BLE001 - the header is broken as well: not to be identified, then
-        return 1
-    start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
-    return int.from_bytes(start[36:38], "big")
-
-
-def _check_channels(channels: int) -> None:
-    if channels > MAX_CHANNELS:
-        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
-
-
 @cache
 def _readable_formats() -> tuple[str, ...]:
     """Those of the formats that this Pillow was built with; naming another makes it fail on every file."""
@@ -179,8 +154,6 @@ def _image_errors() -> Iterator[None]:
             yield
     except ImageError:
         raise
-    except UnidentifiedImageError as error:
-        raise UnsupportedImage(f"This is not a picture in a format we read: {FORMATS_IN_WORDS}.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(_too_large("The picture")) from error
     except MemoryError as error:
@@ -207,7 +180,7 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     _check_size(image)
     if min(image.size) < 1:
         raise ImageError("The picture has no pixels.")
-    _check_channels(len(image.getbands()))
+    check_channels(len(image.getbands()))
     try:
         # the orientation is read before any conversion, which drops the metadata
         upright = ImageOps.exif_transpose(image)

@@ -142,36 +142,6 @@ def test_what_is_no_source_at_all_is_the_callers_mistake(source):
         decode_image(source)
 
 
-def tiff(channels: int, photometric: int = 2) -> bytes:
-    """4 x 4 pixels of 8 bits a channel; photometric 2 is RGB, 1 is grey, each with further channels."""
-    tags = [
-        (256, 3, 1, 4),  # width
-        (257, 3, 1, 4),  # height
-        (258, 3, 1, 8),  # bits of a sample
-        (259, 3, 1, 1),  # no compression
-        (262, 3, 1, photometric),
-        (273, 4, 1, 8),  # where the pixels are
-        (277, 3, 1, channels),
-        (279, 4, 1, 16 * channels),
-    ]
-    pixels = bytes(16 * channels)
-    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
-
-
-def jpeg2000_header(channels: int) -> bytes:
-    """A codestream's first two markers."""
-    sizes = struct.pack(">HHIIIIIIIIH", 38 + 3 * channels, 0, 4, 4, 0, 0, 4, 4, 0, 0, channels)
-    return b"\xff\x4f\xff\x51" + sizes + bytes([7, 1, 1]) * channels
-
-
-@pytest.mark.parametrize("data", [tiff(5), tiff(6), tiff(7, photometric=1), jpeg2000_header(5)])
-def test_more_than_four_channels_are_refused_by_name(data):
-    with pytest.raises(UnsupportedImage, match=r"has [567] channels"):
-        decode_image(data)
-    assert decode_image(tiff(3)).size == (4, 4)
-
-
 def test_no_warning_escapes_from_threads():
     """A picture that Pillow warns of, decoded by many threads at once; warnings are errors in these tests."""
     exif = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"  # tells of entries that are not there
