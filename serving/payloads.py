@@ -10,6 +10,8 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
+_ADDRESS_ALPHABET = str.maketrans("-_", "+/")
+
 
 def is_address(text: str) -> bool:
     """Whether a picture is given by its web address."""
@@ -33,17 +35,25 @@ def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None 
         if isinstance(found, str):
             raise InvalidRequest(f"{what} {found}")
         return found
-    if text.startswith("data:"):
+    if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
-        if not comma or not head.endswith(";base64"):
+        if not comma or not head.lower().endswith(";base64"):
             raise InvalidRequest(f"{what} is a data URI without base64: write data:image/jpeg;base64,....")
     try:
         data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{what} is neither base64 nor a data URI.") from error
+    except (binascii.Error, ValueError):
+        data = _decode_loosely(text, what)
     if not data:
         raise InvalidRequest(f"{what} is empty.")
     return data
+
+
+def _decode_loosely(text: str, what: str) -> bytes:
+    """Base64 in lines, as programs of mail and shells write it, or in the alphabet for addresses."""
+    try:
+        return base64.b64decode("".join(text.split()).translate(_ADDRESS_ALPHABET), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{what} is neither base64 nor a data URI.") from error
 
 
 def decode_vector(vector: list[float] | str, what: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any, Literal
 
 import numpy as np
@@ -33,9 +34,24 @@ class VectorResponse(JSONResponse):
 
 
 def wanted(request: Request, *kinds: str) -> str:
-    """The first of JSON and further kinds that the Accept header names; JSON where it names none of them."""
-    named = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
-    return next((one for one in named if one in (JSON, *kinds)), JSON)
+    """The one of JSON and further kinds that the Accept header likes best; JSON where it names none of them.
+
+    Of those that it likes alike (RFC 9110, 12.5.1) the first that it names.
+    """
+    best, weight = JSON, 0.0
+    for part in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        quality = _quality(parameters)
+        found = next((one for one in (JSON, *kinds) if kind == one or kind == f"{one.partition('/')[0]}/*"), None)
+        if found is not None and quality > weight:
+            best, weight = found, quality
+    return best
+
+
+def _quality(parameters: list[str]) -> float:
+    """The weight that a kind has, in [0, 1]; what is no number counts as none given."""
+    told = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+    return float(told) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", told) else 1.0
 
 
 def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> Response:

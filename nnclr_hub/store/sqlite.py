@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +139,6 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
-        # without any room SQLite cannot even open a file, and calls that a failing disk
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_room(path)):
             raise DiskFull(
                 f"The disk that holds {path} is full; nothing was written: free some space, then repeat."
@@ -165,7 +166,25 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _no_room(path: Path) -> bool:
+    """Whether a write failed for want of room: SQLite calls a quota and a limit on files a failing disk, as it does
+    where it cannot even open a file."""
     try:
-        return shutil.disk_usage(path.parent).free < PAGE_SIZE
-    except OSError:  # of a disk that is gone nothing is known
-        return False
+        if shutil.disk_usage(path.parent).free < PAGE_SIZE or _largest_file(path) + 2 * PAGE_SIZE > _limit_on_files():
+            return True
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(bytes(PAGE_SIZE))
+    except OSError as error:  # of a disk that is gone nothing is known
+        return error.errno in NO_ROOM
+    return False
+
+
+def _largest_file(path: Path) -> int:
+    """Bytes of the database or of its log, whichever has more."""
+    files = (path, path.with_name(f"{path.name}-wal"))
+    return max((file.stat().st_size for file in files if file.exists()), default=0)
+
+
+def _limit_on_files() -> float:
+    """Bytes."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return float("inf") if limit == resource.RLIM_INFINITY else limit

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError
 from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probes import get_probe
@@ -47,9 +47,19 @@ class Choosing:
         """The embedder whose vectors the collection holds.
 
         Raises:
-            FingerprintMismatch: the model is not the one the collection was made with.
+            FingerprintMismatch: the model is not the one the collection was made with, or that one is not to be had.
         """
-        embedder = self.models.get(model) if model else embedder_for(self.models, collection.spec)
+        spec = collection.spec
+        try:
+            embedder = self.models.get(model) if model else embedder_for(self.models, spec)
+        except ModelError as error:
+            if model or not spec.fingerprint:
+                raise
+            raise FingerprintMismatch(
+                f"Collection {collection.name!r} holds vectors of {spec.model or 'an encoder'} "
+                f"({spec.fingerprint[:8]}), which cannot be had here. {error} Or move the collection to another "
+                f"encoder with `nnclr store reembed {collection.name} --model NAME`."
+            ) from error
         collection.check(embedder)
         return embedder
 

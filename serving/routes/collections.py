@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -127,7 +128,9 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
     try:
         existing = bench.collection(name)
     except CollectionNotFound:
-        return bench.store.create(name, spec).info(), True
+        with suppress(CollectionExists):
+            return bench.store.create(name, spec).info(), True
+        existing = bench.collection(name)  # an equal request was faster
     if existing.spec != spec:
         raise CollectionExists(
             f"There is a collection {name!r} already, with another specification: drop it first, or take another name."

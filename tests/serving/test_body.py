@@ -172,6 +172,19 @@ def test_a_broken_form_is_refused(server, body):
     assert httpx.post(f"{server.url}/api/v1/embed", content=body, headers=headers).status_code in (400, 413, 422)
 
 
+def test_a_form_that_breaks_off_is_refused_whole(server):
+    """Wherever it does; with its last boundary the same form is taken."""
+    item = b'--b\r\nContent-Disposition: form-data; name="files"; filename="%s"\r\n\r\nx\r\n'
+    whole = item % b"one.jpg" + item % b"two.jpg" + b"--b--"
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    for end in range(1, len(whole), 7):
+        answer = httpx.post(f"{server.url}/api/v1/embed", content=whole[:end], headers=headers)
+        assert answer.status_code == 400, whole[:end]
+    assert "breaks off before its last boundary" in answer.json()["detail"]
+    answer = httpx.post(f"{server.url}/api/v1/embed", content=whole, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "undecodable_image")  # they are no pictures
+
+
 # ---- all bodies together
 
 
@@ -220,6 +233,15 @@ def shapes(inner: bytes) -> Iterator[tuple[str, str, bytes]]:
         yield "PUT", "/api/v1/collections/d", b'{"%s":%s}' % (field, inner)
     for field in (b"model", b"input", b"dimensions", b"user"):
         yield "POST", "/v1/embeddings", b'{"model":"m","input":"YQ==","%s":%s}' % (field, inner)
+
+
+def test_millions_of_lists_hold_nobody_up(server):
+    """Making them takes seconds in which no other thread runs."""
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        for method, path, body in shapes(b"[" + b"[]," * 500_000 + b"[]]"):
+            answer = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 413, (path, answer.text[:300])
+            assert "lists and objects" in answer.text
 
 
 @pytest.mark.parametrize(

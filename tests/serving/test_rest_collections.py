@@ -1,6 +1,7 @@
 """Collections over REST."""
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 
 from rest_requests import is_problem, upload
 
@@ -13,6 +14,34 @@ def test_collections_are_made_once_and_described(client):
     assert "plain" in [one["name"] for one in client.get("/api/v1/collections").json()["collections"]]
     assert client.delete(path).status_code == 204
     is_problem(client.get(path), 404, "collection_not_found")
+
+
+def test_equal_requests_at_once_make_one_collection(client):
+    """As one after the other: one makes it, the others find it there."""
+    with ThreadPoolExecutor(16) as pool:
+        for number in range(4):
+            path = f"/api/v1/collections/many-{number}"
+            codes = [
+                answer.status_code for answer in pool.map(lambda path: client.put(path, json={"dim": 4}), [path] * 16)
+            ]
+            assert sorted(codes) == [200] * 15 + [201]
+            client.delete(path)
+
+
+def test_a_collection_whose_encoder_is_not_to_be_had_is_a_conflict(client, server, pictures):
+    """Pictures cannot be looked for in it, and the way on is told."""
+    from nnclr_hub.store.base import CollectionSpec
+
+    server.bench.store.create("alien", CollectionSpec(32, fingerprint="f" * 32, model="elsewhere"))
+    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    for response in (
+        client.post("/api/v1/collections/alien/search", json={"image": text}),
+        client.post("/api/v1/collections/alien/items", files=upload(pictures[:1])),
+    ):
+        said = is_problem(response, 409, "fingerprint_mismatch")
+        assert "elsewhere (ffffffff), which cannot be had here" in said
+        assert "nnclr store reembed alien" in said
+    server.bench.store.drop("alien")
 
 
 def test_a_collection_of_another_encoder_is_a_conflict(client, server, pictures):

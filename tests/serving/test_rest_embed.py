@@ -113,6 +113,38 @@ def test_pictures_come_as_json_too_each_for_itself(client, pictures, encoder):
     is_problem(client.post("/api/v1/embed", json={"images": ["YQ=="] * 65}), 413, "request_too_large")
 
 
+def test_base64_comes_as_programs_write_it(client, pictures, encoder):
+    """In lines, as of mail and shells; in the alphabet of addresses; the words of a data URI in any case."""
+    data = pictures[0].read_bytes()
+    forms = [
+        base64.encodebytes(data).decode(),
+        base64.urlsafe_b64encode(data).decode(),
+        f"DATA:image/JPEG;BASE64,{as_text(pictures[0])}",
+    ]
+    body = client.post("/api/v1/embed", json={"images": forms}).json()
+    for one in body["data"]:
+        np.testing.assert_allclose(one["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/json;q=0.5, application/x-npy;q=0.9", "application/x-npy"),
+        ("application/x-npy;q=0.5, application/json", "application/json"),
+        ("application/x-npy;q=0", "application/json"),
+        ("text/html, application/x-npy", "application/x-npy"),
+        ("application/octet-stream, application/x-npy", "application/octet-stream"),
+        ("*/*", "application/json"),
+        ("application/*", "application/json"),
+        ("application/x-npy;q=high", "application/x-npy"),
+        ("", "application/json"),
+    ],
+)
+def test_the_form_of_an_answer_is_the_one_that_is_liked_best(client, pictures, accept, kind):
+    answer = client.post("/api/v1/embed", files=upload(pictures[:1]), headers={"Accept": accept})
+    assert answer.headers["Content-Type"] == kind
+
+
 def test_a_body_may_be_one_picture(client, pictures, encoder):
     headers = {"Content-Type": "image/jpeg"}
     body = client.post("/api/v1/embed", content=pictures[0].read_bytes(), headers=headers).json()
