@@ -116,8 +116,7 @@ class Prober:
         with self._tickets:
             if self.is_taken(ticket):
                 raise InvalidRequest(
-                    "A probe is fitted on these folders already, perhaps from another tab of your browser: wait for "
-                    "it, or choose the folders again."
+                    "A probe is, or was, fitted on these folders already, and they serve for one: choose them again."
                 )
             number = classes(ticket, terms.max_bytes).total()
             params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from adding import choose, wait_for_jobs
-from browsing import toast, wait_for, wait_for_pictures
+from browsing import open_tab, toast, wait_for, wait_for_pictures
 from page_calls import events
 from PIL import Image
 
@@ -26,6 +26,9 @@ def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, 
     Image.new("RGB", (1, 1)).save(sources / "one.png")
     page = opened("Collections")
     wait_for(page, "There is no collection yet", "#shelf-status")
+    open_tab(page, "Probe")
+    wait_for(page, "There is no collection whose pictures could be labelled", "#labeller")
+    open_tab(page, "Collections")
     page.fill("#new-name input, #new-name textarea", "pets")
     page.click("#create")
     wait_for(page, "pets is empty", "#shelf-status")
@@ -36,6 +39,9 @@ def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, 
     wait_for(page, "Pictures 1 to 24 of 61", "#shelf-status")
     wait_for_pictures(page, "#shelf img")
     assert served.bench.collection("pets").count({"must": [{"key": "label", "match": "cat"}]}) == 20
+    page.get_by_role("button", name="Search these").click()
+    wait_for(page, "24 of the 61 pictures in pets")
+    open_tab(page, "Collections")
     page.click("#shelf-next")
     wait_for(page, "Pictures 25 to 48 of 61", "#shelf-status")
     page.click("#shelf-next")
@@ -52,6 +58,7 @@ def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, 
     page.keyboard.press("Escape")
     page.click("#drop-ask")
     wait_for(page, "48 pictures will be gone", "#drop-warning")
+    page.wait_for_function("() => document.querySelector('#drop').getBoundingClientRect().bottom <= innerHeight")
     page.click("#drop-keep")
     page.wait_for_selector("#drop", state="hidden")
     page.click("#drop-ask")

@@ -48,7 +48,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
     assert page.inner_text("#probe-waiting").strip() == ""
     page.click("#probe-fit")
     page.wait_for_selector(".toast-body")
-    assert "There is no folder to fit on" in page.inner_text(".toast-body")
+    assert "choose them again" in page.inner_text(".toast-body")
 
 
 @pytest.mark.browser
@@ -85,7 +85,7 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
 
     monkeypatch.setattr(fitting, "fit_on_examples", waiting)
     event = {"event_data": {"files": given(served, photos)}}
-    kept = call(served.url, "_take_folders", [{}], **event).json()["data"][1]
+    kept = call(served.url, "_take_folders", [None], **event).json()["data"][1]
     try:
         first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
         assert at_work.wait(60)
@@ -97,7 +97,7 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     finally:
         go_on.set()
     with Client(served.url) as client:
-        client.jobs.wait(first[2]["probe_job"])
+        client.jobs.wait(first[2])
     assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
     assert (
         "fitted on these folders already"

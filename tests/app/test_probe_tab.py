@@ -80,7 +80,8 @@ def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, served):
+def test_a_reload_finds_the_job_again_and_tells_its_end_once(opened, served):
+    """With what the report says of a label that was used once."""
     page = opened("Probe", allowed=("AbortError", "errored out"))  # Gradio's streams, which a reload breaks off
     show_all(page)
     label(page, "cat", ids_of(served, "cat", 4))
@@ -92,6 +93,15 @@ def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, serv
     open_tab(page, "Probe")
     wait_for(page, "lonely is ready", "#probe-status")
     wait_for(page, "Used only once: lonely", "#probe-report")
+    looked: list[str] = []
+    page.on("request", lambda request: looked.append(request.url) if request.url.endswith("/join") else None)
+    page.reload()
+    open_tab(page, "Probe")
+    wait_for(page, "Used only once: lonely", "#probe-report")
+    asked = len(looked)
+    page.wait_for_timeout(2000)  # of which the page would have looked after the job twice
+    assert len(looked) == asked
+    assert page.inner_text("#probe-status").strip() == "", "it was told again"
 
 
 @pytest.mark.browser
@@ -168,8 +178,8 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     there.upsert(list(items))
     labels = json.dumps({item.id: "ab"[i % 2] for i, item in enumerate(items)})
     session = {"session_hash": "other"}  # which knows the collections that there are
-    call(served.url, "_start_fitting", [{}], **session)
-    answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, {}], **session)
+    call(served.url, "_start_fitting", [None, None, None], **session)
+    answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, None], **session)
     assert answer.status_code != 200
     assert "nowhere/at-all" in answer.json()["error"] or "encoder" in answer.json()["error"]
     served.bench.store.drop("others")

@@ -97,6 +97,7 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, c
     assert "not a picture in a format we read" in page.inner_text(".toast-body")
     assert str(tmp_path) not in page.inner_text(".toast-body")
     assert ids(page) == before
+    wait_for(page, "Drop Image Here", "#query")  # it does not stand there as if it were searched by
     assert "Traceback" not in capfd.readouterr().err, "the server failed on what it sent"
 
 

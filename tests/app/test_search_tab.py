@@ -13,6 +13,7 @@ def test_two_actions_from_an_empty_browser_to_a_search_and_on_and_back(opened):
     """Opening is the first, a click the second; each further click searches on, and the browser's Back goes back."""
     page = opened()
     wait_for(page, "24 of the 60 pictures in photos")
+    assert "knows no words" in page.inner_text("#intro"), "nobody is told that pictures are asked for, not words"
     wait_for_pictures(page, "#tiles img")
     first = page.locator("#tiles .picture").nth(2)
     chosen = first.get_attribute("data-id")
@@ -148,7 +149,7 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
 
 
 def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(opened, served, pictures):
-    """And a probe can be fitted on it; the search that was shown meanwhile stays."""
+    """It is the one that is shown, there and where probes are fitted; the search that stood there is one step back."""
     from nnclr_hub.workbench import NewImage
 
     page = opened()
@@ -159,25 +160,49 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
         page.fill("#new-name input, #new-name textarea", "album")
         page.click("#create")
         wait_for(page, "album is empty", "#shelf-status")
+        open_tab(page, "Probe")
+        wait_for(page, "There is no picture in this collection yet", "#labeller")
+        assert page.locator("#probe-collection input").input_value() == "album"
         served.bench.add_images("album", [NewImage(name, pictures[0]) for name in "ab"])
         open_tab(page, "Search")
-        wait_for_choice(page, "#collection", "album")
-        assert (captions(page), page.url) == (found, link)
-        page.locator("[role=option]", has_text="album").click()
         wait_for(page, "All 2 pictures in album")
-        open_tab(page, "Probe")
-        wait_for_choice(page, "#probe-collection", "album")
+        assert page.locator("#collection input").input_value() == "album"
+        page.go_back()
+        wait_for(page, "most similar")
+        assert (captions(page), page.url) == (found, link)
+        open_tab(page, "Collections")
+        wait_for(page, "of 60 in photos", "#shelf-status")
     finally:
         served.bench.drop("album")
 
 
-def wait_for_choice(page, picker: str, name: str) -> None:
-    """Until the picker offers it; leaves it open."""
-    until_shown(
-        page,
-        f"[role=option]:has-text('{name}')",
-        lambda: (page.locator(f"{picker} input").blur(), page.locator(f"{picker} input").click()),
-    )
+def test_a_double_click_is_one(opened):
+    """The second click falls upon what has taken the picture's place meanwhile."""
+    page = opened()
+    wait_for(page, "24 of the 60")
+    wait_for_pictures(page, "#tiles img")
+    place = page.locator("#tiles .picture").nth(2).bounding_box()
+    page.mouse.click(place["x"] + 40, place["y"] + 40)
+    wait_for(page, "most similar")
+    found = page.url
+    for count, expected in ((2, True), (1, False)):
+        page.mouse.down(click_count=count)
+        page.mouse.up(click_count=count)
+        page.wait_for_timeout(1500)
+        assert (page.url == found) is expected
+
+
+@pytest.mark.slow
+def test_more_than_the_most_at_a_time_is_the_most(opened):
+    page = opened()
+    wait_for(page, "24 of the 60")
+    page.locator("#narrow button").first.click()
+    number = page.locator("#k input[type=number]")
+    for typed, shown in (("500", "All 60 pictures"), ("0", "1 of the 60")):
+        number.fill(typed)
+        number.press("Tab")
+        wait_for(page, shown)
+    assert page.locator(".toast-body").count() == 0
 
 
 def test_labels_are_text_and_never_code(opened, served, pictures):
