@@ -24,6 +24,8 @@ from .actions import Action
 from .kept import Kept
 
 GIVEN_BY = "given_by"  # parameter of a job that REST keeps to itself: the name of the browser it is from
+# Gradio's description of the events as an API would be a third of what a browser loads first; ours is REST
+USUAL = {"show_progress": "hidden", "api_visibility": "undocumented"}
 Components = gr.components.Component | Sequence[Any] | None
 
 
@@ -122,4 +124,4 @@ class Page:
             raise ValueError(f"{handler.__name__} writes: build it only where the page is writable")
         shown = [] if outputs is None else list(outputs) if isinstance(outputs, Sequence) else [outputs]
         shielded = handling.handled(handler, len(shown), writes=writes)
-        return event(shielded, inputs, [*shown, self.last], **{"show_progress": "hidden"} | options)
+        return event(shielded, inputs, [*shown, self.last], **USUAL | options)

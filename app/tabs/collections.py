@@ -24,7 +24,7 @@ INTRO = (
 )
 INTRO_READ_ONLY = "A **collection** is a set of pictures that are searched together. This server shows them only."
 GO_SEARCH = "() => document.querySelector('#tabs button[role=tab]').click()"  # it is the first
-SHOW_SURE = "() => requestAnimationFrame(() => document.querySelector('#drop-keep')?.scrollIntoView({block: 'end'}))"
+SHOW_SURE = "() => requestAnimationFrame(() => document.querySelector('#drop-sure')?.scrollIntoView({block: 'end'}))"
 
 
 class CollectionsTab:
