@@ -58,6 +58,12 @@ def test_without_a_key_there_is_nothing(served):
         assert get(f"{served.url}/ui/{path}").status_code == 401, path
 
 
+def test_what_a_browser_loads_first_does_not_describe_the_events_as_an_api(served):
+    """Which nobody reads there, and which was a third of it."""
+    page = get(f"{served.url}/ui/", headers=bearer(READER)).text
+    assert 'gradio_api_info = {"named_endpoints":{},"unnamed_endpoints":{}}' in page
+
+
 def test_every_event_takes_whatever_it_is_sent(served):
     """Each endpoint with nothing, with nonsense and with far too much: an answer, and never a traceback."""
     for event in events(served.url, bearer(READER)):
