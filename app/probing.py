@@ -110,7 +110,6 @@ class Prober:
             InvalidRequest: nothing waits, or not two classes, or a job has them already.
             ProbeExists, ModelError.
         """
-        self._check(name, replace)
         terms = self._page.terms
         source = self._page.bench.models.get().name
         with self._tickets:
@@ -118,6 +117,7 @@ class Prober:
                 raise InvalidRequest(
                     "A probe is, or was, fitted on these folders already, and they serve for one: choose them again."
                 )
+            self._check(name, replace)
             number = classes(ticket, terms.max_bytes).total()
             params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
             job = self._jobs().submit(FIT, params)
