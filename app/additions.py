@@ -22,9 +22,7 @@ from .adding_actions import Given, add_action, add_folder_action
 from .page import GIVEN_BY, Page
 from .widgets.intake import chosen_files
 
-MOST_SHOWN = 100  # jobs at once
-LOOKED_AT = 1000  # of the server's jobs, of which all may be hidden
-BROWSER, HIDDEN = "browser", "hidden_jobs"  # places in what a browser keeps
+LOOKED_AT = 1000  # of the server's jobs
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -38,16 +36,14 @@ class Additions:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def jobs(self, kept: Any) -> list[str]:
-        """Those of a browser that it has not hidden, the oldest first."""
-        browser, hidden = _browser(kept), set(hidden_of(kept))
+    def jobs(self, browser: str | None) -> list[str]:
+        """Those of a browser, the oldest first."""
         if browser is None or self._page.jobs is None:
             return []
         jobs, _ = self._page.jobs.list(LOOKED_AT)
-        own = [job.id for job in jobs if job.params.get(GIVEN_BY) == browser and job.id not in hidden]
-        return own[:MOST_SHOWN][::-1]
+        return [job.id for job in jobs if job.params.get(GIVEN_BY) == browser][::-1]
 
-    def add(self, collection: Any, files: Any, kept: Any) -> None:
+    def add(self, collection: Any, files: Any, browser: str | None) -> None:
         """What was uploaded becomes a job.
 
         Raises:
@@ -59,13 +55,13 @@ class Additions:
         try:
             given = [self._looked_through(file) for file in staged(ticket)]
             params = {"collection": name, "upload": ticket, "max_bytes": self._page.terms.max_bytes}
-            self._submit("add", params, kept)
+            self._submit("add", params, browser)
         except BaseException:
             unstage(ticket)
             raise
         self._page.did(add_action(name, given, self._page.terms.max_images, self._page.terms.max_bytes))
 
-    def add_folder(self, collection: Any, source: Any, folder: Any, kept: Any) -> None:
+    def add_folder(self, collection: Any, source: Any, folder: Any, browser: str | None) -> None:
         """A folder of this machine becomes a job.
 
         Args:
@@ -77,7 +73,7 @@ class Additions:
         """
         name, source = self._fitting(collection), str(source) if source else None
         place = SourceFolders(self._sources()).find(source, str(folder or "").strip())
-        self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, kept)
+        self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, browser)
         self._page.did(add_folder_action(name, source, place.relative))
 
     def sources(self) -> list[str]:
@@ -94,9 +90,9 @@ class Additions:
         with PictureZip(file.path, file.name, self._page.terms.max_bytes) as zip:
             return Given(file.name, size, root_of(zip.names).as_posix())
 
-    def _submit(self, kind: str, params: dict[str, Any], kept: Any) -> None:
+    def _submit(self, kind: str, params: dict[str, Any], browser: str | None) -> None:
         assert self._page.jobs is not None  # or the events are not built
-        self._page.jobs.submit(kind, {**params, GIVEN_BY: _browser(kept)})
+        self._page.jobs.submit(kind, {**params, GIVEN_BY: browser})
 
     def _fitting(self, name: Any) -> str:
         if not isinstance(name, str) or not name:
@@ -108,24 +104,11 @@ class Additions:
         return self._page.terms.source_folders if self._page.terms.local else ()
 
 
-def hidden_of(kept: Any) -> list[str]:
-    """The jobs that a person has seen the end of."""
-    ids = kept.get(HIDDEN) if isinstance(kept, dict) else None
-    return [id for id in ids if isinstance(id, str)][-LOOKED_AT:] if isinstance(ids, list) else []
+def new_name() -> str:
+    """A name for a browser that has none yet."""
+    return secrets.token_hex(16)
 
 
-def without_jobs(kept: Any, ids: Any) -> dict[str, Any]:
-    """Some to show no longer."""
-    gone = [id for id in ids if isinstance(id, str)] if isinstance(ids, list) else []
-    return {**(kept if isinstance(kept, dict) else {}), HIDDEN: [*hidden_of(kept), *gone][-LOOKED_AT:]}
-
-
-def with_browser(kept: Any) -> dict[str, Any]:
-    """The same with a name of its own, if it has none yet."""
-    kept = kept if isinstance(kept, dict) else {}
-    return kept if _browser(kept) else {**kept, BROWSER: secrets.token_hex(16)}
-
-
-def _browser(kept: Any) -> str | None:
-    name = kept.get(BROWSER) if isinstance(kept, dict) else None
-    return name if isinstance(name, str) and _NAME.fullmatch(name) else None
+def name_of(kept: Any) -> str | None:
+    """The name that a browser remembers."""
+    return kept if isinstance(kept, str) and _NAME.fullmatch(kept) else None

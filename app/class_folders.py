@@ -13,7 +13,6 @@ from nnclr_hub.workbench.staging import stage, unstage
 from .steps import plain
 from .widgets.intake import MOST_FILES_WHOLE, chosen_files
 
-WAITING = "probe_folders"  # place of the ticket in what the browser keeps
 NAMED = 8
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
@@ -69,5 +68,4 @@ def told(counts: Counter[str]) -> str:
 
 def ticket_of(kept: Any) -> str | None:
     """The ticket that a browser remembers."""
-    ticket = kept.get(WAITING) if isinstance(kept, dict) else None
-    return ticket if isinstance(ticket, str) and _TICKET.fullmatch(ticket) else None
+    return kept if isinstance(kept, str) and _TICKET.fullmatch(kept) else None

@@ -62,6 +62,11 @@ class Finder:
         infos = self._bench.store.list()
         return [info.name for info in infos if info.count] + [info.name for info in infos if not info.count]
 
+    def chosen(self, *wanted: Any) -> str:
+        """The collection to show: the first of these that there is, or else of all; "" where there is none."""
+        names = self.names()
+        return next((name for name in [*wanted, *names] if name in names), "")
+
     def find(self, query: Query) -> Found:
         """Searches, or lists where there is nothing to search by.
 

@@ -21,8 +21,11 @@ from nnclr_hub.workbench import Workbench
 
 from . import handling
 from .actions import Action
+from .kept import Kept
 
 GIVEN_BY = "given_by"  # parameter of a job that REST keeps to itself: the name of the browser it is from
+# Gradio's description of the events as an API would be a third of what a browser loads first; ours is REST
+USUAL = {"show_progress": "hidden", "api_visibility": "undocumented"}
 Components = gr.components.Component | Sequence[Any] | None
 
 
@@ -77,12 +80,12 @@ class Page:
         blocks: for `page.on(page.blocks.load, ...)`.
         tab: the one that is being built, for `page.on(page.tab.select, ...)`: what another tab did is seen then.
         last: what was done last, for the API tab.
-        kept: a dict that the browser keeps over a reload, such as the ids of running jobs; secret it is not.
+        kept: what the browser keeps over a reload.
         """
         self.blocks = blocks
         self.tab: gr.Tab
         self.last = gr.State(None)
-        self.kept = gr.BrowserState({}, storage_key="nnclr_hub", secret="nnclr_hub")
+        self.kept = Kept()
 
     @property
     def writable(self) -> bool:
@@ -121,4 +124,4 @@ class Page:
             raise ValueError(f"{handler.__name__} writes: build it only where the page is writable")
         shown = [] if outputs is None else list(outputs) if isinstance(outputs, Sequence) else [outputs]
         shielded = handling.handled(handler, len(shown), writes=writes)
-        return event(shielded, inputs, [*shown, self.last], **{"show_progress": "hidden"} | options)
+        return event(shielded, inputs, [*shown, self.last], **USUAL | options)

@@ -110,15 +110,14 @@ class Prober:
             InvalidRequest: nothing waits, or not two classes, or a job has them already.
             ProbeExists, ModelError.
         """
-        self._check(name, replace)
         terms = self._page.terms
         source = self._page.bench.models.get().name
         with self._tickets:
             if self.is_taken(ticket):
                 raise InvalidRequest(
-                    "A probe is fitted on these folders already, perhaps from another tab of your browser: wait for "
-                    "it, or choose the folders again."
+                    "A probe is, or was, fitted on these folders already, and they serve for one: choose them again."
                 )
+            self._check(name, replace)
             number = classes(ticket, terms.max_bytes).total()
             params = self._params(name, replace) | {"source": source, "upload": ticket, "max_bytes": terms.max_bytes}
             job = self._jobs().submit(FIT, params)

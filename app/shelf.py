@@ -23,7 +23,6 @@ from .widgets.intake import intake_value
 from .widgets.tiles import MOST_SELECTED, shown, tile
 
 A_PAGE = 24
-SHELF = "shelf"  # place in what a browser keeps
 NO_COLLECTION = "**There is no collection yet.** A collection holds pictures that are searched together: make one here."
 NOTHING_HERE = "There is no collection, and this server is read-only: its operator fills it with `nnclr index`."
 
@@ -67,13 +66,14 @@ class Shelves:
         self._page = page
         self.finder = Finder(page)
 
-    def start(self, shelf: Shelf) -> tuple[Any, ...]:
-        """What is there now; of the first collection, if this one is not there any more."""
-        return self._listed(self._kept(shelf))
+    def begin(self, kept: Any) -> tuple[Any, ...]:
+        """The collection that was chosen last, or else the first."""
+        return self._listed(Shelf(self.finder.chosen(kept)))
 
-    def refresh(self, shelf: Shelf) -> tuple[Any, ...]:
-        """The same after what nobody did just now, such as the end of a job: it is not noted as an action."""
-        return self._shown(self._kept(shelf))
+    def refresh(self, shelf: Shelf, kept: Any) -> tuple[Any, ...]:
+        """What is there by now, which nobody did just now: it is not noted as an action."""
+        name = self.finder.chosen(kept, shelf.collection)
+        return self._shown(shelf if name == shelf.collection else Shelf(name))
 
     def choose(self, name: str | None) -> tuple[Any, ...]:
         """Another collection."""
@@ -131,16 +131,12 @@ class Shelves:
         """
         self._page.bench.drop(name if isinstance(name, str) else "")
         gone = Action("DELETE", collection_path(name), call=f"client.collections.drop({name!r})")
-        return self._shown(self._kept(Shelf()), did=gone)
+        return self._shown(Shelf(self.finder.chosen()), did=gone)
 
     # ---- inside
 
     def _items(self, shelf: Shelf) -> Any:
         return self._page.bench.collection(shelf.collection).scroll(shelf.starts[-1], A_PAGE, with_vector=False)
-
-    def _kept(self, shelf: Shelf) -> Shelf:
-        names = self.finder.names()
-        return shelf if shelf.collection in names else Shelf(names[0] if names else "")
 
     def _listed(self, shelf: Shelf) -> tuple[Any, ...]:
         return self._shown(shelf, did=_listing(shelf) if shelf.collection else None)
@@ -181,17 +177,6 @@ class Shelves:
             return f"**{name}** is empty: {todo}. Encoder: {encoder}."
         first = (len(shelf.starts) - 1) * A_PAGE + 1
         return f"Pictures {first:,} to {first + here - 1:,} of {info.count:,} in **{name}**. Encoder: {encoder}."
-
-
-def shelf_of(kept: Any) -> Shelf:
-    """The one that a browser chose last."""
-    name = kept.get(SHELF) if isinstance(kept, dict) else None
-    return Shelf(name if isinstance(name, str) else "")
-
-
-def with_shelf(kept: Any, name: str | None) -> dict[str, Any]:
-    """What a browser is to keep once it chose a collection."""
-    return {**(kept if isinstance(kept, dict) else {}), SHELF: name}
 
 
 def intake_of(shelf: Shelf) -> Any:

@@ -76,29 +76,32 @@ class Steps:
 
     # ---- where to begin
 
-    def start(self, fragment: str, past: dict[str, Query]) -> tuple[Any, ...]:
-        """The link that was opened, or else the first collection; and the collections to choose from."""
+    def start(self, fragment: str, past: dict[str, Query], kept: Any) -> tuple[Any, ...]:
+        """The link that was opened, or else the collection that was chosen last; and those to choose from."""
         names = self.finder.names()
-        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, names)
+        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, kept)
         keys = self.finder.keys(query.collection) if query.collection in names else []
-        return gr.Dropdown(choices=names, value=query.collection or None), gr.Dropdown(choices=keys), *shown
+        picked = gr.Dropdown(choices=names, value=query.collection or None)
+        return picked, gr.Dropdown(choices=keys), query.collection or None, *shown
 
     def choose(self, collection: str | None, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         """Another collection, as it is; and its metadata keys."""
         query = Query(collection or "", k=int(k))
         keys = self.finder.keys(query.collection) if query.collection else []
-        return gr.Dropdown(choices=keys, value=None), *self._shown(query, past)
+        return gr.Dropdown(choices=keys, value=None), collection, *self._shown(query, past)
 
-    def refresh(self, query: Query, past: dict[str, Query], found: Found) -> tuple[Any, ...]:
-        """The collections that there are by now.
+    def refresh(self, query: Query, past: dict[str, Query], found: Found, kept: Any) -> tuple[Any, ...]:
+        """The collections that there are by now, and of them the one that was chosen meanwhile on another tab.
 
-        A search that is shown stays; a collection without one is shown anew if it holds more, or less, than before.
+        A search in it that is shown stays; a collection without one is shown anew if it holds more, or less, than
+        before.
         """
         if not past:  # the page is only opening
             return (gr.skip(),) * (len(FIELDS) + 2)
         names = self.finder.names()
-        if query.collection not in names:
-            query = Query(names[0] if names else "", k=query.k)
+        chosen = self.finder.chosen(kept, query.collection)
+        if query.collection != chosen:
+            query = Query(chosen, k=query.k)
         elif found.hits and (found.scored or found.count == self._page.bench.collection(query.collection).count()):
             return gr.Dropdown(choices=names), *(gr.skip(),) * (len(FIELDS) + 1)
         keys = self.finder.keys(query.collection) if names else []
@@ -109,10 +112,10 @@ class Steps:
         """The collection without a search, filtered as it was."""
         return self._shown(replace(query, more=(), less=(), above=None), past)
 
-    def reopen(self, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
+    def reopen(self, past: dict[str, Query], kept: Any, event: gr.EventData) -> tuple[Any, ...]:
         """The query of a link that the browser went back to, with its picture if this session has it."""
-        query, shown = self._linked(str(event.fragment), past, self.finder.names())
-        return gr.Dropdown(value=query.collection or None), *shown
+        query, shown = self._linked(str(event.fragment), past, kept)
+        return gr.Dropdown(value=query.collection or None), query.collection or None, *shown
 
     # ---- what to search by
 
@@ -196,9 +199,9 @@ class Steps:
 
     # ---- inside
 
-    def _linked(self, fragment: str, past: dict[str, Query], names: list[str]) -> tuple[Query, tuple[Any, ...]]:
-        """The query of a link and what is shown of it; the first collection, where the link leads nowhere any more."""
-        first = Query(names[0] if names else "")
+    def _linked(self, fragment: str, past: dict[str, Query], kept: Any) -> tuple[Query, tuple[Any, ...]]:
+        """The query of a link and what is shown of it; where it leads nowhere any more, of the collection at hand."""
+        first = Query(self.finder.chosen(kept))
         try:
             query = past.get(fragment.removeprefix("#")) or read_fragment(fragment)
             query = query if query.collection else replace(query, collection=first.collection)

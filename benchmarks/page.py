@@ -222,7 +222,7 @@ def ask(url: str, id: str) -> None:
 
 def action(id: str) -> dict[str, Any]:
     """What a browser sends when it opens the link of a search by an item."""
-    return {"data": [f"collection={NAME}&more={id}", None]}
+    return {"data": [f"collection={NAME}&more={id}", None, None]}
 
 
 if __name__ == "__main__":

@@ -65,3 +65,8 @@ def drag(
     ):
         touches = [{"x": x, "y": y} for x, y in points]
         session.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": touches})
+
+
+def toast(page: Any) -> str:
+    page.wait_for_selector(".toast-body")
+    return page.inner_text(".toast-body")

@@ -79,6 +79,8 @@ class AttentionTab:
         )
         self.another = gr.Button("Another picture", elem_id="attention-another", size="sm", visible=False)
         tries = [Tile(name, data_uri(decode_image(path), 160), name) for name, path in examples().items()]
+        if tries:
+            gr.Markdown("Or try one of these:", elem_classes="small")
         self.tries = Tiles(shown(tries), elem_id="attention-tries", elem_classes="four")
         self.others = RawFiles(
             label=f"Other pictures to look in, {MOST_TARGETS} at most",
@@ -114,7 +116,8 @@ class AttentionTab:
         ways = [self.similarity, self.head, self.threshold]
         out = [self.look, self.status, self.maps]
         asked = [self.picker, self.drawing, self.another]
-        page.on(self.picker.input, self._give, [self.picker, self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
+        given = page.on(self.picker.input, self._give, [self.picker, self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
+        page.on(given.failure, self._forget, None, self.picker)
         page.on(self.tries.open, self._try, [self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
         page.on(self.another.click, self._take_away, self.look, [*out, *asked])
         page.on(self.drawing.box, self._box, [self.look, *ways], out, **ONE_AT_A_TIME)
@@ -140,6 +143,9 @@ class AttentionTab:
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
         return self._picture(Uploaded(path, path.name), look, (similarity, head, threshold))
+
+    def _forget(self) -> None:
+        """A picture that cannot be looked at, which would stand there as if it were."""
 
     def _take_away(self, look: Look) -> tuple[Any, ...]:
         return replace(look, path=None, point=None, box=None), "", [], *_asked(None)

@@ -8,10 +8,10 @@ import gradio as gr
 
 from nnclr_hub.errors import InvalidRequest
 
-from ..additions import Additions, with_browser, without_jobs
+from ..additions import Additions, name_of, new_name
 from ..originals import original_view
 from ..page import Page
-from ..shelf import FIELDS, Shelf, Shelves, shelf_of, with_shelf
+from ..shelf import FIELDS, Shelf, Shelves
 from ..steps import plain
 from ..widgets.intake import Intake
 from ..widgets.tiles import Tiles
@@ -23,6 +23,8 @@ INTRO = (
     "goes on being added when you close the page."
 )
 INTRO_READ_ONLY = "A **collection** is a set of pictures that are searched together. This server shows them only."
+GO_SEARCH = "() => document.querySelector('#tabs button[role=tab]').click()"  # it is the first
+SHOW_SURE = "() => requestAnimationFrame(() => document.querySelector('#drop-sure')?.scrollIntoView({block: 'end'}))"
 
 
 class CollectionsTab:
@@ -92,9 +94,10 @@ class CollectionsTab:
 
     def _wire(self, page: Page) -> None:
         do, out = self._shelves, [getattr(self, name) for name in FIELDS]
-        page.on(page.blocks.load, self._start, page.kept, out)
-        choice = [self.picker, page.kept]
-        page.on(self.picker.input, self._choose, choice, [*out, page.kept], trigger_mode="always_last")
+        chosen = page.kept.collection
+        page.on(page.blocks.load, do.begin, chosen, out)
+        page.on(page.tab.select, do.refresh, [self.shelf, chosen], out)
+        page.on(self.picker.input, self._choose, self.picker, [*out, chosen], trigger_mode="always_last")
         page.on(self.previous.click, do.previous, self.shelf, out)
         page.on(self.next.click, do.next, self.shelf, out)
         page.on(self.tiles.open, self._view, self.shelf, self.viewer)
@@ -102,11 +105,12 @@ class CollectionsTab:
     def _wire_writing(self, page: Page) -> None:
         out = [getattr(self, name) for name in FIELDS]
         for event in (self.create.click, self.name.submit):
-            asked, shown = [self.name, page.kept], [*out, page.kept]
-            made = page.on(event, self._create, asked, shown, writes=True, show_progress="minimal")
+            shown = [*out, page.kept.collection]
+            made = page.on(event, self._create, self.name, shown, writes=True, show_progress="minimal")
             page.on(made.success, self._blank, None, self.name)
         page.on(self.tiles.delete, self._delete, self.shelf, out, writes=True)
-        page.on(self.ask.click, self._ask_sure, self.shelf, [self.sure, self.warning, self.doomed])
+        asked = page.on(self.ask.click, self._ask_sure, self.shelf, [self.sure, self.warning, self.doomed])
+        asked.success(fn=None, js=SHOW_SURE)  # it opens below the wall, and so below most screens
         page.on(self.keep.click, self._hide, None, [self.sure])
         dropped = page.on(self.drop.click, self._shelves.drop, self.doomed, out, writes=True)
         page.on(dropped.success, self._hide, None, [self.sure])
@@ -114,29 +118,26 @@ class CollectionsTab:
 
     def _wire_adding(self, page: Page) -> None:
         out = [getattr(self, name) for name in FIELDS]
-        jobs = [page.kept, self.works]
-        page.on(page.blocks.load, self._arrive, page.kept, jobs)
+        browser = page.kept.browser
+        page.on(page.blocks.load, self._arrive, browser, [browser, self.works])
         one_by_one: dict[str, Any] = {"trigger_mode": "multiple", "concurrency_limit": 1}
-        given = page.on(self.intake.give, self._add, page.kept, self.works, writes=True, **one_by_one)
+        given = page.on(self.intake.give, self._add, browser, self.works, writes=True, **one_by_one)
         self.intake.answered(given)
         page.on(self.works.cancel, self._cancel, None, None, writes=True)
-        page.on(self.works.forget, self._forget, page.kept, jobs, **one_by_one)
-        page.on(self.works.ended, self._shelves.refresh, self.shelf, out)
+        wanted = page.on(self.works.search, self._search, None, page.kept.collection)
+        wanted.success(fn=None, js=GO_SEARCH)
+        page.on(self.works.ended, self._shelves.refresh, [self.shelf, page.kept.collection], out)
         if self._additions.sources():
-            asked = [self.shelf, self.source, self.folder, page.kept]
+            asked = [self.shelf, self.source, self.folder, browser]
             page.on(self.add_folder.click, self._add_folder, asked, self.works, writes=True)
 
     # ---- steps of its own
 
-    def _start(self, kept: dict[str, Any]) -> tuple[Any, ...]:
-        """The collection that this browser chose last, or else the first."""
-        return self._shelves.start(shelf_of(kept))
+    def _choose(self, name: str | None) -> tuple[Any, ...]:
+        return *self._shelves.choose(name), name
 
-    def _choose(self, name: str | None, kept: dict[str, Any]) -> tuple[Any, ...]:
-        return *self._shelves.choose(name), with_shelf(kept, name)
-
-    def _create(self, name: str, kept: dict[str, Any]) -> tuple[Any, ...]:
-        return *self._shelves.create(name), with_shelf(kept, name.strip())
+    def _create(self, name: str) -> tuple[Any, ...]:
+        return *self._shelves.create(name), name.strip()
 
     def _view(self, shelf: Shelf, event: gr.EventData) -> dict[str, Any]:
         """The original of a picture, or its thumbnail, and says which."""
@@ -164,18 +165,24 @@ class CollectionsTab:
             shelf.collection,
         )
 
-    def _arrive(self, kept: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def _arrive(self, kept: Any) -> tuple[str, list[str]]:
         """The jobs that this browser began before."""
-        kept = with_browser(kept)
-        return kept, self._additions.jobs(kept)
+        browser = name_of(kept) or new_name()
+        return browser, self._additions.jobs(browser)
 
-    def _add(self, kept: dict[str, Any], event: gr.EventData) -> list[str]:
-        self._additions.add(event.to, event.files, kept)
-        return self._additions.jobs(kept)
+    def _add(self, kept: Any, event: gr.EventData) -> list[str]:
+        browser = name_of(kept)
+        self._additions.add(event.to, event.files, browser)
+        return self._additions.jobs(browser)
 
-    def _add_folder(self, shelf: Shelf, source: str, folder: str, kept: dict[str, Any]) -> list[str]:
-        self._additions.add_folder(shelf.collection, source, folder, kept)
-        return self._additions.jobs(kept)
+    def _search(self, event: gr.EventData) -> str:
+        """The collection that a job added to is the one that the tab Search shows."""
+        return str(event.collection)
+
+    def _add_folder(self, shelf: Shelf, source: str, folder: str, kept: Any) -> list[str]:
+        browser = name_of(kept)
+        self._additions.add_folder(shelf.collection, source, folder, browser)
+        return self._additions.jobs(browser)
 
     def _cancel(self, event: gr.EventData) -> None:
         """Ends a job that adds pictures; others are no affair of this tab."""
@@ -183,7 +190,3 @@ class CollectionsTab:
         if self._page.jobs.get(str(event.id)).kind not in ("add", "index"):
             raise InvalidRequest("This job adds no pictures: it is not ended here.")
         self._page.jobs.cancel(str(event.id))
-
-    def _forget(self, kept: dict[str, Any], event: gr.EventData) -> tuple[dict[str, Any], list[str]]:
-        kept = without_jobs(kept, event.ids)
-        return kept, self._additions.jobs(kept)

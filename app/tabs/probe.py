@@ -10,7 +10,7 @@ import gradio as gr
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
-from ..class_folders import WAITING, classes, take, ticket_of, told
+from ..class_folders import classes, take, ticket_of, told
 from ..finding import Finder
 from ..page import Page
 from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
@@ -38,14 +38,12 @@ FOLDERS_HINT = (
     "are not kept."
 )
 FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
-NOTHING = "There is no collection whose pictures could be labelled: make one on the tab Collections."
 NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
 NO_PROBE_READ_ONLY = (
     "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
     "served without `--read-only`, and it is here when the page is reloaded."
 )
 AS_IT_IS = (gr.skip(),) * 4  # the probes, and what is told of one
-JOB = "probe_job"  # in what the browser keeps
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
 
 
@@ -102,57 +100,66 @@ class ProbeTab:
             self.probe.input, self._choose_probe, self.probe, [self.told, self.report, self.verdict], **ONE_AT_A_TIME
         )
         said = page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
-        page.on(said.failure, self._say_nothing, None, self.verdict)
+        page.on(said.failure, self._take_away, None, [self.picker, self.verdict])
         page.on(page.blocks.load, self._start_probes, None, shown)
         if not page.writable:
             return
-        source = [self.collection, self.field, self.labeller]
-        page.on(page.blocks.load, self._start_fitting, page.kept, [*source, self.status, self.timer])
-        there = [self.collection, self.labeller, self.status]
-        page.on(page.tab.select, self._refresh, there, [*source, self.status])
-        page.on(self.collection.input, self._choose_collection, self.collection, source[1:], **ONE_AT_A_TIME)
+        kept, source = page.kept, [self.collection, self.field, self.labeller]
+        begun = [kept.collection, kept.fit, kept.told]
+        page.on(page.blocks.load, self._start_fitting, begun, [*source, self.status, self.timer])
+        there = [self.labeller, self.labeller, self.collection, kept.collection]
+        page.on(page.tab.select, self._refresh, there, source, js=LABELS)
+        page.on(
+            self.collection.input,
+            self._choose_collection,
+            self.collection,
+            [*source[1:], kept.collection],
+            **ONE_AT_A_TIME,
+        )
         ways = [self.collection, self.field, self.csv, self.labeller, self.intake, self.waiting]
-        page.on(self.way.input, self._choose_way, [self.way, page.kept], ways)
-        given = page.on(self.intake.give, self._take_folders, page.kept, [self.waiting, page.kept], writes=True)
+        page.on(self.way.input, self._choose_way, [self.way, kept.folders], ways)
+        given = page.on(self.intake.give, self._take_folders, kept.folders, [self.waiting, kept.folders], writes=True)
         self.intake.answered(given)
         page.on(self.labeller.more, self._more, self.collection, self.labeller)
         page.on(self.csv.upload, self._labels_of, [self.csv, self.collection], self.labeller)
-        asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, page.kept]
+        asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, kept.folders]
         page.on(
-            self.fit.click, self._fit, asked, [self.status, self.timer, page.kept, self.waiting], writes=True, js=LABELS
+            self.fit.click, self._fit, asked, [self.status, self.timer, kept.fit, self.waiting], writes=True, js=LABELS
         )
-        page.on(self.timer.tick, self._look, page.kept, [self.status, self.timer, *shown])
+        page.on(self.timer.tick, self._look, kept.fit, [self.status, self.timer, kept.told, *shown])
 
     # ---- what is labelled
 
-    def _start_fitting(self, kept: dict[str, Any]) -> tuple[Any, ...]:
-        """The first collection; and the job that went on while the page was closed."""
-        names = self._finder.names()
-        picked = gr.Dropdown(choices=names, value=names[0] if names else None)
-        fields, wall = self._choose_collection(names[0]) if names else (gr.skip(), None)
-        status = "" if names else NOTHING
-        running = self._job(kept) is not None
-        return picked, fields, wall, "Looking after your probe ..." if running else status, gr.Timer(active=running)
+    def _start_fitting(self, kept: Any, fit: Any, told: Any) -> tuple[Any, ...]:
+        """The collection that was chosen last; and the job that went on while the page was closed, until it is told."""
+        names, chosen = self._finder.names(), self._finder.chosen(kept) or None
+        picked = gr.Dropdown(choices=names, value=chosen)
+        waits = fit != told and self._job(fit) is not None
+        status = "Looking after your probe ..." if waits else ""
+        return picked, *self._shown_of(chosen), status, gr.Timer(active=waits)
 
-    def _refresh(self, collection: str | None, wall: Any, status: str) -> tuple[Any, ...]:
-        """The collections that there are by now; what is labelled stays."""
+    def _refresh(self, labels: str, wall: Any, collection: str | None, kept: Any) -> tuple[Any, ...]:
+        """The collections that there are by now, and of them the one that was chosen meanwhile; labels stay."""
         names = self._finder.names()
-        if isinstance(wall, dict) and wall.get("tiles") and collection in names:
-            return gr.Dropdown(choices=names), gr.skip(), gr.skip(), gr.skip()
-        chosen = collection if collection in names else next(iter(names), None)
-        fields, wall = self._choose_collection(chosen)
-        told = NOTHING if not names else "" if status == NOTHING else gr.skip()
-        return gr.Dropdown(choices=names, value=chosen), fields, wall, told
+        stays = collection if read_labels(labels or "{}") else None
+        chosen = self._finder.chosen(stays, kept, collection) or None
+        if chosen == collection and isinstance(wall, dict) and wall.get("tiles"):
+            return gr.Dropdown(choices=names), gr.skip(), gr.skip()
+        return gr.Dropdown(choices=names, value=chosen), *self._shown_of(chosen)
 
     def _choose_collection(self, collection: str | None) -> tuple[Any, ...]:
+        return *self._shown_of(collection), collection
+
+    def _shown_of(self, collection: str | None) -> tuple[Any, Any]:
+        """The fields of a collection, and its pictures to be labelled."""
         if not collection:
-            return gr.skip(), None
+            return gr.skip(), labelled("", [], more=False)
         keys = self._finder.keys(collection)
         field = gr.Dropdown(choices=keys, value="label" if "label" in keys else next(iter(keys), None))
         tiles, more = self._prober.pictures(collection, FIRST)
         return field, labelled(collection, tiles, more=more)
 
-    def _choose_way(self, way: str, kept: dict[str, Any]) -> tuple[Any, ...]:
+    def _choose_way(self, way: str, kept: Any) -> tuple[Any, ...]:
         """What each way needs; folders that were given before still wait."""
         click, field, folders = (gr.update(visible=way == one) for one in (CLICK, FIELD, FOLDERS))
         collection = gr.update(visible=way != FOLDERS)
@@ -165,7 +172,7 @@ class ProbeTab:
             gr.update(value=self._told_waiting(kept), visible=way == FOLDERS),
         )
 
-    def _told_waiting(self, kept: dict[str, Any] | None) -> str:
+    def _told_waiting(self, kept: Any) -> str:
         ticket = ticket_of(kept)
         if ticket is None or self._prober.is_taken(ticket):
             return ""
@@ -174,14 +181,13 @@ class ProbeTab:
         except InvalidRequest:  # they are gone
             return ""
 
-    def _take_folders(self, kept: dict[str, Any], event: gr.EventData) -> tuple[Any, ...]:
+    def _take_folders(self, kept: Any, event: gr.EventData) -> tuple[Any, ...]:
         """Class folders in place of those that waited before."""
         ticket = take(event.files, self._page.terms.max_bytes)
         before = ticket_of(kept)
         if before is not None:
             self._prober.forget_folders(before)
-        kept = {**(kept or {}), WAITING: ticket}
-        return self._told_waiting(kept), kept
+        return self._told_waiting(ticket), ticket
 
     def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
         number = event.shown if isinstance(event.shown, int) else 0
@@ -208,15 +214,14 @@ class ProbeTab:
         field: str | None,
         name: str,
         replace: bool,
-        kept: dict[str, Any],
+        folders: Any,
     ) -> tuple[Any, ...]:
-        called, kept = (str(name or "").strip(), bool(replace)), dict(kept or {})
+        called = (str(name or "").strip(), bool(replace))
         if way == FOLDERS:
-            ticket = ticket_of(kept)
+            ticket = ticket_of(folders)
             if ticket is None:
                 raise InvalidRequest("There is no folder to fit on: choose one that holds a folder for each class.")
             job, action = self._prober.by_folders(*called, ticket)
-            del kept[WAITING]  # it is the job's now
         elif not collection:
             raise InvalidRequest("There is no collection to fit on: choose one first.")
         elif way == FIELD:
@@ -226,28 +231,27 @@ class ProbeTab:
         else:
             job, action = self._prober.by_labels(*called, collection, read_labels(labels or "{}"))
         self._page.did(action)
-        waiting = self._told_waiting(kept)
-        return "Your probe waits for its turn ...", gr.Timer(active=True), {**kept, JOB: job}, waiting
+        waiting = self._told_waiting(folders)
+        return "Your probe waits for its turn ...", gr.Timer(active=True), job, waiting
 
-    def _look(self, kept: dict[str, Any]) -> tuple[Any, ...]:
-        """How far the job is; at its end the probe."""
-        job = self._job(kept)
+    def _look(self, fit: Any) -> tuple[Any, ...]:
+        """How far the job is; at its end the probe, and that its end is told."""
+        job = self._job(fit)
         if job is None:
-            return "", gr.Timer(active=False), *AS_IT_IS
+            return "", gr.Timer(active=False), fit, *AS_IT_IS
         if not job.has_ended:
             share = f" {job.done / job.total:.0%}" if job.total else ""
-            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), *AS_IT_IS
+            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), gr.skip(), *AS_IT_IS
         if job.state != "done":
             detail = job.error["detail"] if job.error else "it was cancelled."
             status = f"**It could not be fitted:** {plain(detail)}"
-            return status, gr.Timer(active=False), *AS_IT_IS
+            return status, gr.Timer(active=False), fit, *AS_IT_IS
         name = job.result["probe"]
         status = f"**{plain(name)}** is ready: see below how well it does, and try it."
-        return status, gr.Timer(active=False), *self._probes(name)
+        return status, gr.Timer(active=False), fit, *self._probes(name)
 
-    def _job(self, kept: dict[str, Any] | None) -> Any:
-        """The job that this browser waits for; None if there is none."""
-        id = kept.get(JOB) if isinstance(kept, dict) else None
+    def _job(self, id: Any) -> Any:
+        """The job of that id, if it is one that fits a probe."""
         if not isinstance(id, str) or self._page.jobs is None:
             return None
         try:
@@ -277,8 +281,8 @@ class ProbeTab:
         kept = get_probe(self._page.bench.store.records, name)
         return "", report_of(kept, export_path(name)), None
 
-    def _say_nothing(self) -> None:
-        """Of a picture that cannot be read; what was said of the one before would stand under it."""
+    def _take_away(self) -> None:
+        """A picture that cannot be read, and what was said of the one before."""
 
     def _say(self, given: Uploaded | None, probe: str | None) -> Any:
         """What a probe says of a picture."""

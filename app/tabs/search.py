@@ -15,6 +15,7 @@ from ..page import Page
 from ..queries import FIRST, MOST_AT_A_TIME, Query
 from ..steps import FIELDS, Steps
 from ..widgets.address import Address
+from ..widgets.bounded_slider import BoundedSlider
 from ..widgets.download import Download, file_value
 from ..widgets.drawing import Drawing, data_uri
 from ..widgets.raw_image import raw_image
@@ -23,7 +24,8 @@ from ..widgets.viewer import Viewer
 
 INTRO = (
     "Give a picture, or click one: you get those that **look most like it**. The encoder learned to see from pictures "
-    "without labels; the names below are only shown."
+    "without labels and knows no words, so one asks it with a picture; the names below are only shown, and *Narrow it "
+    "down* can filter by them."
 )
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}  # of several quick actions the last one counts
 
@@ -57,7 +59,7 @@ class SearchTab:
             gr.Markdown("Or try one of these:", elem_classes="small")
         self.tries = Tiles(shown([Tile(name, _small(path), name) for name, path in photos.items()]), elem_id="tries")
         with gr.Accordion("Narrow it down", open=False, elem_id="narrow"):
-            self.k = gr.Slider(
+            self.k = BoundedSlider(
                 1,
                 MOST_AT_A_TIME,
                 value=FIRST,
@@ -102,13 +104,14 @@ class SearchTab:
     def _wire(self, page: Page) -> None:
         do, now = self._steps, [self.query, self.past]
         out = [getattr(self, name) for name in FIELDS]
-        page.on(page.blocks.load, do.start, [self.address, self.past], [self.collection, self.key, *out], js=HASH)
-        page.on(page.tab.select, do.refresh, [*now, self.hits], [self.collection, self.key, *out])
-        page.on(
-            self.collection.input, do.choose, [self.collection, self.past, self.k], [self.key, *out], **ONE_AT_A_TIME
-        )
-        page.on(self.address.back, do.reopen, [self.past], [self.collection, *out], **ONE_AT_A_TIME)
-        page.on(self.picker.input, do.upload, [self.picker, *now, self.k], out)
+        chosen, pickers = page.kept.collection, [self.collection, self.key]
+        page.on(page.blocks.load, do.start, [self.address, self.past, chosen], [*pickers, chosen, *out], js=HASH)
+        page.on(page.tab.select, do.refresh, [*now, self.hits, chosen], [*pickers, *out])
+        choice = [self.collection, self.past, self.k]
+        page.on(self.collection.input, do.choose, choice, [self.key, chosen, *out], **ONE_AT_A_TIME)
+        page.on(self.address.back, do.reopen, [self.past, chosen], [self.collection, chosen, *out], **ONE_AT_A_TIME)
+        given = page.on(self.picker.input, do.upload, [self.picker, *now, self.k], out)
+        page.on(given.failure, self._take_away, None, self.picker)
         page.on(self.tries.open, do.try_example, [*now, self.k], out, **ONE_AT_A_TIME)
         page.on(self.drawing.box, do.box, now, out, **ONE_AT_A_TIME)
         page.on(self.tiles.open, do.open, [*now, self.k], out, **ONE_AT_A_TIME)
@@ -130,6 +133,9 @@ class SearchTab:
 
     # ---- what leaves the query as it is
 
+    def _take_away(self) -> None:
+        """A picture that cannot be searched by, which would stand there as if it were."""
+
     def _view(self, query: Query, event: gr.EventData) -> dict[str, Any]:
         """The original of a picture, or its thumbnail, and says which."""
         return original_view(self._steps.finder, query.collection, str(event.id))
@@ -146,7 +152,12 @@ class SearchTab:
         return file_value(f"{query.collection}.csv", csv_of(found.hits, ids, scored=found.scored))
 
 
-HASH = "() => [window.location.hash, {}]"
+# the link; a reload goes on with the collection that was chosen last, though a search in another one stood there
+HASH = """(address, past, kept) => {
+  const there = new URLSearchParams(location.hash.slice(1)).get('collection');
+  const again = performance.getEntriesByType('navigation')[0]?.type === 'reload';
+  return [again && kept && there !== kept ? '' : location.hash, {}, kept];
+}"""
 
 
 def _small(path: Any) -> str:

@@ -4,6 +4,7 @@
     drawing     the picture on which a person draws a box or clicks a point
     tiles       a wall of pictures that the browser loads from REST
     raw_image   an image input that hands over the file as it came
+    bounded_slider  a slider whose typed number is kept within its ends
     viewer      a window over the page, with pictures
     figures     maps over pictures, faded by a slider
     intake      takes pictures, folders and zips, in parts
@@ -15,7 +16,7 @@
     download    a file that the browser saves
     address     the part of the page's address that says what it shows
 
-Each but raw_image has its script beside it. docs/decisions/0010-page.md says why.
+Each but raw_image and bounded_slider has its script beside it. docs/decisions/0010-page.md says why.
 """
 
 import gradio.component_meta

@@ -11,9 +11,9 @@ const none = make('button', {type: 'button', class: 'plain-button', hidden: true
 const list = make('ul', {class: 'tiles'});
 const more = make('button', {type: 'button', class: 'plain-button', hidden: true,
   onclick: () => trigger('more', {shown: list.children.length})}, 'Show more pictures');
+const pen = make('div', {class: 'pen'}, make('label', {for: 'labeller-label'}, 'Label to give'), field, chips);
 root.className = 'labeller';
-root.append(make('div', {class: 'pen'}, make('label', {for: 'labeller-label'}, 'Label to give'), field, chips),
-  make('div', {class: 'told'}, count, none), list, more);
+root.append(pen, make('div', {class: 'told'}, count, none), list, more);
 
 const names = () => [...new Set(labels.values())];
 const colour = (label, known) => `label-${known.indexOf(label) % COLOURS}`;
@@ -57,8 +57,19 @@ function show() {
 }
 
 drawn(value => {
-  root.hidden = !value;
+  root.hidden = !value; // which is still to come
   if (!value) return;
+  pen.hidden = list.hidden = !value.tiles.length;
+  if (pen.hidden) {
+    labels.clear();
+    list.replaceChildren();
+    none.hidden = more.hidden = true;
+    root.dataset.labels = '{}';
+    of = null;
+    count.textContent = value.collection ? 'There is no picture in this collection yet: add some on the tab Collections.'
+      : 'There is no collection whose pictures could be labelled: make one on the tab Collections.';
+    return;
+  }
   if (of !== value.collection) { labels.clear(); choose(''); of = value.collection; }
   if (value.labels && value.mark !== mark) {
     labels.clear();

@@ -33,10 +33,11 @@ function choose() {
   count.textContent = `${chosen.size} selected`;
 }
 
+// The second click of a double one would open what has taken the tile's place meanwhile.
 function tileOf({id, src, caption, score}) {
   const words = make('span', {class: 'caption'}, score ? make('span', {class: 'score'}, score) : null,
     make('span', {}, caption));
-  const picture = make('button', {type: 'button', class: 'picture', 'data-id': id, onclick: () => trigger('open', {id})},
+  const picture = make('button', {type: 'button', class: 'picture', 'data-id': id, onclick: event => { if (event.detail < 2) trigger('open', {id}); }},
     make('img', {loading: 'lazy', src, alt: ''}), words);
   const box = make('input', {type: 'checkbox', value: id, 'aria-label': `Select ${caption}`,
     onchange: event => { event.target.checked ? chosen.add(id) : chosen.delete(id); choose(); }});

@@ -1,5 +1,6 @@
 // Works: see works.py. Every two seconds it asks for what runs, and for a few of those that wait, in turn.
-const LOOK_MS = 2000, SLOW_MS = 4000, MOST_ASKED = 4, MOST_ERRORS = 100;
+const LOOK_MS = 2000, SLOW_MS = 4000, MOST_ASKED = 4, MOST_ERRORS = 100, MOST_SHOWN = 100, MOST_HIDDEN = 1000;
+const HIDDEN = 'nnclr_hub_hidden'; // place in what the browser keeps
 const cards = new Map(); // id -> {job, element, asked: when}
 let timer = null, known = [];
 const AWAY = 'The server does not answer. Nothing is lost: what it had begun goes on when it is back, and this page with it.';
@@ -70,11 +71,6 @@ function errorsOf(job) {
   return make('ul', {class: 'works-errors', tabindex: 0, 'aria-label': 'Files that could not be read'}, ...rows);
 }
 
-function search(collection) {
-  location.hash = new URLSearchParams({collection}).toString();
-  location.reload(); // the tab Search knows the collections of when it was opened
-}
-
 function cardOf(id) {
   const {job} = cards.get(id), ended = hasEnded(job);
   const button = (text, act) => make('button', {type: 'button', class: 'plain-button', onclick: act}, text);
@@ -85,8 +81,8 @@ function cardOf(id) {
     errorsOf(job),
     make('div', {class: 'work-buttons'},
       ended || job.cancelling ? null : button('Stop', () => { cards.get(id).asked = 0; trigger('cancel', {id}); }),
-      job.state === 'done' && job.result.added ? button('Search these', () => search(job.result.collection)) : null,
-      ended ? button('Hide', () => trigger('forget', {ids: [id]})) : null));
+      job.state === 'done' && job.result.added ? button('Search these', () => trigger('search', {collection: job.result.collection})) : null,
+      ended ? button('Hide', () => hide(id)) : null));
 }
 
 function draw() {
@@ -101,8 +97,24 @@ function draw() {
   }
 }
 
-drawn(ids => {
-  known = [...new Set(ids)];
+function hidden() {
+  try {
+    const ids = JSON.parse(localStorage.getItem(HIDDEN));
+    return Array.isArray(ids) ? ids : [];
+  } catch { // nothing that can be read, or a browser that keeps nothing
+    return [];
+  }
+}
+
+function hide(id) {
+  try {
+    localStorage.setItem(HIDDEN, JSON.stringify([...hidden(), id].slice(-MOST_HIDDEN)));
+  } catch { /* hidden until a reload, then */ }
+  show(known.filter(one => one !== id));
+}
+
+function show(ids) {
+  known = ids;
   for (const [id, card] of cards) {
     if (known.includes(id)) continue;
     card.element?.remove();
@@ -111,4 +123,9 @@ drawn(ids => {
   for (const id of known) if (!cards.has(id)) cards.set(id, {job: {id, state: 'waiting'}, asked: 0});
   draw();
   if (timer === null && known.length) timer = setTimeout(look, 0);
+}
+
+drawn(ids => {
+  const gone = new Set(hidden());
+  show([...new Set(ids)].filter(id => !gone.has(id)).slice(-MOST_SHOWN));
 });

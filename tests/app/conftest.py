@@ -2,10 +2,15 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browsing import open_tab
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Encoders, Workbench
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -30,6 +35,31 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    """A server with the page, and the photos in a collection whose sources it may read; a module may have its own."""
+    store = tmp_path_factory.mktemp("search") / "store"
+    with open_store(str(store)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+    yield from serve(model, store, page=True, source_folders=[str(photos)])
+
+
+@pytest.fixture(scope="module")
+def sources(photos, tmp_path_factory) -> Path:
+    """A copy of the photos that a test may change."""
+    return shutil.copytree(photos, tmp_path_factory.mktemp("sources") / "pictures")
+
+
+@pytest.fixture
+def album(served) -> Iterator[str]:
+    """An empty collection for the server's encoder, gone afterwards."""
+    bench = served.bench
+    bench.store.create("album", CollectionSpec.of(bench.models.get()))
+    yield "album"
+    if "album" in [info.name for info in bench.store.list()]:
+        bench.drop("album")
 
 
 @pytest.fixture

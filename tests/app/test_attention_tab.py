@@ -101,6 +101,7 @@ def test_a_seventh_other_picture_is_refused_in_a_sentence(opened, pictures):
     page.wait_for_selector(".toast-body")
     assert "7 pictures are too many to look in: give at most 6" in page.inner_text(".toast-body")
     assert page.locator("#maps figure").count() == 1
+    assert page.locator("[data-testid=status-tracker] > .error:visible").count() == 0, "Gradio's badges lie over words"
     page.locator("#attention-how button").first.click()
     wait_for(page, "none to choose from", "#no-heads")
     assert page.locator("#head:visible, #threshold:visible").count() == 0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.actions import Action, collection_path, deletion
-from app.additions import Additions, with_browser, without_jobs
+from app.additions import Additions, name_of, new_name
 from app.page import GIVEN_BY, Page, Terms
 from app.queries import Query
 from app.shelf import Shelf, Shelves
@@ -80,7 +80,7 @@ def test_files_that_are_given_stand_there_all_of_them(page, pictures, tmp_path, 
         shutil.copy(path, tmp_path / path.name)
         files.append({"name": f"{path.parent.name}/{path.name}", "parts": [str(tmp_path / path.name)]})
     page.jobs = Taking()
-    Additions(page).add("photos", files, {})
+    Additions(page).add("photos", files, None)
     assert page.last_noted.path == "/api/v1/collections/photos/items"
     assert page.last_noted.files == tuple(("files", one["name"]) for one in files)
     assert page.last_noted.form == {"items": [{"metadata": {"label": "astronaut"}}] * 5}
@@ -88,27 +88,30 @@ def test_files_that_are_given_stand_there_all_of_them(page, pictures, tmp_path, 
 
 def test_a_folder_that_is_added_stands_there_below_the_servers(page, photos):
     page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
-    Additions(page).add_folder("photos", photos.name, "cat", {})
+    Additions(page).add_folder("photos", photos.name, "cat", None)
     assert page.last_noted.path == "/api/v1/collections/photos/index"
     assert page.last_noted.json == {"source": photos.name, "folder": "cat"}
     assert page.jobs.params == [{"collection": "photos", "root": str(photos), "folder": "cat", "given_by": None}]
 
 
-def test_what_was_hidden_stays_hidden_however_many_jobs_there_were(page):
-    """A folder of 60,000 pictures becomes more than a hundred jobs."""
-    kept = with_browser({})
-    ids = [f"{i:014x}" for i in range(150)]
-    jobs = [SimpleNamespace(id=id, params={GIVEN_BY: kept["browser"]}) for id in reversed(ids)]
+def test_a_browser_is_told_its_own_jobs_under_a_name_of_its_own(page):
+    """However many there are: a folder of 60,000 pictures becomes more than a hundred."""
+    mine, theirs = new_name(), new_name()
+    ids = [f"{i:014x}" for i in range(300)]
+    jobs = [SimpleNamespace(id=id, params={GIVEN_BY: (mine, theirs)[int(id, 16) % 2]}) for id in reversed(ids)]
     page.jobs = SimpleNamespace(list=lambda limit: (jobs[:limit], None))
-    for id in ids[:-1]:
-        kept = without_jobs(kept, [id])
-    assert Additions(page).jobs(kept) == ids[-1:]
+    assert Additions(page).jobs(mine) == ids[::2]
+    assert Additions(page).jobs(None) == []
+    assert name_of(mine) == mine
+    assert [name_of(wrong) for wrong in (None, "", 7, {"a": 1}, mine + "0", "../../../../../../../../../../a")] == [
+        None
+    ] * 6
 
 
 def test_the_only_folder_of_a_server_needs_no_name(page, photos):
     """As a client sends it that ignores the page."""
     page.terms, page.jobs = Terms(source_folders=(photos,)), Taking()
-    Additions(page).add_folder("photos", None, "cat", {})
+    Additions(page).add_folder("photos", None, "cat", None)
     assert page.last_noted.json == {"source": None, "folder": "cat"}
     assert page.last_noted.call.endswith("index_there('cat', source=None)")
 
@@ -123,5 +126,5 @@ def test_pages_are_listed_up_to_the_one_that_is_shown(page):
 
 def test_what_nobody_did_is_not_noted(page):
     """The end of a job draws the shelf anew."""
-    Shelves(page).refresh(Shelf("photos"))
+    Shelves(page).refresh(Shelf("photos"), None)
     assert page.last_noted is None

@@ -58,6 +58,12 @@ def test_without_a_key_there_is_nothing(served):
         assert get(f"{served.url}/ui/{path}").status_code == 401, path
 
 
+def test_what_a_browser_loads_first_does_not_describe_the_events_as_an_api(served):
+    """Which nobody reads there, and which was a third of it."""
+    page = get(f"{served.url}/ui/", headers=bearer(READER)).text
+    assert 'gradio_api_info = {"named_endpoints":{},"unnamed_endpoints":{}}' in page
+
+
 def test_every_event_takes_whatever_it_is_sent(served):
     """Each endpoint with nothing, with nonsense and with far too much: an answer, and never a traceback."""
     for event in events(served.url, bearer(READER)):
@@ -136,7 +142,7 @@ def test_a_key_that_reads_searches_and_deletes_nothing(served, pictures):
     file = upload(served.url, pictures[5], bearer(READER))
     session = {"session_hash": "both"}
     link = "collection=photos&k=3"
-    assert "3 of the 60" in call(served.url, "start", [link, None], bearer(READER), **session).text
+    assert "3 of the 60" in call(served.url, "start", [link, None, None], bearer(READER), **session).text
     assert "3 most similar" in call(served.url, "upload", [file, None, None, 3], bearer(READER), **session).text
     [item] = served.bench.collection("photos").scroll(limit=1).items
     erase = {"event_data": {"ids": [item.id]}} | session
@@ -155,7 +161,7 @@ def test_the_rates_of_rest_hold_for_the_page(model, store, tmp_path, serve, pict
     for served in serve(model, own, page=True, api_keys=key, rate_images=1):  # a bucket holds a request's 64
         file = upload(served.url, pictures[5], bearer(READER))
         session = {"session_hash": "r"}
-        call(served.url, "start", ["collection=photos", None], bearer(READER), **session)
+        call(served.url, "start", ["collection=photos", None, None], bearer(READER), **session)
         search = ("upload", [file, None, None, 3], bearer(READER))
         assert "most similar" in call(served.url, *search, **session).text
         several = [("files", (path.name, path.read_bytes())) for path in [*pictures, *pictures][:63]]
@@ -173,7 +179,7 @@ def test_a_read_only_page_has_no_event_that_writes(model, store, serve):
 
 def test_an_empty_store_says_what_to_do(model, tmp_path, serve):
     for served in serve(model, tmp_path / "store", page=True):
-        assert "Make a collection" in call(served.url, "start", ["", None]).text
+        assert "Make a collection" in call(served.url, "start", ["", None, None]).text
 
 
 def test_the_offline_gallery_is_made_of_photos_that_are_installed(tmp_path):

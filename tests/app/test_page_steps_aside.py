@@ -29,7 +29,7 @@ def test_the_pages_actions_step_aside_and_its_files_and_requests_do_not(model, t
         for path in paths:
             assert httpx.get(served.url + path, timeout=60).status_code == 200
         start = f"{served.url}/ui/gradio_api/call/start"
-        event = httpx.post(start, json={"data": ["", None]}, timeout=60).json()["event_id"]
+        event = httpx.post(start, json={"data": ["", None, None]}, timeout=60).json()["event_id"]
         assert "complete" in httpx.get(f"{start}/{event}", timeout=60).text
     told = {name: seen[name] for name in ("an action", "the queue", *paths)}
     assert told == {

@@ -1,32 +1,21 @@
 """The probe tab in a real browser: pictures are labelled by clicking, and the probe is that of those labels."""
 
 import json
-import shutil
-import threading
-import zipfile
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
 
-import numpy as np
 import pytest
 from browsing import PHONE, open_tab, wait_for, wait_for_pictures
-from page_calls import call, get, post
+from labelling import ids_of
+from page_calls import call, get
 
-from app import probing
-from app.page import Page
-from app.probing import Prober, read_csv, read_labels
 from app.tabs import probe as probe_tab
-from app.tabs.probe import CLICK, FOLDERS
-from nnclr_hub import Client, load_encoder
-from nnclr_hub.cache import cache_folder
-from nnclr_hub.errors import InvalidRequest, ProbeNotFound
+from app.tabs.probe import CLICK
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import ProbeNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.probes import get_probe
-from nnclr_hub.workbench.staging import unstage
-from serving.jobs import fitting
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +38,6 @@ def label(page, name: str, ids: list[str]) -> None:
     page.fill("#labeller-label", name)
     for id in ids:
         page.locator(f'#labeller .tile[data-id="{id}"] .picture').click()
-
-
-def ids_of(served, name: str, number: int) -> list[str]:
-    items = served.bench.collection("photos").scroll(limit=60).items
-    return [item.id for item in items if item.metadata["label"] == name][:number]
 
 
 def show_all(page) -> None:
@@ -96,7 +80,8 @@ def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, served):
+def test_a_reload_finds_the_job_again_and_tells_its_end_once(opened, served):
+    """With what the report says of a label that was used once."""
     page = opened("Probe", allowed=("AbortError", "errored out"))  # Gradio's streams, which a reload breaks off
     show_all(page)
     label(page, "cat", ids_of(served, "cat", 4))
@@ -108,6 +93,15 @@ def test_a_reload_finds_the_job_again_and_a_label_used_once_is_told(opened, serv
     open_tab(page, "Probe")
     wait_for(page, "lonely is ready", "#probe-status")
     wait_for(page, "Used only once: lonely", "#probe-report")
+    looked: list[str] = []
+    page.on("request", lambda request: looked.append(request.url) if request.url.endswith("/join") else None)
+    page.reload()
+    open_tab(page, "Probe")
+    wait_for(page, "Used only once: lonely", "#probe-report")
+    asked = len(looked)
+    page.wait_for_timeout(2000)  # of which the page would have looked after the job twice
+    assert len(looked) == asked
+    assert page.inner_text("#probe-status").strip() == "", "it was told again"
 
 
 @pytest.mark.browser
@@ -134,112 +128,6 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     assert "1 of them is not shown here" in page.inner_text("#labeller .count")
     assert page.locator("#labeller .tile").count() == 2
     assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictures, tmp_path):
-    """As a folder, with a file that is no picture and one that lies nowhere; the probe is that of REST's items."""
-    folder = tmp_path / "classes"
-    for name in ("cat", "coffee"):
-        shutil.copytree(photos / name, folder / name)
-    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
-    shutil.copy(pictures[0], folder / "nowhere.png")
-    others = tickets()
-    page = opened("Probe")
-    page.get_by_label(FOLDERS).check()
-    page.locator("#labeller").wait_for(state="hidden")
-    page.set_input_files("#probe-intake .choose-folder", str(folder))
-    wait_for(page, "41 pictures of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
-    page.fill("#probe-name input, #probe-name textarea", "folders")
-    page.click("#probe-fit")
-    wait_for(page, "folders is ready", "#probe-status")
-    kept = get_probe(served.bench.store.records, "folders")
-    assert kept.probe.classes == ("cat", "coffee")
-    assert (kept.about["rows"], kept.about["left_out"]) == (40, {"unreadable": 1, "no label": 1})
-    with Client(served.url) as client:
-        files = [path for path in sorted(folder.glob("*/*")) if path.name != "broken.jpg"]
-        job = client.probes.fit("same", images=files, labels=[path.parent.name for path in files])
-        client.jobs.wait(job.id)
-    same = get_probe(served.bench.store.records, "same").probe
-    np.testing.assert_allclose(kept.probe.weight, same.weight, atol=1e-3)
-    assert tickets() == others
-    assert page.inner_text("#probe-waiting").strip() == ""
-    page.click("#probe-fit")
-    page.wait_for_selector(".toast-body")
-    assert "There is no folder to fit on" in page.inner_text(".toast-body")
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened, served, photos, pictures, tmp_path):
-    others = tickets()
-    page = opened("Probe", **PHONE)
-    page.get_by_label(FOLDERS).check()
-    page.set_input_files("#probe-intake .choose-files", [str(path) for path in pictures[:2]])
-    page.wait_for_selector(".toast-body")
-    assert "No picture lies in a folder" in page.inner_text(".toast-body")
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
-        file.writestr("../cat/up.png", pictures[0].read_bytes())
-    page.reload()
-    open_tab(page, "Probe")
-    page.get_by_label(FOLDERS).check()
-    page.set_input_files("#probe-intake .choose-files", str(tmp_path / "bad.zip"))
-    page.wait_for_selector(".toast-body")
-    assert "names a file outside of itself" in page.inner_text(".toast-body")
-    assert tickets() == others
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
-    """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
-    before = tickets()
-    at_work, go_on = threading.Event(), threading.Event()
-    fit = fitting.fit_on_examples
-
-    def waiting(*args, **options):
-        at_work.set()
-        assert go_on.wait(60)
-        return fit(*args, **options)
-
-    monkeypatch.setattr(fitting, "fit_on_examples", waiting)
-    event = {"event_data": {"files": given(served, photos)}}
-    kept = call(served.url, "_take_folders", [{}], **event).json()["data"][1]
-    try:
-        first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
-        assert at_work.wait(60)
-        again = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept])
-        assert "fitted on these folders already" in again.json()["error"]
-        assert call(served.url, "_choose_way", [FOLDERS, kept]).json()["data"][5]["value"] == ""
-        event = {"event_data": {"files": given(served, photos)}}
-        others = call(served.url, "_take_folders", [kept], **event).json()["data"][1]
-    finally:
-        go_on.set()
-    with Client(served.url) as client:
-        client.jobs.wait(first[2]["probe_job"])
-    assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
-    assert (
-        "fitted on these folders already"
-        in call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]).json()["error"]
-    )
-    event = {"event_data": {"files": given(served, photos)}}
-    assert call(served.url, "_take_folders", [others], **event).status_code == 200
-    assert len(tickets() - before) == 1, "those that no job had were kept beside the new ones"
-    for ticket in tickets() - before:
-        unstage(ticket)
-
-
-def tickets() -> set[str]:
-    """Tickets of what waits for a job, of other modules' tests too."""
-    return {folder.name for folder in (cache_folder() / "adding").glob("*")}
-
-
-def given(served, photos) -> list[dict]:
-    """Four pictures of two classes, uploaded as the intake does."""
-    paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
-    files = [("files", (path.name, path.read_bytes())) for path in paths]
-    there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
-    return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, there, strict=True)]
 
 
 @pytest.mark.browser
@@ -290,8 +178,8 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     there.upsert(list(items))
     labels = json.dumps({item.id: "ab"[i % 2] for i, item in enumerate(items)})
     session = {"session_hash": "other"}  # which knows the collections that there are
-    call(served.url, "_start_fitting", [{}], **session)
-    answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, {}], **session)
+    call(served.url, "_start_fitting", [None, None, None], **session)
+    answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, None], **session)
     assert answer.status_code != 200
     assert "nowhere/at-all" in answer.json()["error"] or "encoder" in answer.json()["error"]
     served.bench.store.drop("others")
@@ -313,42 +201,3 @@ def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve, monk
             told = call(there.url, "_start_probes", []).text
         assert "none can be made on this read-only server" in told
         assert "Fit" not in told
-
-
-def test_of_many_items_the_program_stands_there_without_their_vectors(served, monkeypatch):
-    monkeypatch.setattr(probing, "MOST_WRITTEN", 4)
-    jobs = SimpleNamespace(submit=lambda *_: SimpleNamespace(id="begun"))
-    prober = probing.Prober(Page(served.bench, jobs=cast(Any, jobs)))
-    ids = [*ids_of(served, "cat", 3), *ids_of(served, "coffee", 2)]
-    few, many = ({id: str(i % 2) for i, id in enumerate(ids[:number])} for number in (4, 5))
-    _, action = prober.by_labels("p", False, "photos", few)
-    assert (action.path, len(action.json["items"])) == ("/api/v1/probes", 4)
-    _, action = prober.by_labels("p", False, "photos", many)
-    assert (action.path, action.json) == ("", None)
-    assert all(repr(id) in action.call for id in ids)
-
-
-def test_labels_of_pictures_that_are_not_there_are_a_sentence(served):
-    """Fewer are found than are named, in whatever order."""
-    prober = Prober(Page(served.bench))
-    ids = ids_of(served, "cat", 2)
-    with pytest.raises(InvalidRequest, match="has no picture 'elsewhere' and 1 other, which the labels name"):
-        prober.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
-    assert [one.id for one in prober.tiles("photos", ids[::-1])] == ids[::-1]
-
-
-def test_labels_are_texts_of_items(tmp_path):
-    assert read_labels('{"a": "cat"}') == {"a": "cat"}
-    for wrong in ("[1]", "{", '{"a": 1}', '{"a": ""}', json.dumps({"a": "x" * 81}), '{"": "cat"}'):
-        with pytest.raises(InvalidRequest):
-            read_labels(wrong)
-    file = tmp_path / "labels.csv"
-    file.write_text("\ufeffid,score,label\na.jpg,0.5,cat\nb.jpg,0.4,\n", encoding="utf-8")
-    assert read_csv(file) == {"a.jpg": "cat"}
-    for wrong in (b"", b"name,kind\na,b\n", b"\xff\xfe\x00", b"id,label\na,x\na,y\n"):
-        file.write_bytes(wrong)
-        with pytest.raises(InvalidRequest):
-            read_csv(file)
-    file.write_text("label,id\ncat\n")
-    with pytest.raises(InvalidRequest, match="Item id None is not possible"):
-        read_csv(file)

@@ -41,7 +41,7 @@ def view(values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def test_the_controls_show_the_query_of_a_link(steps):
-    there = view(steps.start("collection=points&more=p00&k=5&pages=2&above=-0.5&where={}", {}))
+    there = view(steps.start("collection=points&more=p00&k=5&pages=2&above=-0.5&where={}", {}, None))
     assert (there["k"], there["above"], there["where"]) == (5, "-0.5", "")
     assert len(there["hits"].hits) == 10
     chosen = view(steps.choose("points", {}, 5))
@@ -71,7 +71,7 @@ def test_more_is_more_whatever_the_number_at_a_time_became(steps, k, then):
 @pytest.mark.parametrize("link", ["k=0", "k=101", "pages=0", "pages=1001"])
 def test_a_number_that_the_controls_do_not_have_is_refused(steps, link):
     with pytest.warns(UserWarning, match="is not possible: show 1 to 100 pictures at a time"):
-        shown = view(steps.start(f"collection=points&more=p00&{link}", {}))
+        shown = view(steps.start(f"collection=points&more=p00&{link}", {}, None))
     assert shown["query"] == Query("points")
 
 
@@ -109,25 +109,28 @@ def test_what_cannot_be_done_is_not_advised(bench):
 )
 def test_a_score_of_1_is_explained_only_where_it_is_the_same_picture(steps, link, is_one):
     """Of a vector nobody knows whether it is of a whole picture."""
-    status = view(steps.start(f"collection=points&{link}", {}))["status"]
+    status = view(steps.start(f"collection=points&{link}", {}, None))["status"]
     assert "24 most similar of 60" in status
     assert ("a score of 1 is the same picture" in status) is is_one
 
 
 def test_a_tab_that_is_come_back_to_knows_the_collections_there_are_by_now(bench, steps):
-    """What is searched stays; a collection that was filled, or has gone, is shown as it is by now."""
+    """What is searched stays; a collection that was filled, or has gone, or was chosen elsewhere, is shown anew."""
 
-    def refreshed(there: dict[str, Any]) -> tuple[list[str] | None, dict[str, Any]]:
-        picker, _, *values = steps.refresh(there["query"], there["past"], there["hits"])
+    def refreshed(there: dict[str, Any], kept: Any = None) -> tuple[list[str] | None, dict[str, Any]]:
+        picker, _, *values = steps.refresh(there["query"], there["past"], there["hits"], kept)
         names = [str(one[0]) for one in picker.choices] if isinstance(picker, gr.Dropdown) else None
         return names, there if all(one == gr.skip() for one in values) else view(tuple(values))
 
     opening = {"query": Query(), "past": {}, "hits": None}
     assert refreshed(opening) == (None, opening)
-    searched = view(steps.start("collection=points&more=p00", {}))
+    searched = view(steps.start("collection=points&more=p00", {}, None))
     bench.store.create("new", CollectionSpec(dim=4))
     names, there = refreshed(searched)
     assert (names, there) == (["points", "new"], searched)
+    assert refreshed(searched, "points")[1] is searched
+    assert refreshed(searched, "gone")[1] is searched
+    assert refreshed(searched, "new")[1]["query"] == Query("new")
     empty = view(steps.choose("new", searched["past"], 24))
     bench.collection("new").upsert([Item("a", np.ones(4, np.float32))])
     filled = refreshed(empty)[1]
@@ -139,3 +142,20 @@ def test_a_tab_that_is_come_back_to_knows_the_collections_there_are_by_now(bench
     bench.drop("new")
     names, there = refreshed(fuller)
     assert (names, there["query"]) == (["points"], Query("points"))
+
+
+def test_a_page_begins_with_its_link_or_else_the_collection_that_was_chosen_last(bench, steps):
+    """Whatever a client says that it keeps; what is shown is what is kept from then on."""
+    bench.store.create("new", CollectionSpec(dim=4))
+    for fragment, kept, expected in (
+        ("", None, "points"),
+        ("", "new", "new"),
+        ("k=5", "new", "new"),
+        ("", "gone", "points"),
+        ("", {"a": [1]}, "points"),
+        ("collection=points", "new", "points"),
+    ):
+        picker, _, chosen, *_ = values = steps.start(fragment, {}, kept)
+        assert (picker.value, chosen, view(values)["query"].collection) == (expected,) * 3
+    with pytest.warns(UserWarning, match="no collection 'gone'"):
+        assert steps.start("collection=gone", {}, "new")[2] == "new"

@@ -1,0 +1,133 @@
+"""What one searches by on the tab Search: a picture of one's own or one that is there, whole or a box on it."""
+
+import numpy as np
+import pytest
+from browsing import PHONE, drag, wait_for, wait_for_pictures
+from PIL import Image
+from searching import captions, ids, upload
+
+from app.finding import Finder
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def boxes(monkeypatch) -> list:
+    """The boxes that the server was asked for."""
+    asked = []
+    embedded = Finder.embedded
+
+    def noting(self, collection, sample):
+        asked.append(sample.box)
+        return embedded(self, collection, sample)
+
+    monkeypatch.setattr(Finder, "embedded", noting)
+    return asked
+
+
+def rotated(path, size=(80, 40)):
+    """A picture whose camera was held upright: 40 x 80 once it is turned as its EXIF says."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(path, exif=exif, quality=95)
+    return path
+
+
+@pytest.mark.slow
+def test_an_example_picture_searches_and_another_can_be_given(opened):
+    page = opened()
+    wait_for(page, "24 of the 60")
+    page.locator("#tries .picture", has_text="a cat").click()
+    wait_for(page, "most similar")
+    assert "cat" in captions(page)[0]
+    page.locator("#another").click()
+    page.wait_for_selector("#query input[type=file]", state="attached")
+    wait_for(page, "24 of the 60")
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
+def test_a_box_is_what_the_server_searches_by(opened, boxes, tmp_path, touch):
+    """Also backwards, past the edge, and on a picture that lies on its side in the file."""
+    page = opened(**(PHONE if touch else {}))
+    upload(page, rotated(tmp_path / "rotated.jpg"))
+    wait_for_pictures(page, "#query-picture img")
+    if touch:
+        page.locator("#query-picture .draw-switch").tap()
+    stage = "#query-picture .stage"
+    for start, end, box in (
+        ((0.25, 0.25), (0.75, 0.5), (10, 20, 30, 40)),
+        ((0.75, 0.9), (0.5, 0.6), (20, 48, 30, 72)),
+        ((0.5, 0.5), (1.0, 1.0), (20, 40, 40, 80)),
+    ):
+        count, before = len(boxes), page.url
+        drag(page, stage, start, end, touch=touch)
+        page.wait_for_function("before => location.href !== before", arg=before)
+        assert len(boxes) == count + 1
+        assert boxes[-1] == pytest.approx(box, abs=0.3)
+    page.get_by_role("button", name="Whole picture").click()
+    page.wait_for_function("() => document.querySelector('#query-picture .box-mark').hidden")
+    wait_for(page, "most similar")
+
+
+def test_a_box_can_be_typed(opened, boxes, pictures):
+    page = opened()
+    upload(page, pictures[5])
+    page.locator("#query-picture summary").click()
+    for name, value in {"x0": "8", "y0": "4", "x1": "60", "y1": "50"}.items():
+        page.locator(f"#query-picture input[name={name}]").fill(value)
+    before = page.url
+    page.keyboard.press("Tab")
+    page.wait_for_function("before => location.href !== before", arg=before)
+    assert boxes[-1] == (8, 4, 60, 50)
+    page.locator("#query-picture input[name=x1]").fill("2")
+    page.keyboard.press("Tab")
+    page.wait_for_selector(".toast-body")
+    assert "does not lie on the picture" in page.inner_text(".toast-body")
+
+
+def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, capfd):
+    page = opened()
+    wait_for(page, "24 of the 60")
+    before = ids(page)
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"nonsense")
+    page.set_input_files("#query input[type=file]", str(broken))
+    page.wait_for_selector(".toast-body")
+    assert "not a picture in a format we read" in page.inner_text(".toast-body")
+    assert str(tmp_path) not in page.inner_text(".toast-body")
+    assert ids(page) == before
+    wait_for(page, "Drop Image Here", "#query")  # it does not stand there as if it were searched by
+    assert "Traceback" not in capfd.readouterr().err, "the server failed on what it sent"
+
+
+@pytest.mark.slow
+def test_a_picture_of_one_pixel_searches(opened, tmp_path):
+    page = opened()
+    Image.new("RGB", (1, 1), (200, 30, 30)).save(tmp_path / "dot.png")
+    upload(page, tmp_path / "dot.png")
+    assert len(ids(page)) == 24
+
+
+@pytest.mark.slow
+def test_a_picture_can_be_pasted_and_taken_with_the_camera(opened):
+    # of a picture from the camera Gradio asks how far an upload without a name is
+    page = opened(permissions=["camera"], allowed=("404", "Response"))
+    wait_for(page, "24 of the 60")
+    page.evaluate("""async () => {
+      const canvas = Object.assign(document.createElement('canvas'), {width: 40, height: 30});
+      canvas.getContext('2d').fillRect(5, 5, 10, 10);
+      const blob = await new Promise(done => canvas.toBlob(done, 'image/png'));
+      const carried = new DataTransfer();
+      carried.items.add(new File([blob], 'pasted.png', {type: 'image/png'}));
+      document.body.dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried, bubbles: true}));
+    }""")
+    wait_for(page, "most similar")
+    pasted = page.url
+    page.locator("#another").click()
+    page.locator("#query [aria-label='Capture from camera']").click()
+    page.locator("#query button", has_text="Click to Access Webcam").click()
+    page.wait_for_function("() => (document.querySelector('#query video')?.videoWidth ?? 0) > 0")
+    page.locator("#query [aria-label='capture photo']").click()
+    wait_for(page, "most similar")
+    assert page.url != pasted
