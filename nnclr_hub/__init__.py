@@ -28,6 +28,7 @@ _HOME = {
     "NNCLRHubError": "nnclr_hub.errors",
     "open_store": "nnclr_hub.store",
     "EmbeddedStore": "nnclr_hub.store.embedded",
+    "MilvusStore": "nnclr_hub.store.milvus",
     "CollectionSpec": "nnclr_hub.store.base",
     "Item": "nnclr_hub.store.base",
     "Match": "nnclr_hub.store.base",
@@ -54,6 +55,7 @@ __all__ = [
     "Item",
     "LinearProbe",
     "Match",
+    "MilvusStore",
     "NNCLRHubError",
     "Point",
     "__version__",
@@ -98,3 +100,4 @@ if TYPE_CHECKING:
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
     from nnclr_hub.store.embedded.store import EmbeddedStore
+    from nnclr_hub.store.milvus.store import MilvusStore

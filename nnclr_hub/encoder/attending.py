@@ -85,7 +85,7 @@ class Attends:
             The map of the image, or of the one target; a list for a list of targets.
 
         Raises:
-            ImageError: a picture that cannot be read, or is too small or too long for its width.
+            ImageError: a picture that cannot be read.
             InvalidRequest: a question that this network, or this picture, has no answer to.
         """
         several = isinstance(target, list | tuple)

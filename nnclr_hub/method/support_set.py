@@ -206,7 +206,7 @@ class SupportSet(nn.Module):
             )
 
     def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
-        self.queue[place] = F.normalize(z.float(), dim=1)
+        self.queue[place] = F.normalize(z.float(), dim=1).to(self.queue.dtype)
         self.ids[place] = UNKNOWN if ids is None else ids
         self.labels[place] = UNKNOWN if labels is None else labels
         self.enqueued_at[place] = self.enqueues

@@ -11,7 +11,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, MissingDependency
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import VectorStore
@@ -30,7 +30,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         StoreLocked: another process has it open for writing.
         StoreTooNew, StoreCorrupt: it cannot be read by this version, or at all.
         InvalidRequest: no store can be there, or read_only on a folder that holds none, or it cannot be shared.
-        MissingDependency: Milvus without its client.
+        MissingDependency: a folder without faiss, Milvus without its client.
     """
     if not isinstance(uri, str | PathLike) or not str(uri):
         raise InvalidRequest(f"A store is a folder, or milvus://host:port; got {uri!r}.")
@@ -51,6 +51,11 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         from nnclr_hub.store.milvus.store import MilvusStore
 
         return MilvusStore(uri, read_only=read_only)
-    from nnclr_hub.store.embedded.store import EmbeddedStore
+    try:
+        from nnclr_hub.store.embedded.store import EmbeddedStore
+    except ModuleNotFoundError as error:
+        if error.name != "faiss":
+            raise
+        raise MissingDependency("A store in a folder searches with faiss, which is not installed: pip install faiss-cpu.") from error
 
     return EmbeddedStore(uri, read_only=read_only, memory=memory)

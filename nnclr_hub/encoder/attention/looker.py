@@ -139,7 +139,7 @@ class Looker:
             asked: whether it is the picture that the query is in.
 
         Raises:
-            ImageError: it cannot be read, or is too small or too long for its width.
+            ImageError: it cannot be read.
             InvalidRequest: max_side is too little, or the query is not inside the picture.
         """
         picture = decode_image(readable(image))

@@ -1,22 +1,21 @@
 """At what size a picture goes through the network: its own if it can, uncropped.
 
 The paper uses "the original resolution of the images to get a larger feature map". Bounds on the long side and on the
-number of cells keep the cost in hand, one on the short side a map worth the name; a vision transformer's sides are
-whole patches.
+number of cells keep the cost in hand; small pictures are enlarged to a map worth the name; a vision transformer's
+sides are whole patches.
 """
 
 from __future__ import annotations
 
 import math
 
-from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.errors import InvalidRequest
 
 MAX_SIDE = 1024
 # Of a map, whatever max_side: as many as patches of 16 have at 1024 x 1024. A transformer's cost grows with their
 # square: with patches of 8, 1024 x 1024 would be 16 times the work, and where attention is not fused 6 GB a block
 MOST_CELLS = 4096
-SHORTEST = 224  # of the network's input, in pixels
-SMALLEST = 8  # of a picture: enlarged further than 28 times, there is nothing in it to look at
+SHORTEST = 224  # of the network's input, in pixels, where max_side leaves room for it
 
 
 def input_size(
@@ -27,35 +26,28 @@ def input_size(
     Args:
         size: width and height of the upright original.
         cell: pixels across and down from one cell of the map to the next.
-        max_side: of the long side, in pixels; the short side is 224 at least, unless that is more than 4096 cells.
+        max_side: of the long side, in pixels; the short side is brought to 224 as far as that allows, and is one cell
+            at least, for which a strip is widened.
         whole: whether the sides must be multiples of a cell's, as a vision transformer's of its patch.
 
     Raises:
-        ImageError: the picture is too small, or too long for its width.
-        InvalidRequest: no size is possible within max_side.
+        InvalidRequest: max_side is less than a cell.
     """
+    if max_side < max(cell):
+        raise InvalidRequest(
+            f"max_side={max_side} is too little: this network's cells are {max(cell)} pixels, so give that or more."
+        )
     step = cell if whole else (1, 1)
-    low = tuple(math.ceil(SHORTEST / side) * side for side in step)
-    high = tuple(max_side // side * side for side in step)
-    if any(least > most for least, most in zip(low, high, strict=True)):
-        raise InvalidRequest(f"max_side={max_side} is too little: the short side is {max(low)} pixels at least.")
-    if min(size) < SMALLEST:
-        raise ImageError(
-            f"The picture of {size[0]} x {size[1]} pixels is too small to look at: give one of {SMALLEST} pixels or "
-            "more on each side."
-        )
-    scale = min(1.0, max_side / max(size))
-    scale = max(scale, SHORTEST / min(size))
-    if round(scale * max(size)) > max_side:
-        raise ImageError(
-            f"The picture of {size[0]} x {size[1]} pixels is too long for its width: with a short side of {SHORTEST} "
-            f"it would be longer than max_side={max_side}; cut a part out, or raise max_side."
-        )
+    most = tuple(min(max_side // part * part, MOST_CELLS * side) for part, side in zip(step, cell, strict=True))
+    scale = max(min(1.0, max_side / max(size)), min(SHORTEST / min(size), max_side / max(size)))
     wide, down = (
-        min(max(round(scale * side / part) * part, least), most)
-        for side, part, least, most in zip(size, step, low, high, strict=True)
+        min(max(round(scale * side / part) * part, least), bound)
+        for side, part, least, bound in zip(size, step, cell, most, strict=True)
     )
     excess = math.sqrt(wide * down / (MOST_CELLS * math.prod(cell)))
     if excess > 1:
-        wide, down = (math.floor(side / excess / part) * part for side, part in zip((wide, down), cell, strict=True))
+        wide, down = (
+            max(math.floor(side / excess / part) * part, least)
+            for side, part, least in zip((wide, down), step, cell, strict=True)
+        )
     return wide, down
