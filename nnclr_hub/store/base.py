@@ -252,6 +252,7 @@ class VectorStore(Protocol):
 
     records: Records
     read_only: bool  # whatever would change something raises OpenedForReading
+    single_writer: bool  # no other process writes to it as long as this one does
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""
