@@ -70,7 +70,7 @@ def index_folder(
         collection = targets[0].collection
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
-    changes = find_changes(root, found, known, origin=str(root))
+    changes = find_changes(root, found, known, origin=str(root), prune=prune)
     begin(changes)
     failed = _take_up(writing, changes.wanted, progress)
     removed = sum(_delete(writing, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
