@@ -17,8 +17,7 @@ Precision = Literal["f32", "f16"]
 IndexKind = Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"]
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
-MAX_DIM = 65_536
-MAX_INDEXED = 32
+MAX_DIM, MAX_INDEXED = 65_536, 32
 
 
 class Embeds(Protocol):
