@@ -51,6 +51,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.JobNotFound: 404,
     errors.RunNotFound: 404,
     errors.CollectionExists: 409,
+    errors.CollectionMoving: 409,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
     errors.OpenedForReading: 403,

@@ -19,6 +19,7 @@ from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
+from nnclr_hub.store.succession import upsert_there
 
 BATCH = 1000
 
@@ -44,6 +45,7 @@ def collect(
         InvalidRequest: shards are missing, or two pictures have the same path.
         CollectionExists: the collection holds other items and `into` was not said, or another picture of the same path.
         FingerprintMismatch: it holds vectors of another encoder.
+        CollectionMoving: another process re-embeds it.
     """
     shards.require_all()
     _refuse_twins(shards)
@@ -57,7 +59,7 @@ def collect(
     done = written = 0
     for items in _all_batches(shards):
         if new := _missing(collection, items):
-            collection.upsert(new)
+            upsert_there(store, name, collection, new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
     return total, written

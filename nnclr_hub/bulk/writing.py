@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,9 +45,9 @@ def written_whole(path: Path, *, first: bool = False) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
-def sweep(folder: Path, name: str = "*") -> None:
-    """Removes what processes that were killed have left unfinished of files of these names."""
-    for path in folder.glob(f".{name}.*{UNFINISHED}"):
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Removes what processes that were killed have left unfinished of a file of this name, or of all."""
+    for path in folder.glob(f".{'*' if name is None else escape(name)}.*{UNFINISHED}"):
         host, pid = path.name.removesuffix(UNFINISHED).rsplit(".", 2)[-2:]
         try:
             if not _runs(int(pid)) if host == _host() else path.stat().st_mtime < time.time() - GIVEN_UP_S:

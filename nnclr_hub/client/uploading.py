@@ -107,7 +107,7 @@ def index_folder(
     found = yield from aside(lambda: images_by_id(root, prune=prune))
     yield from describe(name)  # a wrong name is told before anything is compared
     known = _of_this_source(name, origin, root, found, (yield from _held(name)))
-    changes = yield from aside(lambda: find_changes(root, found, known, origin=origin))
+    changes = yield from aside(lambda: find_changes(root, found, known, origin=origin, prune=prune))
     run = _Run(name, shrink, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder keeps all workers busy too
     batches = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)

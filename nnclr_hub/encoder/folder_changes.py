@@ -7,7 +7,9 @@ An indexed picture's id is a hash of its path below the folder, and its metadata
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,8 @@ from typing import Any
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
 from nnclr_hub.errors import NoImages
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class FolderChanges:
     wanted: files that are new or changed.
     broken: (path, reason) of files that cannot be opened.
     unchanged: how many are held as they are.
-    gone: ids of this folder's items whose file is no more.
+    gone: ids of this folder's items whose file is no more, as far as that can be told.
     known: ids that the collection holds already.
     """
 
@@ -113,7 +117,12 @@ def listed(root: Path, *, prune: bool = False) -> list[Path]:
 
 
 def find_changes(
-    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], *, origin: str
+    root: Path,
+    found: Mapping[str, Path],
+    known: Mapping[str, Mapping[str, Any]],
+    *,
+    origin: str,
+    prune: bool = False,
 ) -> FolderChanges:
     """Compares a folder's files with the metadata of the items that a collection holds.
 
@@ -122,12 +131,13 @@ def find_changes(
         found: its pictures, from `images_by_id`.
         known: metadata of indexed items by id.
         origin: what is kept as `root`, the folder's name in the collection.
+        prune: what is gone is going to be deleted; the log says what is not, for it may be there unseen.
 
     Raises:
         NoImages: the folder holds no picture, and the collection none of it.
     """
-    gone = _gone(root, found, known, origin)
-    if not found and not gone:
+    gone, kept = _gone(root, found, known, origin, prune=prune)
+    if not (found or gone or kept):
         raise NoImages(f"{root} holds no picture, and the collection none of it: give a folder of pictures.")
     wanted, broken = [], []
     for id, path in found.items():
@@ -152,21 +162,36 @@ def find_changes(
 
 
 def _gone(
-    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str
-) -> tuple[str, ...]:
-    """Items of the folder that are not in it; those below a folder that cannot be listed may still be there."""
-    unread = cache(_is_unread)
-    missing = {
-        id: str(one.get("path", "")) for id, one in known.items() if one.get("root") == origin and id not in found
-    }
-    return tuple(id for id, path in missing.items() if not any(unread(root / up) for up in PurePosixPath(path).parents))
+    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str, *, prune: bool
+) -> tuple[tuple[str, ...], int]:
+    """Items of the folder that are not in it; and how many more, whose files may be there and not be seen."""
+    hidden = cache(_may_be_hidden)
+    gone: list[str] = []
+    kept = Counter[Path]()
+    for id, one in known.items():
+        if one.get("root") == origin and id not in found:
+            above = (root / up for up in PurePosixPath(str(one.get("path", ""))).parents[:-1])
+            place = next(filter(hidden, above), None)
+            if place is None:
+                gone.append(id)
+            else:
+                kept[place] += 1
+    for place, count in kept.items() if prune else ():
+        log.warning(
+            "%s is empty (a disk that is not mounted?), a link, or cannot be listed, so its items are kept (%d): "
+            "if they are gone for good, remove it and prune again",
+            place,
+            count,
+        )
+    return tuple(gone), sum(kept.values())
 
 
-def _is_unread(folder: Path) -> bool:
+def _may_be_hidden(folder: Path) -> bool:
+    """Whether there may be more in a folder than can be seen: nothing in it, a link, or one that cannot be listed."""
     try:
-        os.scandir(folder).close()
+        with os.scandir(folder) as entries:
+            return folder.is_symlink() or next(entries, None) is None
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
+        return folder.is_symlink()
     except OSError:
         return True
-    return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from functools import cache
 from pathlib import Path
 
 from nnclr_hub.errors import NoImages
 
+log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
@@ -37,6 +40,9 @@ SPLITS = ("train", "val", "test", "unlabelled")
 def list_images(folder: Path) -> list[Path]:
     """Every picture below `folder`, by suffix, in a stable order; hidden files and folders are left out.
 
+    Links to folders are not followed, for they may lead in circles or out of what somebody may read: the log says how
+    many there are.
+
     Raises:
         NoImages: the folder is not there, is a file, or holds no picture.
     """
@@ -45,19 +51,34 @@ def list_images(folder: Path) -> list[Path]:
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise NoImages(f"{folder} {problem}: give a folder of pictures.")
     found = []
+    links = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
         found += [
             Path(parent, name)
             for name in sorted(files)
             if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
         ]
+    if links:
+        _tell_of_links(str(folder), len(links), links[0])
     if not found:
         raise NoImages(
             f"{folder} holds no picture (looked in all its folders for {' '.join(sorted(IMAGE_SUFFIXES))}): "
             "give a folder of pictures."
         )
     return found
+
+
+@cache
+def _tell_of_links(folder: str, count: int, first: str) -> None:
+    """Once: most programs list a folder more often."""
+    log.warning(
+        "%s holds links to folders, which are not followed (%d, such as %s): name the folders themselves instead",
+        folder,
+        count,
+        first,
+    )
 
 
 def label_of(path: Path, root: Path) -> str | None:

@@ -23,6 +23,7 @@
     │   ├── ProbeNotFound
     │   ├── ProbeExists
     │   ├── FingerprintMismatch     vectors of another encoder
+    │   ├── CollectionMoving        another process re-embeds it
     │   ├── StoreLocked             another process writes to this folder
     │   ├── StoreReadOnly           closed, or made read-only by an I/O error
     │   │   └── OpenedForReading    nothing can be added, changed or deleted
@@ -84,6 +85,7 @@ from nnclr_hub.errors.service import (
 )
 from nnclr_hub.errors.store import (
     CollectionExists,
+    CollectionMoving,
     CollectionNotFound,
     DiskFull,
     FingerprintMismatch,
@@ -103,6 +105,7 @@ from nnclr_hub.errors.training import CheckpointError, NoRoom, OutOfMemory, RunE
 __all__ = [
     "CheckpointError",
     "CollectionExists",
+    "CollectionMoving",
     "CollectionNotFound",
     "DeadlineExceeded",
     "DiskFull",

@@ -47,6 +47,12 @@ class FingerprintMismatch(StoreError):
     code = "fingerprint_mismatch"
 
 
+class CollectionMoving(StoreError):
+    """Another process is about to let another collection take its place, or just has: nothing was acknowledged."""
+
+    code = "collection_moving"
+
+
 class StoreLocked(StoreError):
     """Another process has the store open for writing."""
 

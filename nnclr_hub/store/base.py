@@ -17,8 +17,7 @@ Precision = Literal["f32", "f16"]
 IndexKind = Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"]
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
-MAX_DIM = 65_536
-MAX_INDEXED = 32
+MAX_DIM, MAX_INDEXED = 65_536, 32
 
 
 class Embeds(Protocol):
@@ -252,6 +251,7 @@ class VectorStore(Protocol):
 
     records: Records
     read_only: bool  # whatever would change something raises OpenedForReading
+    single_writer: bool  # no other process writes to it as long as this one does
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""

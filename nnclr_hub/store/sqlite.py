@@ -88,13 +88,27 @@ def format_of(connection: sqlite3.Connection) -> int:
     return connection.execute("PRAGMA user_version").fetchone()[0]
 
 
+def check_size(connection: sqlite3.Connection, path: Path) -> None:
+    """Whether the file ends with a page; of one that was cut off within its last, SQLite reads the rest as zeros.
+
+    Raises:
+        StoreCorrupt: it does not, and there is no log beside it, from which that page may be mended.
+    """
+    page = connection.execute("PRAGMA page_size").fetchone()[0]
+    log = Path(f"{path}-wal")
+    # twice, as whoever closes it first writes the last page and then removes the log
+    if path.stat().st_size % page and not _size(log) and path.stat().st_size % page:
+        raise StoreCorrupt(f"{path} is damaged (it is cut off; nothing was changed): {WAY_ON}.")
+
+
 def quick_check(connection: sqlite3.Connection, path: Path) -> None:
-    """SQLite's own check of the file.
+    """SQLite's own check of the file, and its size.
 
     Raises:
         StoreCorrupt: it found damage.
     """
     with translated(path):
+        check_size(connection, path)
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
         raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed): {WAY_ON}.")
@@ -163,6 +177,13 @@ def translated(path: Path) -> Iterator[None]:
         if error.errno in NO_ROOM:
             raise DiskFull(f"The disk that holds {path} is full: free some space, then repeat.") from error
         raise StoreError(f"{path} cannot be used ({error}): check the disk and the permissions.") from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _no_room(path: Path) -> bool:

@@ -1,15 +1,17 @@
 """One collection takes another's place: NAME~next means the one that is being built, NAME~was the one that goes.
 
-As long as NAME~next means another collection than NAME, whoever writes to NAME writes to both. NAME~was is there only
-while the two are swapped: by it, a swap that was cut short can be finished.
+As long as NAME~next means another collection than NAME, the process that builds it writes to both, and others do not
+write to NAME. NAME~was is there only while the two are swapped: by it, a swap that was cut short can be finished.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nnclr_hub.errors import CollectionNotFound
-from nnclr_hub.store.base import Collection, VectorStore
+from nnclr_hub.errors import CollectionMoving, CollectionNotFound
+from nnclr_hub.store.base import Collection, Item, VectorStore
 
 SUFFIX = "~next"
 WAS = "~was"
@@ -31,11 +33,60 @@ def successor_of(store: VectorStore, name: str) -> Successor | None:
     """
     collection, aliases = store.get(name), store.aliases()
     names = [name, collection.name, *(alias for alias, meant in aliases.items() if meant == collection.name)]
-    for alias in (f"{one}{SUFFIX}" for one in names):
+    # where a swap is more than one step, other names may still mean the old one, which only NAME~was then tells
+    for alias in (f"{one.removesuffix(WAS)}{SUFFIX}" for one in names):
         # a swap that a crash cut short leaves the alias on what has taken the place already
         if alias in aliases and aliases[alias] != collection.name:
             return Successor(alias, store.get(alias))
     return None
+
+
+@contextmanager
+def written_together(store: VectorStore, name: str, built_here: Container[str] = ()) -> Iterator[list[Collection]]:
+    """What a write to a collection goes to: it and, while one is built to take its place, that one as well.
+
+    What several processes write to is looked at again afterwards. A write that was done before NAME~next was there is
+    found by whoever builds, for that one looks later; any other may be missed, and is not acknowledged.
+
+    Args:
+        built_here: names of collections that this process is building.
+
+    Raises:
+        CollectionNotFound: no collection of that name.
+        CollectionMoving: another process lets another collection take its place.
+    """
+    found = _both(store, name)
+    names = [one.name for one in found]
+    if not store.single_writer and any(one not in built_here for one in names[1:]):
+        raise _moving(name)
+    yield found
+    if not store.single_writer and [one.name for one in _both(store, name)] != names:
+        raise _moving(name)
+
+
+def upsert_there(store: VectorStore, name: str, collection: Collection, items: Sequence[Item]) -> None:
+    """Stores vectors in a collection that the name meant before, if it still means it.
+
+    Raises:
+        CollectionMoving: see `written_together`.
+    """
+    with written_together(store, name) as (meant, *_):
+        if meant.name != collection.name:
+            raise _moving(name)
+        collection.upsert(items)
+
+
+def _both(store: VectorStore, name: str) -> list[Collection]:
+    following = successor_of(store, name)
+    return [store.get(name), *([following.collection] if following else [])]
+
+
+def _moving(name: str) -> CollectionMoving:
+    return CollectionMoving(
+        f"Collection {name!r} is being re-embedded, or just was, and not by this process (any more); what it writes "
+        "meanwhile could be lost: send it again when that is done, or give that up with `nnclr store reembed "
+        f"{name} --abandon`."
+    )
 
 
 def swap(store: VectorStore, name: str, successor: Successor) -> str:
@@ -70,12 +121,13 @@ def finish_swaps(store: VectorStore) -> None:
 
 
 def drop_with_successor(store: VectorStore, name: str) -> tuple[str, ...]:
-    """Drops a collection and what was to take its place; returns the names of both.
+    """Drops a collection and what was to take its place; returns the names of both; nobody may write meanwhile.
 
     Raises:
         CollectionNotFound: no collection of that name.
         InvalidRequest: it is an alias.
     """
+    finish_swaps(store)  # what has taken its place already is not half made
     following = successor_of(store, name)
     store.drop(name)
     if following is None:
@@ -104,6 +156,6 @@ def _clear(store: VectorStore, name: str) -> None:
 def _is_there(store: VectorStore, name: str) -> bool:
     try:
         store.get(name)
-    except CollectionNotFound:
+    except (CollectionNotFound, CollectionMoving):
         return False
     return True

@@ -83,7 +83,10 @@ class Adding:
 
     def read(self, index: int) -> Image.Image | None:
         """A picture decoded, if it can be; what is kept of it is noted, or its error. Blocks; for many threads."""
-        found = read_image(self.images[index])
+        return self.note(index, read_image(self.images[index]))
+
+    def note(self, index: int, found: tuple[Image.Image, Draft] | ImageError) -> Image.Image | None:
+        """`read`, for who has called `read_image` already."""
         if isinstance(found, ImageError):
             self.errors[index] = found
             return None

@@ -15,11 +15,11 @@ from PIL import Image
 
 from nnclr_hub.encoder.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.store.base import Collection, Item, Progress
+from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
 from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
-from nnclr_hub.workbench.writing import Target, Writing
+from nnclr_hub.workbench.writing import Writing
 
 BATCH = 64
 DECODED_AT_ONCE = 8
@@ -70,7 +70,7 @@ def index_folder(
         collection = targets[0].collection
     known = _known(collection)
     _refuse_clash(collection, root, found, known)
-    changes = find_changes(root, found, known, origin=str(root))
+    changes = find_changes(root, found, known, origin=str(root), prune=prune)
     begin(changes)
     failed = _take_up(writing, changes.wanted, progress)
     removed = sum(_delete(writing, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
@@ -82,9 +82,8 @@ def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress
     failed: list[tuple[FolderImage, str]] = []
     done = 0
     every = batches_of_files(wanted, BATCH, lambda one: one.metadata["size"])
-    for batch, read in ahead(every, lambda one: read_image(NewImage(one.id, one.path, one.metadata))):
-        with writing() as targets:
-            errors = _store(targets, read)
+    for batch, found in ahead(every, lambda one: read_image(_new(one))):
+        errors = _store(Adding(writing, [_new(one) for one in batch]), found)
         failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)
         progress(done, len(wanted))
@@ -117,20 +116,14 @@ def _refuse_clash(
             )
 
 
-def _store(
-    targets: Sequence[Target], read: Sequence[tuple[Image.Image, Draft] | ImageError]
-) -> list[ImageError | None]:
-    """Embeds what could be read and upserts it, in one durable write a target; the error of each that has one."""
-    errors = [one if isinstance(one, ImageError) else None for one in read]
-    readable = [(i, *one) for i, one in enumerate(read) if not isinstance(one, ImageError)]
-    columns = [target.embedder.embed_each([image for _, image, _ in readable]) for target in targets]
-    rows: list[list[Item]] = [[] for _ in targets]
-    for (i, _, draft), *results in zip(readable, *columns, strict=True):
-        errors[i] = next((result for result in results if isinstance(result, ImageError)), None)
-        if errors[i] is None:
-            for row, vector in zip(rows, results, strict=True):
-                row.append(draft.item(vector))
-    for target, items in zip(targets, rows, strict=True):
-        if items:
-            target.collection.upsert(items)
-    return errors
+def _new(one: FolderImage) -> NewImage:
+    return NewImage(one.id, one.path, one.metadata)
+
+
+def _store(adding: Adding, found: Sequence[tuple[Image.Image, Draft] | ImageError]) -> list[ImageError | None]:
+    """Embeds what could be read and upserts it, in one durable write a collection; the error of each that has one."""
+    images = {i: image for i, one in enumerate(found) if (image := adding.note(i, one)) is not None}
+    while (embedder := adding.store()) is not None:
+        good = [i for i in images if adding.errors[i] is None]
+        adding.take(embedder, good, embedder.embed_each([images[i] for i in good]))
+    return adding.errors

@@ -4,7 +4,7 @@
 
 While it is built, the alias photos~next means the new collection, and what the workbench writes goes to both. What is
 left to do is always the difference between the two, so a call that was interrupted is simply made again. Only the last
-look holds writers up. Several processes that write to one Milvus are not held up: stop the others for the swap.
+look holds writers up. Other processes that write to the same Milvus are refused until it is done.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def reembed(
     try:
         return _reembed(bench, name, embedder, skip_missing, folders, progress)
     finally:
+        bench.built_here.clear()
         bench.reembedding.release()
 
 
@@ -105,7 +106,9 @@ def _reembed(
     store, old = bench.store, bench.store.get(name)
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
-    following = _successor(store, name, old, embedder)
+    with bench.gate.alone():  # a write that is under way goes to the old one alone: it has to be over
+        following = _successor(store, name, old, embedder)
+        bench.built_here.add(following.collection.name)
     new = following.collection
     read = partial(read_source, folders=folders)
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.gate.alone, progress)

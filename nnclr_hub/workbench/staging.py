@@ -3,6 +3,7 @@
     ticket = stage([("cat/01.jpg", [uploaded]), ("photos.zip", [part1, part2])])    # they are moved away
     for file in staged(ticket):
         file.name, file.path
+    claim(ticket)                               # a job has it: it stays until that has ended, however long that takes
     unstage(ticket)
     note(ticket, ["id"])                        # that it begins to add these; a job that is begun again asks `noted`
 
@@ -28,7 +29,7 @@ from nnclr_hub.errors import InvalidRequest, Overloaded
 KEPT_S = 7 * 24 * 3600
 MOST_BYTES = 4_000_000_000  # that wait at once
 LIST = "names.json"
-BEGUN = "begun.txt"
+BEGUN, CLAIMED = "begun.txt", "claimed"
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
 
@@ -82,6 +83,12 @@ def staged(ticket: str) -> list[Staged]:
     return [Staged(name, folder / str(index)) for index, name in enumerate(names)]
 
 
+def claim(ticket: str) -> None:
+    """Has what waits under a ticket stay until `unstage`; nothing happens where there is nothing."""
+    if _TICKET.fullmatch(ticket) and (_folder() / ticket).is_dir():
+        (_folder() / ticket / CLAIMED).touch()
+
+
 def unstage(ticket: str) -> None:
     """Takes away what is left under a ticket; nothing happens where there is nothing."""
     if _TICKET.fullmatch(ticket):
@@ -127,7 +134,8 @@ def _sweep() -> None:
     size, oldest = 0, time.time() - KEPT_S
     for folder in _folder().iterdir() if _folder().is_dir() else ():
         try:
-            if _TICKET.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
+            unwanted = folder.stat().st_mtime < oldest and not (folder / CLAIMED).exists()
+            if _TICKET.fullmatch(folder.name) and unwanted:
                 unstage(folder.name)
             else:
                 size += sum(map(_size, folder.iterdir()))

@@ -24,7 +24,7 @@ from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.probe.labelling import Labelling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
-from nnclr_hub.store.succession import drop_with_successor, successor_of
+from nnclr_hub.store.succession import drop_with_successor, written_together
 from nnclr_hub.workbench.adding import Adding, NewImage
 from nnclr_hub.workbench.choosing import Choosing
 from nnclr_hub.workbench.indexing import add_images, index_folder
@@ -51,6 +51,7 @@ class Workbench(Choosing):
         self.read_only = store.read_only
         self.gate = Gate(shut=self.read_only)
         self.reembedding = threading.Lock()  # one at a time
+        self.built_here: set[str] = set()  # names of collections that are to take another's place
 
     # ---- collections
 
@@ -89,9 +90,11 @@ class Workbench(Choosing):
 
         Args:
             embedder: for the collection, if it fits; None: by the collection's own model.
+
+        Raises:
+            CollectionMoving: another process re-embeds it, or did so meanwhile: nothing counts as written.
         """
-        with self.gate.shared():
-            collection, *following = self._written_together(name)
+        with self._written_together(name) as (collection, *following):
             if embedder is None or collection.spec.fingerprint not in ("", embedder.fingerprint):
                 embedder = self.embedder_of(collection)
             yield [
@@ -135,9 +138,9 @@ class Workbench(Choosing):
         Raises:
             InvalidRequest: an item is not possible, or the collection is being re-embedded: vectors of the one encoder
                 cannot be turned into those of the other.
+            CollectionMoving: see `writing`.
         """
-        with self.gate.shared():
-            collection, *following = self._written_together(name)
+        with self._written_together(name) as (collection, *following):
             if following:
                 raise InvalidRequest(
                     f"Collection {name!r} is being re-embedded with {following[0].spec.model}, which no vector can be: "
@@ -147,9 +150,9 @@ class Workbench(Choosing):
             return collection.upsert(items)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
-        """Deletes items; returns how many there were."""
-        with self.gate.shared():
-            deleted = [collection.delete(ids) for collection in self._written_together(name)]
+        """Deletes items; returns how many there were; CollectionMoving: see `writing`."""
+        with self._written_together(name) as collections:
+            deleted = [collection.delete(ids) for collection in collections]
         return deleted[0]
 
     # ---- neighbours out
@@ -254,10 +257,10 @@ class Workbench(Choosing):
 
     # ---- inside
 
-    def _written_together(self, name: str) -> list[Collection]:
-        """The collection and, while it is re-embedded, the one that takes its place."""
-        following = successor_of(self.store, name)
-        return [self.collection(name), *([following.collection] if following else [])]
+    @contextmanager
+    def _written_together(self, name: str) -> Iterator[list[Collection]]:
+        with self.gate.shared(), written_together(self.store, name, self.built_here) as collections:
+            yield collections
 
     def _embedder_of_successor(self, name: str, successor: Collection) -> Embedder:
         try:

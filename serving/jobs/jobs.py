@@ -136,6 +136,8 @@ class Jobs:
             if board.waiting >= self._most_waiting:
                 raise Overloaded(f"{self._most_waiting} jobs wait already: try again when some are done.", 10.0)
             job = Job(board.ledger.new_id(), kind, params, time.time(), mark)
+            if kind in self._kinds:
+                self._kinds[kind].claim(params)
             board.ledger.add(job, input)
             self._queue(board.enter(job))
             return job

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import TypeAdapter
 
 from nnclr_hub.errors import (
+    CollectionMoving,
     CollectionNotFound,
     DeadlineExceeded,
     DiskFull,
@@ -75,6 +76,7 @@ _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one a file, i
     response_model=UploadResponse,
     responses=answers(
         CollectionNotFound,
+        CollectionMoving,
         FingerprintMismatch,
         ImageError,
         ImageTooLarge,
@@ -108,7 +110,9 @@ async def add_pictures(
 
 @router.put(
     "",
-    responses=answers("unsupported_media_type", CollectionNotFound, FingerprintMismatch, StoreReadOnly, DiskFull),
+    responses=answers(
+        "unsupported_media_type", CollectionNotFound, CollectionMoving, FingerprintMismatch, StoreReadOnly, DiskFull
+    ),
     openapi_extra=json_body(ItemsRequest),
 )
 def put_vectors(
@@ -154,7 +158,11 @@ def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Re
     return VectorResponse(_response(found[0], with_vector=True))
 
 
-@router.delete("/{id}", status_code=204, responses=answers(CollectionNotFound, ItemNotFound, StoreReadOnly, DiskFull))
+@router.delete(
+    "/{id}",
+    status_code=204,
+    responses=answers(CollectionNotFound, CollectionMoving, ItemNotFound, StoreReadOnly, DiskFull),
+)
 def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Deletes an item; when this returns, it is gone for good."""
     with measured(metrics, "store"):

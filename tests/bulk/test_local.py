@@ -231,3 +231,16 @@ def test_who_is_first_makes_the_plan_and_nobody_sweeps_what_is_being_written(tmp
     os.utime(old, (1, 1))
     sweep(tmp_path)
     assert not old.exists()
+
+
+def test_what_is_left_of_an_array_of_any_name_is_swept_up(tmp_path):
+    for name in ("photos [2024].npy", "a*.npy"):
+        left = tmp_path / f".{name}.elsewhere.17.unfinished"
+        left.write_bytes(b"half")
+        os.utime(left, (1, 1))
+    other = tmp_path / ".ab.npy.elsewhere.17.unfinished"
+    other.write_bytes(b"half")
+    os.utime(other, (1, 1))
+    sweep(tmp_path, "photos [2024].npy")
+    sweep(tmp_path, "a*.npy")
+    assert list(tmp_path.iterdir()) == [other]

@@ -14,6 +14,7 @@ from nnclr_hub.client.retrying import LONGEST_PAUSE_S, Policy, answered
 from nnclr_hub.client.steps import Answer, Attempt, Call, Pause
 from nnclr_hub.client.uploading import Picture
 from nnclr_hub.errors import (
+    CollectionMoving,
     CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
@@ -188,6 +189,7 @@ def test_another_program_answers(server, client):
 def test_errors_have_the_class_of_their_code(server, client):
     for line, kind in (
         (problem(409, "fingerprint_mismatch"), FingerprintMismatch),
+        (problem(409, "collection_moving"), CollectionMoving),
         (problem(503, "store_read_only"), StoreReadOnly),
         (problem(401, "unauthorized"), ServiceError),
         (problem(500, "some_code_of_tomorrow"), ServiceError),

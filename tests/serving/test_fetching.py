@@ -10,77 +10,17 @@ import shutil
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
 import pytest
+from fetched_site import GENERIC, LOOPBACK, Site, fetch, fetcher, refused
 
-from nnclr_hub.errors import InvalidRequest, Overloaded, RequestTooLarge
-from serving.payloads import decode_text
+from nnclr_hub.errors import Overloaded, RequestTooLarge
 from serving.security import fetching
-from serving.security.fetching import Fetcher, is_public
+from serving.security.fetching import Fetcher
 from serving.settings import Settings
-
-LOOPBACK = ipaddress.ip_address("127.0.0.1")
-
-
-class Site(ThreadingHTTPServer):
-    """Answers by path, and remembers what it was asked."""
-
-    def __init__(self, picture: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.picture = picture
-        self.asked: list[tuple[str, str]] = []  # (Host, path)
-
-    @property
-    def port(self) -> int:
-        return self.server_address[1]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Site
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.headers["Host"], self.path))
-        kind, _, rest = self.path.lstrip("/").partition("/")
-        if kind == "to":
-            self.send_response(302)
-            self.send_header("Location", rest)
-            self.end_headers()
-        elif kind == "status":
-            self.send_error(int(rest))
-        elif kind == "nowhere":  # a redirect that does not say where
-            self.send_response(int(rest))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-        else:
-            self.send_response(200)
-            self.end_headers()
-            self._body(kind)
-
-    def _body(self, kind: str) -> None:
-        if kind == "endless":
-            while True:
-                self.wfile.write(bytes(100_000))
-        elif kind == "slow":
-            time.sleep(1.5)
-        elif kind == "drip":
-            for _ in range(30):
-                self.wfile.write(b"x")
-                time.sleep(0.05)
-        else:
-            self.wfile.write(self.server.picture)
-
-    def handle(self) -> None:
-        with suppress(OSError):  # the fetcher had enough
-            super().handle()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
 
 
 @pytest.fixture
@@ -92,107 +32,6 @@ def site(pictures) -> Iterator[Site]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def fetcher(site: Site | None = None, names: dict[str, list[str]] | None = None, **settings) -> Fetcher:
-    """One for which this machine is the open internet, and every name is its own but those that are given."""
-
-    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
-        try:
-            return [ipaddress.ip_address(host)]
-        except ValueError:
-            return [ipaddress.ip_address(one) for one in (names or {}).get(host, ["127.0.0.1"])]
-
-    ports = (80, 443, site.port) if site else (80, 443)
-    return Fetcher(Settings(url_ports=ports, **settings), resolve, lambda address: address == LOOPBACK)
-
-
-def fetch(fetcher: Fetcher, *urls: str) -> list[bytes]:
-    found = asyncio.run(fetcher.fetch_each(urls))
-    return [decode_text(url, "input[0]", found) for url in urls]
-
-
-def refused(fetcher: Fetcher, url: str) -> str:
-    with pytest.raises(InvalidRequest) as caught:
-        fetch(fetcher, url)
-    return str(caught.value)
-
-
-GENERIC = "input[0] could not be fetched: check its address, or send the picture itself."
-
-
-# ---- addresses
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "0.1.2.3"),
-        *("192.0.0.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250"),
-        *("240.0.0.1", "255.255.255.255", "192.88.99.1", "::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8"),
-        *("::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:808:808::1"),
-        *("2001:db8::1", "fc00::1", "fd12::1", "fe80::1", "fec0::1", "ff02::1", "100::1", "5f00::1", "2001:2::1"),
-    ],
-)
-def test_what_is_not_the_open_internet(address):
-    assert not is_public(ipaddress.ip_address(address))
-
-
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "100.63.255.255", "2606:4700::1111", "2a00:1450::1"])
-def test_what_is(address):
-    assert is_public(ipaddress.ip_address(address))
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("ftp://example.com/x", "file:///etc/passwd", "gopher://example.com/", "data:,x", "//example.com/x", "x"),
-        *(
-            "http://",
-            "http:///x",
-            "https://user@example.com/",
-            "https://user:word@example.com/",
-        ),
-        *("http://2130706433/", "http://0x7f.1/", "http://0x7f000001/", "http://017700000001/", "http://127.1/"),
-        *("http://0177.0.0.1/", "http://[::1%25lo]/", "http://[::FFFF:127.0.0.1]/", "http://a..b/", "http://a b/"),
-        *(
-            "http://example.com\\@127.0.0.1/",
-            "http://127.0.0.1\\.example.com/",
-            "http://exa\nmple.com/",
-            "http://é.com/",
-        ),
-        *("http://example.com\t/", " http://example.com/", "http://example.com/\x00", "http://①②⑦.0.0.1/"),
-        *("http://example.com:99999/", "http://example.com:22/", "https://example.com:8443/", "http://example.com:0/"),
-        "http://example.com/" + "a" * 3000,
-    ],
-)
-def test_what_an_address_may_not_say(url):
-    """Refused by its text alone: nothing is resolved."""
-
-    async def resolve(host: str, port: int) -> list[fetching.IpAddress]:
-        pytest.fail(f"{host} was resolved")
-
-    with pytest.raises(InvalidRequest) as caught:
-        fetch(Fetcher(Settings(), resolve), url)
-    assert "input[0]" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "host", ["localhost", "127.0.0.1", "[::1]", "169.254.169.254", "[::ffff:7f00:1]", "no-such-name.invalid"]
-)
-def test_this_machine_and_its_network_are_never_asked(site, host):
-    """By the real resolver and the real predicate."""
-    real = Fetcher(Settings(url_ports=(site.port,)))
-    assert refused(real, f"http://{host}:{site.port}/x") == GENERIC
-    assert site.asked == []
-
-
-def test_domains_may_be_listed(site):
-    listed = fetcher(site, url_domains=("example.com",))
-    for host in ("example.com", "EXAMPLE.com", "img.example.com", "example.com."):
-        assert fetch(listed, f"http://{host}:{site.port}/x") == [site.picture]
-    for host in ("example.com.evil.test", "evilexample.com", "127.0.0.1"):
-        assert "not on a domain" in refused(listed, f"http://{host}:{site.port}/x")
 
 
 # ---- the connection

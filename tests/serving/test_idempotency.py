@@ -6,45 +6,10 @@ from contextlib import closing
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from idempotent_world import World, run
 
 from nnclr_hub.errors import RequestTooLarge
 from nnclr_hub.store.records import RECORDS, Records
-from serving.idempotency import LARGEST, Idempotency
-from serving.replies import LIFETIME_S, Replies
-
-
-class World:
-    """An app that counts what it does, behind the layer."""
-
-    def __init__(self, records, most: int = 100, most_bytes: int = 10**9) -> None:
-        self.done: list[bytes] = []
-        self.marks: list[str] = []
-        self.status = 200
-        self.answer = b"it is done"
-        self.gate: asyncio.Event | None = None
-        self.begun = asyncio.Event()
-        app = Starlette(routes=[Route("/{path:path}", self._do, methods=["GET", "POST", "PUT"])])
-        self.app = Idempotency(app, Replies(records, most, most_bytes))
-
-    async def _do(self, request: Request) -> Response:
-        self.done.append(await request.body())
-        self.marks.append(getattr(request.state, "idempotent_request", ""))
-        self.begun.set()
-        if self.gate is not None:
-            await self.gate.wait()
-        headers = {"X-Number": str(len(self.done)), "Location": "/api/v1/jobs/7", "X-Request-ID": "first"}
-        return PlainTextResponse(self.answer, self.status, headers)
-
-    async def send(self, key="k", content=b"body", path="/api/v1/x", method="POST", **headers) -> httpx.Response:
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        if key is not None:
-            headers["Idempotency-Key"] = key
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://x") as client:
-            return await client.request(method, path, content=content, headers=headers)
 
 
 @pytest.fixture
@@ -56,10 +21,6 @@ def records(tmp_path):
 @pytest.fixture
 def world(records):
     return World(records)
-
-
-def run(coroutine):
-    return asyncio.run(coroutine)
 
 
 def test_sent_again_it_is_answered_again_and_not_done_again(world):
@@ -189,81 +150,6 @@ def test_below_v1_refusals_wear_openais_envelope(world):
     for answer in (run(world.send(path="/v1/files", content=b"another")), run(world.send("a b", path="/v1/x"))):
         assert answer.status_code == 400
         assert answer.json()["error"]["code"].startswith("idempotency_")
-
-
-def test_answers_outlive_the_process(tmp_path):
-    for replayed in (None, "true"):
-        with closing(Records(tmp_path / RECORDS, read_only=False)) as records:
-            world = World(records)
-            answer = run(world.send())
-            assert answer.headers.get("idempotency-replayed") == replayed
-            assert answer.headers["x-number"] == "1"
-            assert len(world.done) == (0 if replayed else 1)
-
-
-def test_the_mark_of_a_request_tells_it_from_others(world):
-    run(world.send("a"))
-    run(world.send("b"))
-    run(world.send("c", content=b"another"))
-    run(world.send(None))
-    assert len(set(world.marks)) == 4
-    assert world.marks[3] == ""
-
-
-def test_what_is_kept_is_bounded_in_number_and_bytes(records):
-    world = World(records, most=3)
-    for key in "abcd":
-        run(world.send(key))
-    assert len(records.list("reply")) == 3
-    assert run(world.send("d")).headers["x-number"] == "4"
-    assert run(world.send("a")).headers["x-number"] == "5"  # forgotten
-    world = World(records, most_bytes=5000)  # another process: counts what is there
-    world.answer = b"x" * 2000
-    for key in "efg":
-        run(world.send(key))
-    assert sum(one.content["size"] for one in records.list("reply")) <= 5000
-    assert run(world.send("g")).headers["idempotency-replayed"] == "true"
-
-
-@pytest.mark.parametrize("limits", [{"most": 4}, {"most_bytes": 9000}])
-def test_nobody_drives_out_anothers_answer(records, limits):
-    for restarted in (False, True):
-        world = World(records, **limits)
-        world.answer = b"x" * 2000
-        if not restarted:
-            run(world.send("mine", authorization="Bearer one"))
-        for number in range(9):
-            run(world.send(f"{restarted}{number}", authorization="Bearer two"))
-        again = run(world.send("mine", authorization="Bearer one"))
-        assert again.headers.get("idempotency-replayed") == "true"
-    assert len(records.list("reply")) == 4
-
-
-def test_a_huge_answer_is_sent_and_not_kept(world):
-    world.answer = b"x" * (LARGEST + 1)
-    for number in ("1", "2"):
-        answer = run(world.send())
-        assert (answer.headers["x-number"], len(answer.content)) == (number, LARGEST + 1)
-
-
-def test_after_a_day_a_key_is_new_again(world, monkeypatch):
-    run(world.send())
-    import time
-
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + LIFETIME_S + 1)
-    assert run(world.send(content=b"another")).headers["x-number"] == "2"
-
-
-def test_an_answer_that_cannot_be_kept_is_given_all_the_same(world, records, monkeypatch):
-    from nnclr_hub.errors import DiskFull
-
-    def full(*_):
-        raise DiskFull("The disk is full.")
-
-    monkeypatch.setattr(records, "put", full)
-    assert run(world.send()).status_code == 200
-    assert run(world.send()).headers["x-number"] == "2"
 
 
 def test_a_body_above_the_limit_is_a_problem(world):

@@ -59,7 +59,7 @@ def test_a_folder_is_indexed_and_what_changed_is_taken_up(client, server):
 
 
 def test_a_folder_that_lost_all_its_pictures_is_pruned(client, server):
-    """But one with nothing left in it may be a disk that is not mounted."""
+    """But what has nothing left in it, the folder or one below, may be a disk that is not mounted."""
     lies = shutil.copytree(server.folder / "pictures" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
     asked = {"source": "empty", "folder": "cats", "prune": True}
     assert indexed(client, **asked)["result"]["added"] == 20
@@ -68,9 +68,12 @@ def test_a_folder_that_lost_all_its_pictures_is_pruned(client, server):
     emptied = lies.rename(server.folder / "away")
     refused = indexed(client, **asked)
     emptied.rename(lies)
+    kept = indexed(client, **asked)
+    (lies / "note.txt").write_text("Its pictures are gone.")
     pruned = indexed(client, **asked)
     shutil.rmtree(lies.parent)
     assert (refused["error"]["code"], "not mounted" in refused["error"]["detail"]) == ("no_images", True)
+    assert (kept["state"], kept["result"]["removed"]) == ("done", 0)
     assert (pruned["state"], pruned["result"]["removed"]) == ("done", 20)
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 

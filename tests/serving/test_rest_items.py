@@ -125,3 +125,25 @@ def test_the_original_is_the_source_or_says_that_it_is_the_thumbnail(
     assert uploaded.headers["X-Picture"] == "thumbnail"
     assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
     assert client.get(f"{collection}/items/none/original").status_code == 404
+
+
+def test_while_another_process_re_embeds_nothing_is_taken_that_could_be_lost(client, collection, server, pictures):
+    store = server.bench.store
+    client.post(f"{collection}/items", files=upload(pictures[:1]))
+    id = client.get(f"{collection}/items").json()["items"][0]["id"]
+    client.put("/api/v1/collections/next", json={})
+    store.alias("photos~next", "next")
+    store.single_writer = False  # as one that several processes share
+    try:
+        answers = [
+            client.post(f"{collection}/items", files=upload(pictures[1:2])),
+            client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}]),
+            client.delete(f"{collection}/items/{id}"),
+        ]
+    finally:
+        del store.single_writer
+        store.unalias("photos~next")
+        client.delete("/api/v1/collections/next")
+    for answer in answers:
+        assert "send it again when that is done" in is_problem(answer, 409, "collection_moving")
+    assert client.get(f"{collection}/count").json() == {"count": 1}

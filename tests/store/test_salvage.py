@@ -214,3 +214,18 @@ def test_the_copies_are_on_the_disk_before_the_damaged_file_is_touched(folder, m
     ]
     assert [step for step in did if step in steps] == [*steps, "synced collections"]
     assert damaged.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("cut", [1, 200])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_that_is_cut_off_within_its_last_page_is_refused_and_saved(folder, cut, read_only):
+    """SQLite reads what is missing as zeros, and finds nothing wrong with that."""
+    file = file_of(folder)
+    os.truncate(file, file.stat().st_size - cut)
+    with open_store(str(folder), read_only=read_only) as store, pytest.raises(StoreCorrupt, match=r"cut off.*repair"):
+        store.get("c")
+    with open_store(str(folder)) as store:
+        report = store.salvage("c")
+        there = {item.id for item in store.get("c").scroll(limit=10_000, with_vector=False).items}
+        assert there == ALL - set(report.lost)
+        assert store.get("c").verify().ok

@@ -5,10 +5,11 @@ from unittest.mock import patch
 
 import pytest
 
+from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded.store import EmbeddedStore
-from nnclr_hub.store.succession import finish_swaps, successor_of, swap
+from nnclr_hub.store.succession import drop_with_successor, finish_swaps, successor_of, swap, written_together
 
 OLD, NEW = CollectionSpec(4), CollectionSpec(5)
 STEPS = ("alias", "unalias", "promote", "rename")
@@ -93,6 +94,45 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
         assert store.aliases() == aliases
         if not cut:
             assert number >= 4
+            return
+    raise AssertionError("a swap has fewer steps")
+
+
+def cut_swap(store, name: str, number: int) -> bool:
+    """Whether there were so few steps that it came to its end."""
+    following = successor_of(store, name)
+    assert following is not None
+    with ExitStack() as patched, suppress(Stopped):
+        for one in cut_at(store, number):
+            patched.enter_context(one)
+        swap(store, name, following)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["c", "best"])
+def test_what_is_written_in_the_middle_of_a_swap_is_there_after_it(make, name):
+    """By whichever name: it goes to the new collection, alone or as well."""
+    for number in range(20):
+        store = make(name)
+        done = cut_swap(store, name, number)
+        for written in {name, "best"}:  # re-embedded as best, c itself stays what it is
+            with suppress(CollectionNotFound), written_together(store, written) as collections:
+                assert "d" in [one.name for one in collections], (number, written, store.aliases())
+        if done:
+            return
+    raise AssertionError("a swap has fewer steps")
+
+
+def test_the_old_collection_is_dropped_in_the_middle_of_a_swap_without_the_new_one(make):
+    for number in range(20):
+        store = make("c")
+        done = cut_swap(store, "c", number)
+        with suppress(CollectionNotFound):  # it is still called c
+            assert drop_with_successor(store, "c.old") == ("c.old",)
+            assert store.get("c").spec == NEW
+        assert store.get("d").spec == NEW
+        if done:
             return
     raise AssertionError("a swap has fewer steps")
 

@@ -19,6 +19,7 @@ from nnclr_hub.store.sqlite import (  # noqa: F401 - for those who work on its f
     PAGE_SIZE,
     WAY_ON,
     check_room,
+    check_size,
     format_of,
     quick_check,
     reading,

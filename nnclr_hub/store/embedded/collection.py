@@ -26,6 +26,7 @@ from nnclr_hub.store.base import (
 from nnclr_hub.store.embedded import recovery, snapshots, verification
 from nnclr_hub.store.embedded.care import Care, take_clean_mark
 from nnclr_hub.store.embedded.catalog import (
+    check_size,
     connect,
     give_back_room,
     last_seq,
@@ -61,6 +62,7 @@ class EmbeddedCollection:
         self._connection = connect(path, read_only=read_only)
         try:
             with translated(path):
+                check_size(self._connection, path)
                 self.spec = read_spec(self._connection)
                 self._index = AnnIndex(self.spec, budget)
                 self._open_files(read_only)

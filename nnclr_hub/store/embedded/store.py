@@ -52,6 +52,8 @@ class EmbeddedStore:
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
 
+    single_writer = True  # the lock sees to it
+
     def __init__(self, folder: str | Path, *, read_only: bool = False, memory: int | None = None) -> None:
         self.folder = Path(folder)
         self.read_only = read_only

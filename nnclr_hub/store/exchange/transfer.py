@@ -32,6 +32,7 @@ from nnclr_hub.store.durable import fsync_folder
 from nnclr_hub.store.exchange.manifest import Manifest
 from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.succession import upsert_there
 
 SHARD_ITEMS = 50_000
 SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are gathered in memory
@@ -166,6 +167,7 @@ def import_collection(
         InvalidRequest: the folder holds no export.
         FingerprintMismatch: the collection holds vectors of another encoder.
         CollectionExists: it has another specification, or holds something else and `into` was not said.
+        CollectionMoving: another process re-embeds the collection.
         StoreTooNew, StoreError: the export is of a later version, damaged or incomplete.
     """
     require_parquet()
@@ -178,7 +180,7 @@ def import_collection(
     for items in _items_of(manifest, folder):
         missing = items[max(0, there - done) :]
         if missing:
-            collection.upsert(missing)
+            upsert_there(store, name, collection, missing)
         done += len(items)
         progress(manifest.size + manifest.size * done // manifest.items, 2 * manifest.size)
     return Imported(manifest.items, manifest.items - there, created)

@@ -244,6 +244,10 @@ class MilvusCollection:
     def renamed(self, name: str) -> None:
         """The store has given it another name, under which Milvus's session knows nothing yet."""
         self.name = name
+        self.look_anew()
+
+    def look_anew(self) -> None:
+        """The next read sees all that any client has written so far."""
         with self._counting:
             self._unseen += 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
+from nnclr_hub.errors import CollectionExists, CollectionMoving, CollectionNotFound, InvalidRequest, OpenedForReading
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.care import make_ready
@@ -39,6 +39,7 @@ class MilvusStore:
     def __init__(self, uri: str, *, read_only: bool = False, shared: bool = False) -> None:
         self.read_only = read_only
         self.connection = Connection(str(uri), create=not read_only)
+        self.single_writer = self.connection.is_file
         self.records = records_of(str(uri), self.connection, read_only=read_only or shared)
         self._open: dict[str, MilvusCollection] = {}
         self._names = threading.RLock()
@@ -50,6 +51,7 @@ class MilvusStore:
 
         Raises:
             CollectionExists: the name is taken, by a collection or an alias.
+            CollectionMoving: see `get`.
             InvalidRequest: it cannot be a name, or Milvus has no such vectors.
         """
         check_name(name, "Collection name")
@@ -57,6 +59,8 @@ class MilvusStore:
         schema = schema_of(self.connection.pymilvus, spec)
         with self._names:
             self._refuse_if_taken(name)
+            if name + WAS in self.aliases():  # between the two steps of `promote`
+                raise self._not_found(name)
             self.connection.call(
                 "create_collection",
                 encode(name),
@@ -74,6 +78,7 @@ class MilvusStore:
 
         Raises:
             CollectionNotFound: names those that exist.
+            CollectionMoving: another client is between the two steps of `promote`.
             StoreCorrupt: it was made by another program.
         """
         with self._names:
@@ -141,6 +146,9 @@ class MilvusStore:
                 raise CollectionExists(f"There is a collection {alias!r}, so it cannot be an alias: take another name.")
             method = "alter_alias" if alias in self.aliases() else "create_alias"
             self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
+            # other clients go by names where they write: who moves one counts on seeing all that they wrote before
+            for opened in self._open.values():
+                opened.look_anew()
 
     def unalias(self, alias: str) -> None:
         """Forgets an alias.
@@ -239,8 +247,14 @@ class MilvusStore:
         if name not in self._collections():
             raise self._not_found(name)
 
-    def _not_found(self, name: str) -> CollectionNotFound:
-        known = ", ".join([*self._collections(), *self.aliases()])
+    def _not_found(self, name: str) -> CollectionNotFound | CollectionMoving:
+        aliases = self.aliases()
+        if name + WAS in aliases:
+            return CollectionMoving(
+                f"Collection {name!r} is just being swapped for the one that takes its place: ask again; if that does "
+                f"not end, call `nnclr store reembed {name}` as before."
+            )
+        known = ", ".join([*self._collections(), *aliases])
         hint = f"there are {known}." if known else "the store is empty; index pictures first."
         return CollectionNotFound(f"There is no collection {name!r}: {hint}")
 

@@ -1,0 +1,166 @@
+"""What the kinds of jobs do, over REST: duplicates, verification, and moving to another model."""
+
+import json
+import shutil
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from nnclr_hub.store.base import CollectionSpec, Item
+
+JOBS = "/api/v1/jobs"
+
+
+@pytest.fixture(scope="module")
+def server(model, make_model, tmp_path_factory, serve):
+    """One that reads files below one folder, has another model, and takes two waiting jobs."""
+    folder = tmp_path_factory.mktemp("jobs")
+    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
+    for running in serve(model, folder / "store", capacity=100, **options):
+        running.folder = folder
+        running.other = folder / "another"
+        shutil.copytree(make_model(seed=1), running.other)
+        running.engines.get(str(running.other))
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
+        yield opened
+
+
+def ended(client, answer):
+    assert answer.status_code == 202, answer.text
+    for _ in range(2400):
+        job = client.get(answer.headers["location"]).json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.05)
+    pytest.fail(f"it does not end: {job}")
+
+
+@pytest.fixture
+def twins(server):
+    """Two groups of nearly equal vectors, one of equal pixels."""
+    rng = np.random.default_rng(0)
+    base = np.eye(4, dtype=np.float32)
+    items = [
+        Item(f"{group}-{i}", base[group] + rng.normal(0, 0.01, 4), {"pixel_sha256": f"{group}{i if group else 0}"})
+        for group, size in ((0, 2), (1, 3), (2, 1))
+        for i in range(size)
+    ]
+    server.bench.store.create("twins", CollectionSpec(4)).upsert(items)
+    yield "/api/v1/collections/twins"
+    server.bench.drop("twins")
+
+
+def test_duplicates_by_pixels_and_by_vectors(client, twins):
+    job = ended(client, client.post(f"{twins}/duplicates", json={}))
+    assert job["result"]["groups"] == [{"size": 2, "ids": ["0-0", "0-1"]}]
+    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9}))
+    assert job["result"]["groups"] == [{"size": 3, "ids": ["1-0", "1-1", "1-2"]}, {"size": 2, "ids": ["0-0", "0-1"]}]
+    assert (job["result"]["found"], job["result"]["surplus"], job["done"], job["total"]) == (2, 3, 6, 6)
+    one = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "limit": 1, "exact": True}))
+    assert (len(one["result"]["groups"]), one["result"]["found"]) == (1, 2)
+    only = {"must": [{"key": "pixel_sha256", "prefix": "0"}]}
+    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "where": only}))
+    assert job["result"]["found"] == 1
+    for body in (
+        {"exact": True},
+        {"threshold": 5},
+        {"threshold": -1.01},
+        {"threshold": 0.9, "where": {"x": 1}},
+        {"limit": 0},
+        {"more": 1},
+    ):
+        assert client.post(f"{twins}/duplicates", json=body).status_code == 422
+
+
+def test_verification_and_compaction_in_the_background(client, twins):
+    job = ended(client, client.post(JOBS, json={"kind": "verify", "collection": "twins"}))
+    assert (job["result"]["ok"], job["result"]["items"]) == (True, 6)
+    job = ended(client, client.post(JOBS, json={"kind": "compact", "collection": "twins"}))
+    assert (job["state"], job["result"]["items"]) == ("done", 6)
+
+
+@pytest.fixture
+def album(server, photos):
+    """A collection of pictures in the folder that may be read."""
+    folder = server.folder / "allowed" / "photos"
+    shutil.copytree(photos, folder, dirs_exist_ok=True)
+    server.bench.index_folder("album", folder)
+    yield server.bench.collection("album")
+    for alias in server.bench.store.aliases():
+        server.bench.store.unalias(alias)
+    for info in server.bench.store.list():
+        if info.name.startswith("album"):
+            server.bench.store.drop(info.name)
+
+
+def test_a_collection_moves_to_another_model(client, server, album):
+    before = album.spec.fingerprint
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert job["state"] == "done", job
+    assert (job["result"]["items"], job["result"]["embedded"], job["result"]["left_out"]) == (60, 60, [])
+    assert str(server.folder) not in json.dumps(job)
+    assert str(server.other) not in json.dumps(job)
+    now = client.get("/api/v1/collections/album").json()
+    assert now["fingerprint"] == server.engines.get(str(server.other)).fingerprint != before
+    assert now["count"] == 60
+    again = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert again["result"]["collection"] is None
+
+
+def test_a_cancelled_move_leaves_nothing_behind(client, server, album, monkeypatch):
+    inside = threading.Event()
+    go_on = threading.Event()
+    engine = type(server.engines.get(str(server.other)))
+    embed_each = engine.embed_each
+
+    def slow(self, *args, **options):
+        inside.set()
+        go_on.wait(120)
+        return embed_each(self, *args, **options)
+
+    monkeypatch.setattr(engine, "embed_each", slow)
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(120)
+    assert "album~next" in server.bench.store.aliases()
+    refused = client.delete("/api/v1/collections/album/reembed")
+    assert (refused.status_code, "cancel its job" in refused.json()["detail"]) == (422, True)
+    client.delete(answer.headers["location"])
+    go_on.set()
+    assert ended(client, answer)["state"] == "cancelled"
+    assert server.bench.store.aliases() == {}
+    assert [info.name for info in server.bench.store.list()] == ["album"]
+
+
+def test_files_outside_the_folders_are_not_read(client, server, album, photos):
+    """Whoever may write items may name any file in their metadata."""
+    item = album.scroll(limit=1).items[0]
+    outside = next(photos.rglob("*.jpg"))
+    spied = {**item.metadata, "root": str(outside.parent), "path": outside.name}
+    album.upsert([Item("spy", item.vector, {key: spied[key] for key in spied if key != "pixel_sha256"})])
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert job["state"] == "failed"
+    assert "no folder that may be read" in job["error"]["detail"]
+    assert str(outside.parent) not in job["error"]["detail"]
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert server.bench.store.aliases() == {}
+    body = {"model": server.other.name, "skip_missing": True}
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
+    assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
+
+
+def test_a_server_that_reads_no_files_says_so(client, server, album, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "source_folders", ())
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert answer.status_code == 422
+    assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
+    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")

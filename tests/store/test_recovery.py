@@ -1,0 +1,130 @@
+"""The store opened again, whatever became of its index: snapshots, the log, and what disagrees."""
+
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+from store.exhaustive import DIM, brute_force, filled, vectors
+
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import recovery
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
+
+
+def agrees(folder, truth):
+    with open_store(str(folder)) as store:
+        collection = store.get("c")
+        assert collection.count() == len(truth)
+        for seed in range(5):
+            query = vectors(1, 500 + seed)[0]
+            found = [match.id for match in collection.search(query, 10)]
+            assert found == [id for id, _ in brute_force(truth, query, 10, "cosine")]
+        assert collection.verify().ok
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "swapped"])
+@pytest.mark.parametrize("which", ["newest", "both"])
+def test_a_damaged_index_file_costs_no_data(tmp_path, damage, which):
+    truth = filled(tmp_path)
+    files = sorted((tmp_path / "collections").glob("*/index-*.faiss"))
+    assert len(files) == 2
+    contents = [file.read_bytes() for file in files]
+    for file in files[1:] if which == "newest" else files:
+        data = bytearray(file.read_bytes())
+        if damage == "truncated":
+            file.write_bytes(data[: len(data) // 2])
+        elif damage == "flipped":
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        elif damage == "missing":
+            file.unlink()
+        elif damage == "empty":
+            file.write_bytes(b"")
+        else:
+            file.write_bytes(contents[0] if file == files[1] else contents[1])
+    agrees(tmp_path, truth)
+
+
+def test_an_index_that_disagrees_with_the_catalog_is_rebuilt(tmp_path, monkeypatch):
+    truth = filled(tmp_path)
+    original = recovery.load_snapshot
+
+    def another(*arguments):
+        state = original(*arguments)
+        assert state is not None
+        return replace(state, rids=state.rids + 10_000, delta_rids=state.delta_rids + 20_000)
+
+    monkeypatch.setattr(recovery, "load_snapshot", another)
+    agrees(tmp_path, truth)
+
+
+def test_two_generations_are_kept_and_the_log_is_trimmed(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        for i in range(5):
+            collection.upsert([Item(f"i{i}", vectors(1, i)[0])])
+            collection.snapshot()
+        files = sorted(file.name for file in (tmp_path / "collections").glob("*/index-*"))
+        assert files == ["index-4.faiss", "index-5.faiss"]
+        with collection._connections.reader() as connection:
+            assert connection.execute("SELECT count(*), min(seq) FROM oplog").fetchone() == (1, 5)
+
+
+def test_a_snapshot_is_synced_before_it_is_renamed_and_recorded_last(tmp_path, monkeypatch):
+    """The order of steps c to g: fsync of the file, rename, fsync of the folder, and only then the row."""
+    steps = []
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        real_fsync, real_replace = os.fsync, os.replace
+        recorded = lambda: collection._connection.execute("SELECT count(*) FROM snapshots").fetchone()[0]  # noqa: E731
+        kind = lambda handle: "dir" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"  # noqa: E731
+        monkeypatch.setattr(os, "fsync", lambda h: (steps.append(f"fsync {kind(h)} {recorded()}"), real_fsync(h)))
+        monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(f"rename {recorded()}"), real_replace(a, b)))
+        collection.snapshot()
+    assert steps[:3] == ["fsync file 0", "rename 0", "fsync dir 0"]
+
+
+def test_a_crash_between_commit_and_index_loses_nothing(tmp_path, monkeypatch):
+    """What was committed and never reached the index is replayed from the log."""
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        collection.snapshot()
+        # the crash: the index never hears of it
+        monkeypatch.setattr(collection._index, "apply", lambda seq, *_: setattr(collection._index, "seq", seq))
+        collection.upsert([Item("b", vectors(1, 1)[0])])
+        assert [m.id for m in collection.search(vectors(1, 1)[0], 2)] == ["a"]
+    with open_store(str(tmp_path)) as store:
+        assert [m.id for m in store.get("c").search(vectors(1, 1)[0], 2)] == ["b", "a"]
+
+
+def test_a_stale_index_never_returns_what_was_deleted(store):
+    collection = store.create("c", CollectionSpec(DIM))
+    collection.upsert([Item(f"i{i}", v) for i, v in enumerate(vectors(40))])
+    original = collection._index.apply  # an index that hears of no deletion
+    collection._index.apply = lambda seq, died, came, vectors: original(seq, died[:0], came, vectors)
+    collection.delete([f"i{i}" for i in range(0, 40, 2)])
+    found = collection.search(vectors(1)[0], 20)
+    assert len(found) == 20
+    assert {int(match.id[1:]) % 2 for match in found} == {1}
+
+
+def test_stray_files_are_moved_to_lost_and_found(tmp_path):
+    filled(tmp_path)
+    folder = next(path for path in (tmp_path / "collections").iterdir() if path.is_dir())
+    (folder / "index-77.faiss.part").write_bytes(b"half")
+    (tmp_path / "collections" / "0123.sqlite").write_bytes(b"of a create that was cut short")
+    with open_store(str(tmp_path)) as store:
+        store.get("c")
+    assert sorted(path.name.split("-", 1)[-1] for path in (tmp_path / "lost+found").iterdir()) == [
+        "0123.sqlite",
+        "index-77.faiss.part",
+    ]

@@ -1,0 +1,172 @@
+"""What the store refuses, each with a sentence, and what it promises of its files."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from store.exhaustive import DIM, filled, vectors
+
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    DiskFull,
+    FingerprintMismatch,
+    InvalidRequest,
+    StoreLocked,
+    StoreReadOnly,
+    StoreTooNew,
+)
+from nnclr_hub.store import open_store
+from nnclr_hub.store.ann.fold import SMALLEST_DELTA
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded.catalog import connect
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
+
+
+def test_a_second_writer_is_refused_and_a_reader_sees_what_is_committed(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        with pytest.raises(StoreLocked, match="in this process or another"):
+            open_store(str(tmp_path))
+        with open_store(str(tmp_path), read_only=True) as reader:
+            seen = reader.get("c")
+            assert [m.id for m in seen.search(vectors(1)[0], 9)] == ["a"]
+            collection.upsert([Item("b", vectors(1, 1)[0])])
+            collection.delete(["a"])
+            assert [m.id for m in seen.search(vectors(1)[0], 9)] == ["b"]
+            for i in range(4):  # the reader's place falls out of the trimmed log
+                collection.upsert([Item(f"x{i}", vectors(1, i)[0])])
+                collection.snapshot()
+            assert {m.id for m in seen.search(vectors(1)[0], 9)} == {"b", "x0", "x1", "x2", "x3"}
+            with pytest.raises(StoreReadOnly):
+                seen.upsert([Item("z", vectors(1)[0])])
+            with pytest.raises(StoreReadOnly):
+                reader.create("d", CollectionSpec(DIM))
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (Item("", np.ones(DIM)), "Item id"),
+        (Item("a/b", np.ones(DIM)), "Item id"),
+        (Item("..", np.ones(DIM)), "Item id"),
+        (Item("a", np.ones(DIM + 1)), r"takes \(8,\)"),
+        (Item("a", np.full(DIM, np.nan)), "NaN"),
+        (Item("a", np.zeros(DIM)), "zero"),
+        (Item("a", np.array(["x"] * DIM)), "no list of numbers"),
+        (Item("a", np.ones(DIM), {"x": float("nan")}), "not JSON"),
+        (Item("a", np.ones(DIM), {"x": object()}), "not JSON"),
+    ],
+)
+def test_a_bad_item_is_refused_with_the_whole_request(store, item, sentence):
+    collection = store.create("c", CollectionSpec(DIM))
+    with pytest.raises(InvalidRequest, match=sentence):
+        collection.upsert([Item("good", vectors(1)[0]), item])
+    assert collection.count() == 0
+
+
+def test_names_are_checked_and_explained(store):
+    store.create("photos", CollectionSpec(DIM))
+    with pytest.raises(CollectionExists, match="photos"):
+        store.create("photos", CollectionSpec(DIM))
+    with pytest.raises(CollectionNotFound, match="there are photos"):
+        store.get("fotos")
+    for name in ("", "a b", "..", "x" * 129):
+        with pytest.raises(InvalidRequest):
+            store.create(name, CollectionSpec(DIM))
+    for spec in ({"dim": 0}, {"dim": 4, "metric": "manhattan"}):
+        with pytest.raises(InvalidRequest):
+            CollectionSpec(**spec)
+
+
+def test_vectors_of_another_encoder_are_refused_with_the_way_on(store):
+    class Embedder:
+        name, embed_dim, fingerprint = "mine", DIM, "f" * 32
+
+    collection = store.create("c", CollectionSpec.of(Embedder()))
+    collection.check(Embedder())
+    other = Embedder()
+    other.fingerprint = "e" * 32
+    with pytest.raises(FingerprintMismatch, match="nnclr store reembed"):
+        collection.check(other)
+
+
+def test_dropping_removes_the_files_and_frees_the_name(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        store.drop("c")
+        assert list((tmp_path / "collections").iterdir()) == []
+        assert store.create("c", CollectionSpec(DIM)).count() == 0
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path):
+    open_store(str(tmp_path)).close()
+    connection = connect(tmp_path / "catalog.sqlite")
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    with pytest.raises(StoreTooNew, match="later version"):
+        open_store(str(tmp_path))
+
+
+def test_a_full_disk_refuses_the_write_and_keeps_reading(store):
+    """A real SQLITE_FULL: the file may not grow."""
+    collection = store.create("c", CollectionSpec(DIM))
+    collection.upsert([Item("a", vectors(1)[0])])
+    pages = collection._connection.execute("PRAGMA page_count").fetchone()[0]
+    collection._writer.exclusively(
+        lambda connection: connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone()
+    )
+    big = [Item(f"b{i}", v, {"x": "y" * 2000}) for i, v in enumerate(vectors(200))]
+    with pytest.raises(DiskFull, match="nothing was written"):
+        collection.upsert(big)
+    assert [m.id for m in collection.search(vectors(1)[0], 5)] == ["a"]
+    collection._writer.exclusively(lambda connection: connection.execute("PRAGMA max_page_count = 1000000").fetchone())
+    collection.upsert(big)
+    assert collection.count() == 201
+
+
+def test_verify_finds_a_vector_that_changed_on_the_disk(tmp_path):
+    filled(tmp_path)
+    path = next((tmp_path / "collections").glob("*.sqlite"))
+    connection = connect(path)
+    blob = connection.execute("SELECT vector FROM vectors JOIN items USING (rid) WHERE id = 'i7'").fetchone()[0]
+    connection.execute(
+        "UPDATE vectors SET vector = ? WHERE rid = (SELECT rid FROM items WHERE id = 'i7')", [b"\0" * 4 + blob[4:]]
+    )
+    connection.close()
+    with open_store(str(tmp_path)) as store:
+        report = store.get("c").verify()
+    assert report.damaged == ("i7",)
+    assert not report.ok
+
+
+def test_the_files_have_the_promised_settings(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        connection = store.create("c", CollectionSpec(DIM))._connection
+        settings = {
+            name: connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "page_size", "foreign_keys")
+        }
+        plan = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT rid FROM items WHERE json_extract(metadata, '$.\"label\"') = 'x'"
+        ).fetchall()
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "page_size": 16384, "foreign_keys": 1}
+    assert "USING INDEX by_0" in json.dumps(plan)
+
+
+def test_bulk_inserts_beyond_the_delta_stay_exact(store):
+    n = SMALLEST_DELTA + 500
+    made = np.random.default_rng(0).normal(size=(n, DIM)).astype(np.float32)
+    collection = store.create("c", replace(CollectionSpec(DIM), metric="dot"))
+    for start in range(0, n, 1000):
+        collection.upsert([Item(f"i{i}", made[i]) for i in range(start, min(n, start + 1000))])
+    query = made[17]
+    assert [m.id for m in collection.search(query, 20)] == [f"i{i}" for i in np.argsort(-(made @ query))[:20]]
