@@ -43,7 +43,7 @@ def _chunks(z: Tensor, queue: Tensor) -> Iterator[tuple[slice, Tensor]]:
     rows = max(1, CHUNK // max(1, len(z)))
     for start in range(0, len(queue), rows):
         piece = slice(start, start + rows)
-        yield piece, z @ queue[piece].T
+        yield piece, z @ queue[piece].float().T
 
 
 def _masked(similarity: Tensor, mask: Mask | None, piece: slice) -> Tensor:
@@ -70,7 +70,7 @@ def nearest(z: Tensor, queue: Tensor, mask: Mask | None = None) -> tuple[Tensor,
 
     Args:
         z: (B, D) float32 unit rows.
-        queue: (M, D) float32 unit rows.
+        queue: (M, D) unit rows; of another precision after `module.to(dtype)`, and then multiplied as float32.
         mask: pairs to leave out.
 
     Returns:
@@ -124,6 +124,6 @@ def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None
         shift = torch.where(reference.isfinite(), reference, 0.0)  # all masked so far: exp(-inf) is 0
         weight, before = (logits - shift).exp(), (highest - shift).exp()
         total = total * before + weight.sum(dim=1, keepdim=True)
-        combined = combined * before + weight @ queue[piece]
+        combined = combined * before + weight @ queue[piece].float()
         highest = reference
     return combined / total.clamp(min=torch.finfo(total.dtype).tiny)

@@ -118,7 +118,7 @@ class SupportSet(nn.Module):
                 similarity, index = self._of_its_class(z, labels, mask, similarity, index)
             elif self.k > 1:
                 similarity, index = _one_of(*top_k(z, self.queue, self.k, mask))
-            embeddings = self.queue[index]
+            embeddings = self.queue[index].float()
             if self.pick == "soft":
                 embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
         return Neighbours(embeddings, index, similarity, own)

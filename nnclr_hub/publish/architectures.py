@@ -136,6 +136,13 @@ def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: 
         )
 
 
+def arguments_of(layout: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a project's code says of its networks and their weights do not: MoCo v3's ViT-S has 12 heads, timm's 6."""
+    token = state.get("cls_token")
+    small = token is not None and token.shape[-1] == SMALL
+    return {"num_heads": 12} if small and layout == "MoCo v3" else {}
+
+
 def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: Mapping[str, Any]) -> None:
     """Refuses a ViT-S that may have 12 heads: weights have the same shapes for any number, and another output."""
     positions = state.get("pos_embed")

@@ -18,7 +18,7 @@ from nnclr_hub.encoder.backbones import create_backbone, default_side, load_stat
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import sha256_of
-from nnclr_hub.publish.architectures import find_architecture, timm_names, with_counters
+from nnclr_hub.publish.architectures import arguments_of, find_architecture, timm_names, with_counters
 from nnclr_hub.publish.checkpoints import read_checkpoint
 from nnclr_hub.publish.contents import contents_of
 from nnclr_hub.publish.export import export_model
@@ -79,7 +79,8 @@ def convert_checkpoint(
     origin = path.name
     found = find_backbone(contents_of(read_checkpoint(path), origin), origin, branch)
     state = timm_names(found.state)
-    name, arguments = find_architecture(state, origin, architecture, model_args or {})
+    given_arguments = {**arguments_of(found.layout, state), **(model_args or {})}
+    name, arguments = find_architecture(state, origin, architecture, given_arguments)
     side = _side(name, arguments, input_size)
     backbone = create_backbone(name, model_args=arguments)
     load_state(backbone, with_counters(state, name, arguments), origin)

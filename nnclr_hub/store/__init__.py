@@ -56,6 +56,8 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
     except ModuleNotFoundError as error:
         if error.name != "faiss":
             raise
-        raise MissingDependency("A store in a folder searches with faiss, which is not installed: pip install faiss-cpu.") from error
+        raise MissingDependency(
+            "A store searches with faiss, which is not installed: pip install faiss-cpu."
+        ) from error
 
     return EmbeddedStore(uri, read_only=read_only, memory=memory)

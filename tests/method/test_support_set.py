@@ -97,6 +97,20 @@ def test_lookup_is_in_float32_under_autocast():
     assert torch.equal(inside.index, support.lookup(z).index)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", [{}, {"k": 3}, {"pick": "soft"}, {"replacement": "random"}])
+def test_a_module_of_another_precision_still_looks_up_in_float32(dtype, variant):
+    """As after `learner.to(torch.bfloat16)`: what was enqueued is found again."""
+    torch.manual_seed(0)
+    support = SupportSet(16, 8, **variant).to(dtype)
+    z = torch.randn(16, 8)
+    support.enqueue(z.to(dtype))
+    found = support.lookup(z.to(dtype))
+    assert (found.embeddings.dtype, found.similarity.dtype) == (torch.float32, torch.float32)
+    if variant == {}:
+        assert torch.equal(found.index, torch.arange(16))
+
+
 # ---- the paper's variants
 
 

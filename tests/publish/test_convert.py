@@ -97,18 +97,25 @@ def test_the_report_says_what_was_dropped(tmp_path):
 # ---- of another architecture
 
 
-def test_a_small_transformer_of_twelve_heads_is_refused_until_the_heads_are_named(tmp_path):
+def test_moco_v3s_small_transformer_gets_its_twelve_heads(tmp_path):
     """Names and shapes are those of timm's ViT-S of six, and the output is not."""
     path, network = foreign.moco_v3_vit(tmp_path, "vit_small_patch16_224", num_heads=12)
-    with pytest.raises(WeightsMismatch, match="num_heads=12"):
-        convert_checkpoint(path, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-    done = convert_checkpoint(path, tmp_path / "model", model_args={"num_heads": 12})
+    done = convert_checkpoint(path, tmp_path / "model")
     assert done.model_args == {"num_heads": 12}
     assert_equal_output(done.folder, network)
+    six = convert_checkpoint(path, tmp_path / "six", model_args={"num_heads": 6})
+    assert six.model_args == {"num_heads": 6}
+
+
+def test_a_small_transformer_that_may_have_twelve_heads_is_refused_until_they_are_named(tmp_path):
+    """Its backbone alone: the fixed positions are MoCo v3's, and nothing else tells."""
+    _, network = foreign.moco_v3_vit(tmp_path, "vit_small_patch16_224", num_heads=12)
     torch.save(network.state_dict(), tmp_path / "flat.pth")
     with pytest.raises(WeightsMismatch, match="num_heads=12"):
         convert_checkpoint(tmp_path / "flat.pth", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    done = convert_checkpoint(tmp_path / "flat.pth", tmp_path / "model", model_args={"num_heads": 12})
+    assert_equal_output(done.folder, network)
 
 
 def test_a_cifar_stem_is_refused_until_its_padding_is_vouched_for(tmp_path):
