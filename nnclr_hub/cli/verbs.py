@@ -18,8 +18,18 @@ from typer.core import TyperGroup
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
+UNCUT = 10_000  # columns of what is no terminal: whoever reads a pipe or a file wants paths and names whole
+
+
+def _console(**how: bool) -> Console:
+    console = Console(highlight=False, **how)
+    if not console.file.isatty():
+        console.width = UNCUT
+    return console
+
+
+out = _console(soft_wrap=True)
+err = _console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Store = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
@@ -115,6 +125,24 @@ def new_app() -> typer.Typer:
     ) -> None: ...
 
     return app
+
+
+def chosen_model(model: str | None, backend: str = "auto") -> str:
+    """The source of the encoder to use, the default if none is named, once all has been looked at that needs no torch:
+    a wrong name or a damaged folder is told before seconds of imports.
+
+    Raises:
+        ModelError: it cannot be had; see `nnclr_hub.hub.sources.resolve`.
+        InvalidRequest: there is no such backend.
+    """
+    from nnclr_hub.encoder.backends import parse_backend
+    from nnclr_hub.hub.registry import default_model
+    from nnclr_hub.hub.sources import resolve
+
+    parse_backend(backend)
+    source = model or default_model()
+    resolve(source)
+    return source
 
 
 def print_json(value: Any) -> None:
