@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from typer.core import TyperGroup
 
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.encoder import Encoder
 
 UNCUT = 10_000  # columns of what is no terminal: whoever reads a pipe or a file wants paths and names whole
 
@@ -143,6 +146,14 @@ def chosen_model(model: str | None, backend: str = "auto") -> str:
     source = model or default_model()
     resolve(source)
     return source
+
+
+def loaded_encoder(model: str | None, backend: str = "torch") -> Encoder:
+    """The encoder of `chosen_model`."""
+    source = chosen_model(model, backend)
+    from nnclr_hub.encoder.encoder import load_encoder
+
+    return load_encoder(source, backend=backend)
 
 
 def print_json(value: Any) -> None:
