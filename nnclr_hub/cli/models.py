@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, chosen_model, err, out, print_json
 from nnclr_hub.hub.layout import WEIGHTS
 
 _BY = {
@@ -61,11 +61,12 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
 
     Example: nnclr info nnclr_resnet18_small_cpu_starter
     """
-    from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.registry import MODELS
     from nnclr_hub.hub.sources import resolve
 
-    found = resolve(source)
+    found = resolve(chosen_model(source, backend))
+    from nnclr_hub.encoder.encoder import load_encoder  # torch, which a wrong source need not wait for
+
     encoder = load_encoder(source, device="cpu", backend=backend)
     facts: dict[str, Any] = {
         "source": source,
