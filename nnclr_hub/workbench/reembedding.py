@@ -278,8 +278,8 @@ def _refusal(name: str, model: str, count: int, left_out: Mapping[str, _LeftOut]
 
 def _nothing(name: str, model: str, left_out: Mapping[str, _LeftOut]) -> StoreError:
     return StoreError(
-        f"Not one of the {len(left_out)} items of {name!r} can be embedded anew ({_some(left_out)}), and {name!r} is as "
-        "it was: put the files back and call again; or, where they are another machine's or nobody's, index the "
+        f"Not one of the {len(left_out)} items of {name!r} can be embedded anew ({_some(left_out)}), and it is as it "
+        "was: put the files back and call again; or, where they are another machine's or nobody's, index the "
         f"pictures with --model {model} into a collection of another name."
     )
 

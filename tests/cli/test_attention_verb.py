@@ -84,8 +84,20 @@ def test_a_picture_is_never_written_over(model, pictures, tmp_path):
     assert "would write over" in done.output
 
 
+def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
+    picture = tmp_path / "figure.png"
+    Image.open(pictures[0]).save(picture)
+    before = picture.read_bytes()
+    figure = run("attention", picture, "--model", model, "--point", "3,3", "--out", tmp_path)
+    grid = run("attention-grid", picture, "--source", f"it={model}", "--out", picture)
+    assert picture.read_bytes() == before
+    for done in (figure, grid):
+        assert done.exit_code == 2
+        assert "would write over" in done.output
+
+
 def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_path):
-    """Pictures that an editor made stay, at the place of a map, of a figure and of a grid; maps give way to new ones."""
+    """Pictures that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
     map_, figure = tmp_path / "00-attention.png", tmp_path / "figure.png"
     grid = ("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.png")
     one = ("attention", pictures[0], "--model", model, "--out")
@@ -104,18 +116,6 @@ def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_pa
         np.testing.assert_array_equal(
             np.asarray(read), np.asarray(load_encoder(model).attention(pictures[0], Point(3, 3)).overlay(0.3))
         )
-
-
-def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
-    picture = tmp_path / "figure.png"
-    Image.open(pictures[0]).save(picture)
-    before = picture.read_bytes()
-    figure = run("attention", picture, "--model", model, "--point", "3,3", "--out", tmp_path)
-    grid = run("attention-grid", picture, "--source", f"it={model}", "--out", picture)
-    assert picture.read_bytes() == before
-    for done in (figure, grid):
-        assert done.exit_code == 2
-        assert "would write over" in done.output
 
 
 def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):

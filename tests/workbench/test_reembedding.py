@@ -184,7 +184,13 @@ def test_items_without_their_picture_are_refused_by_name_or_left_out(bench, othe
     bench.add_images("c", [NewImage("sent", pictures[7])])
     with pytest.raises(StoreError, match="4 of the 61 items") as refusal:
         reembed(bench, "c", other)
-    for part in ("cat/00.jpg: its file is missing", "cat/01.jpg: its file has changed", "--skip-missing", "--prune", "--abandon"):
+    for part in (
+        "cat/00.jpg: its file is missing",
+        "cat/01.jpg: its file has changed",
+        "--skip-missing",
+        "--prune",
+        "--abandon",
+    ):
         assert part in str(refusal.value)
     assert bench.collection("c").spec.dim == 32
     report = reembed(bench, "c", other, skip_missing=True)
