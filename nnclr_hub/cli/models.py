@@ -41,7 +41,7 @@ def models(as_json: Json = False) -> None:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name and what was measured", "network", "dim", "input", "weights"):
+    for column in ("name, and what was measured on test splits", "network", "dim", "input", "weights"):
         table.add_column(column, overflow="fold")
     for model in MODELS.values():
         measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
