@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 UNCUT = 10_000  # columns of what is no terminal: whoever reads a pipe or a file wants paths and names whole
 
 
-def _console(**how: bool) -> Console:
-    console = Console(highlight=False, **how)
+def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:
+    console = Console(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
     if not console.file.isatty():
         console.width = UNCUT
     return console

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a call is told before torch is imported, which takes seconds, and leaves nothing."""
+"""What can be seen to be wrong with a call is told before torch is imported, and leaves nothing behind."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def taken():
         yield listening.getsockname()[1]
 
 
-def test_cheap_faults_are_told_before_torch_is_imported(photos, pictures, taken, tmp_path, monkeypatch):
+def test_cheap_faults_are_told_before_torch_is_imported(photos, pictures, model, taken, tmp_path, monkeypatch):
     """In one process that cannot import torch; every sentence is the only thing said."""
     monkeypatch.chdir(tmp_path)
     with open_store("store") as store:
@@ -81,6 +81,10 @@ def test_cheap_faults_are_told_before_torch_is_imported(photos, pictures, taken,
         "empty holds no picture (looked": [*demo, "empty"],
         "did you mean 'nnclr_vit_base'": [*demo, str(photos), "--model", "nnclr_vit_bas"],
         "Invalid value for '--port'": ["demo", "--port", "99999"],
+        "metric='x' is none of": ["store", "create", "d", "--store", "new", "--dim", "4", "--metric", "x"],
+        "did you mean 'nnclr_vit_small'": ["store", "create", "d", "--store", "new", "--model", "nnclr_vit_smal"],
+        "No model is called 'other'": ["store", "reembed", "c", "--store", "store", "--model", "other"],
+        "There is no collection 'e'": ["store", "reembed", "e", "--store", "store", "--model", str(model)],
         "notes.txt is a file, not a folder": ["probe", "fit", "notes.txt", "--out", "probe"],
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
