@@ -46,9 +46,9 @@ def index(
     source: Annotated[
         str | None, typer.Option("--source", help="With --server: what the folder is called there; FOLDER@HOST.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="With --server: requests on their way at once.")] = 4,
+    workers: Annotated[int, typer.Option("--workers", help="With --server: requests on their way at once.")] = 4,
     shrink: Annotated[
-        int | None, typer.Option("--shrink", min=1, help="With --server: send larger pictures with this longest side.")
+        int | None, typer.Option("--shrink", help="With --server: send larger pictures with this longest side.")
     ] = None,
     backend: Backend = "auto",
     as_json: Json = False,

@@ -172,10 +172,10 @@ def reembed(
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the encoder to move to with --model, or give up with --abandon.")
-    if model is not None:
-        chosen_model(model)
     with opened(store) as there:
         there.get(name)
+        if model is not None:
+            chosen_model(model)
         from nnclr_hub.workbench import Encoders, Workbench, reembedding  # with torch
 
         encoders = Encoders(model)
