@@ -29,8 +29,10 @@ import torch
 from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional
-from nnclr_hub.encoder.backends import Backend, Network, open_backend
+from nnclr_hub.encoder.backends import Backend
 from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_pictures
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import load_encoder

@@ -56,4 +56,5 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
     try:
         yield advance
     finally:
-        progress.stop()
+        if task is not None:  # a bar that never began would still end with an empty line
+            progress.stop()

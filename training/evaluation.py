@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
 from .evals.labelled import LabelledSet
 from .evals.linear import quick_linear
+from .evals.pixels import Pixels
 from .measuring import measuring
 from .recipes import Recipe
 from .run_folder import network
@@ -55,6 +56,18 @@ class Evaluation:
             scores = dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
         learner.train()
         return scores
+
+    def warn_if_no_better_than_pixels(self, scores: Mapping[str, float]) -> None:
+        """Says so where the pictures of a class are found as well without an encoder."""
+        for one in self._sets:
+            for name, floor in knn(one.embed(Pixels())):
+                if scores.get(name, 1.0) <= floor:
+                    self._say.print(
+                        f"[yellow]warning[/] {name} is {scores[name]:.3f}, no better than raw pixels ({floor:.3f}): "
+                        "train for longer (--set epochs=...), on more pictures, or from an encoder that has learned "
+                        "something already (--init).",
+                        highlight=False,
+                    )
 
     def tell(self, epoch: float, scores: dict[str, float]) -> None:
         """Prints them in a line."""

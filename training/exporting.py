@@ -85,14 +85,8 @@ def export(
     console = say or Console(stderr=True)
     require_free(folder)
     source = encoder_of(Path(run))
-    about = dict(read_config(source).nnclr)
-    parts: dict[str, Any] = {}
-    if encoder is not None and encoder != about.get("encoder", ONLINE):
-        parts |= _other_network(Path(run), encoder)
-        about["metrics"] = {}  # they are the first network's
-    if support_set:
-        parts["support_set"] = _support_set(Path(run))
-    about |= {**(provenance or {}), **({"encoder": encoder} if encoder else {})}
+    about, parts = _asked_for(Path(run), source, encoder, support_set=support_set)
+    about |= provenance or {}
     with tempfile.TemporaryDirectory() as folder_to_measure:
         written = export_run(source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, **parts)
         pictures = int(_settings(Path(run)).get("eval_pictures", Recipe().eval_pictures))
@@ -105,6 +99,20 @@ def export(
         bank = parts.get("support_set")
         final = export_run(written, folder, dtype=dtype, provenance=about, support_set=bank)
         return Exported(final, metrics, checks)
+
+
+def _asked_for(
+    run: Path, source: Path, encoder: str | None, *, support_set: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the model folder says of itself; and what `export_run` is to take from the checkpoint instead of it."""
+    about = dict(read_config(source).nnclr)
+    parts: dict[str, Any] = {}
+    if encoder is not None and encoder != about.get("encoder", ONLINE):
+        parts |= _other_network(run, encoder)
+        about["metrics"] = {}  # they are the first network's
+    if support_set:
+        parts["support_set"] = _support_set(run)
+    return about | ({"encoder": encoder} if encoder else {}), parts
 
 
 def _other_network(run: Path, encoder: str) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def prepare(
     ranks.wait()
     folders = find_data(data, say)
     files = training_files(folders)
-    recipe = _decided(recipe, files, where, say)
+    given = recipe
+    recipe = decided = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
     recipe = adopt(recipe, start, say) if start else recipe
     check_network(recipe)  # before the pictures are decoded, which may take hours
     with bar(say, "decoding") as advance:
@@ -70,6 +71,8 @@ def prepare(
     for path, reason in pack.broken:
         say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
     recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
+    if decided is not given:
+        _tell(recipe, say)
     batches = Batches(
         pack,
         files.labels,
@@ -85,13 +88,10 @@ def prepare(
     return Prepared(settle_precision(recipe, where, say), folders, files, batches)
 
 
-def _decided(recipe: Recipe, files: ImageFiles, where: torch.device, say: Console) -> Recipe:
-    """What `auto` makes of the pictures and the device, said in a line; any other recipe as it is."""
-    chosen = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
-    if chosen is not recipe:
-        say.print(
-            f"auto: {chosen.method}, {chosen.backbone} at {chosen.image_size} pixels, batch {chosen.batch_size}, "
-            f"{chosen.epochs} epochs",
-            highlight=False,
-        )
-    return chosen
+def _tell(recipe: Recipe, say: Console) -> None:
+    """What `auto` has made of the pictures and the device, once it is what will be used."""
+    say.print(
+        f"auto: {recipe.method}, {recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, "
+        f"{recipe.epochs} epochs",
+        highlight=False,
+    )

@@ -232,5 +232,7 @@ def _pretrain(
                 break
     batches.close()
     if step == steps:
+        if evaluation is not None:
+            evaluation.warn_if_no_better_than_pixels(scores)
         say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
     return Outcome(step == steps, step, scores)

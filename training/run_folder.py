@@ -41,6 +41,8 @@ def claim(out: Path, resume: bool, ranks: Ranks, say: Console) -> None:
         RunExists: it holds a run, or anything else.
         NoRoom: it cannot be written to.
     """
+    if out.is_file():
+        raise NoRoom(f"--out {out} cannot be written to, for it is a file: name a folder for the run.")
     held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     ranks.wait()  # until all have looked, for the first one fills it
     if held and not resume:

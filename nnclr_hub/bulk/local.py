@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.bulk.pictures import Picture, Source, contents, list_pictures, named
-from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan
+from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.bulk.writing import sweep
 from nnclr_hub.encoder.given import ImageLike, Stored
-from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
 
 STEP = 64  # pictures between two moves of the progress
@@ -78,8 +78,7 @@ def embed_shards(
         NoImages: nothing to embed.
         DiskFull: a shard does not fit.
     """
-    if not 1 <= part[0] <= part[1]:
-        raise InvalidRequest(f"Part {part[0]} of {part[1]} is not possible: parts are 1/N to N/N.")
+    check_part(part)
     sources, pictures = list_pictures(given)
     plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])

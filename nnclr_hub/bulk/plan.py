@@ -36,6 +36,45 @@ KINDS = {
 }  # of what a plan holds beside its sources
 
 
+def check_form(precision: str, shard_size: int) -> None:
+    """Refuses vectors in a precision, or shards of a size, that there are not.
+
+    Raises:
+        InvalidRequest: names the possible ones.
+    """
+    if precision not in PRECISIONS:
+        raise InvalidRequest(f"precision={precision!r} is none of {', '.join(PRECISIONS)}.")
+    if shard_size < 1:
+        raise InvalidRequest(f"shard_size={shard_size} is not possible: a shard holds 1 picture or more.")
+
+
+def check_part(part: tuple[int, int]) -> None:
+    """Refuses a part (k, n) that is not one of n.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if not 1 <= part[0] <= part[1]:
+        raise InvalidRequest(f"Part {part[0]} of {part[1]} is not possible: parts are 1/N to N/N.")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a place that no shards can be put in.
+
+    Raises:
+        InvalidRequest: it is a file, holds other files, or the folder around it is not there.
+    """
+    if not folder.parent.is_dir():
+        raise InvalidRequest(f"{folder.parent} is no folder: make it first, or name another --out.")
+    if folder.exists() and not folder.is_dir():
+        raise InvalidRequest(f"{folder} is a file: name a folder for the shards, or a FILE.npy.")
+    if not folder.exists() or (folder / PLAN).exists():
+        return
+    ours = (".", PLAN)  # of others that begin at this moment
+    if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(ours)]:
+        raise InvalidRequest(f"{folder} holds other files, such as {strangers[0]}: name a folder of its own.")
+
+
 class Embeds(Protocol):
     """What a plan has to know of an encoder."""
 
@@ -72,10 +111,7 @@ class Plan:
     sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise InvalidRequest(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}.")
-        if self.shard_size < 1:
-            raise InvalidRequest(f"shard_size={self.shard_size} is not possible: a shard holds 1 picture or more.")
+        check_form(self.precision, self.shard_size)
 
     @classmethod
     def of(
@@ -132,15 +168,11 @@ class Plan:
         """Writes the plan into the folder, which is made; or takes up the one that is there, if it is the same.
 
         Raises:
-            InvalidRequest: the folder holds another plan, or other files.
+            InvalidRequest: the folder holds another plan; or see `check_folder`.
         """
-        if not folder.parent.is_dir():
-            raise InvalidRequest(f"{folder.parent} is no folder: make it first, or name another --out.")
+        check_folder(folder)
         folder.mkdir(exist_ok=True)
         if not (folder / PLAN).exists():
-            ours = (".", PLAN)  # of others that begin at this moment
-            if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(ours)]:
-                raise InvalidRequest(f"{folder} holds other files, such as {strangers[0]}: name a folder of its own.")
             text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
             with written_whole(folder / PLAN, first=True) as file:
                 file.write(text.encode())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Json, Model, err, out, print_json
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, out, print_json
+from nnclr_hub.errors import ImageError, InvalidRequest
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from nnclr_hub.encoder.attention import AttentionMap, Query
 
 MaxSide = Annotated[int, typer.Option(help="Long side of the network's input at the most, in pixels.")]
@@ -53,28 +55,25 @@ def attention(
 
     Example: nnclr attention dog.jpg --box 40,60,200,220 --target park.jpg --target beach.jpg
     """
-    from nnclr_hub.encoder.attention import check_opacity
+    from nnclr_hub.encoder.attention import AttentionSettings, check_opacity
     from nnclr_hub.encoder.attention.figure import query_figure
-    from nnclr_hub.encoder.decoding import decode_image
-    from nnclr_hub.encoder.encoder import load_encoder
-    from nnclr_hub.hub.registry import default_model
+    from nnclr_hub.encoder.attention.queries import require_inside
 
     check_opacity(opacity)
     query = _query(point, box)
+    settings = AttentionSettings(query, similarity, head, threshold, max_side)
     paths = _places(image, target, to)
-    encoder = load_encoder(model or default_model())
-    options: dict[str, Any] = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
-    found = encoder.attention(image, query, target=target or None, **options)
-    maps = found if isinstance(found, list) else [found]
+    picture, *_ = [_read(one) for one in (image, *target)]
+    if query is not None:
+        require_inside(query, picture.size)
+    maps = loaded_encoder(model).look(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
-    if to_folder:
-        to.mkdir(parents=True, exist_ok=True)
     for _, path, one in shown:
         _write(one, path, opacity, with_values=to_folder)
     if to_folder and (query is not None or target):
         names = [path.name for path in (image, *(target or [image]))]
-        (to / FIGURE).write_bytes(query_figure(decode_image(image), query, maps, names, opacity))
+        (to / FIGURE).write_bytes(query_figure(picture, query, maps, names, opacity))
     if as_json:
         print_json([{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown])
         return
@@ -96,12 +95,15 @@ def attention_grid(
     Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
     """
     from nnclr_hub.encoder.attention import check_opacity
-    from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
     from nnclr_hub.progress import bar
 
     check_opacity(opacity)
     _require_png(to)
     _keep([to], images)
+    for image in images:
+        _read(image)
+    from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
+
     sources = dict(_named(one) for one in source) if source else COMPARED
     with bar(err, "looking") as advance:
         columns = compare(images, sources, max_side=max_side, progress=advance)
@@ -118,6 +120,20 @@ def attention_grid(
         print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
         return
     out.print(f"written: {to} ({len(images)} pictures x {len(columns)} encoders)")
+
+
+def _read(path: Path) -> Image.Image:
+    """A picture: one that cannot be read is told before torch is loaded.
+
+    Raises:
+        ImageError: names it.
+    """
+    from nnclr_hub.encoder.decoding import decode_image
+
+    try:
+        return decode_image(path)
+    except ImageError as error:
+        raise error.named(path, 0) from error
 
 
 def _query(point: str | None, box: str | None) -> Query | None:
@@ -171,11 +187,15 @@ def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
 
 
 def _keep(places: list[Path], pictures: list[Path]) -> None:
-    """Refuses to write over a picture that was given."""
+    """Refuses to write over anything but a map of an earlier call."""
+    from nnclr_hub.encoder.attention.maps import is_ours
+
     given = {path.resolve() for path in pictures}
     for place in places:
         if place.resolve() in given:
             raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
+        if place.exists() and not is_ours(place):
+            raise InvalidRequest(f"--out would write over {place}, which no earlier call has written: name another.")
 
 
 def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.pictures import list_broken
-from nnclr_hub.cli.verbs import Backend, Model, err
+from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 ARRAY = ".npy"
 OTHER_FILES = (".parquet", ".csv", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".txt", ".h5")
-SHARD_SIZE = 4096  # as of nnclr_hub.bulk, which is loaded when it is needed
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +33,9 @@ def embed(
         Path | None, typer.Option("--out", help="FILE.npy, names beside it; or a FOLDER, for shards of any number.")
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
-    shard_size: Annotated[int, typer.Option(help="Pictures a shard: the most that a kill loses.")] = SHARD_SIZE,
+    shard_size: Annotated[
+        int | None, typer.Option(help="Pictures a shard, the most that a kill loses; thousands if not given.")
+    ] = None,
     part: Annotated[
         str, typer.Option(metavar="K/N", help="Make every N-th shard only: N of these, beside each other, make all.")
     ] = "1/1",
@@ -49,34 +50,52 @@ def embed(
 
     Example: nnclr embed photos --out photos.npy
     """
-    from nnclr_hub.encoder.encoder import load_encoder
-    from nnclr_hub.hub.registry import default_model
+    _check_options(to, precision, shard_size, part, ray, workers)
+    how: dict[str, Any] = {"precision": precision, "retry_broken": retry_broken}
+    how |= {} if shard_size is None else {"shard_size": shard_size}
+    how |= {"part": _part(part)} if ray is None else {"address": ray, "workers": workers, "backend": backend}
+    _look_ahead(images, to, how)
+    encoder = loaded_encoder(model, backend)
+    if to is None:
+        _print_lines(images, encoder)
+    elif to.suffix == ARRAY:
+        _write_array(to, images, encoder, how)
+    else:
+        report = _write_shards(to, images, encoder, how)
+        missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
+        err.print(f"written: {to} ({report.pictures} x {encoder.embed_dim} {precision}){missing}", markup=False)
 
+
+def _check_options(
+    to: Path | None, precision: str, shard_size: int | None, part: str, ray: str | None, workers: int | None
+) -> None:
+    """Refuses options that do not go together."""
     if ray is None and workers is not None:
         raise InvalidRequest("--workers goes with --ray: on this machine one encoder uses all it has.")
     if ray is not None and part != "1/1":
         raise InvalidRequest("Ray hands out all shards by itself: give --part or --ray.")
     if to is None and (part != "1/1" or ray is not None):
         raise InvalidRequest("--part and --ray write shards: name the folder for them with --out.")
-    if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
+    if to is None and (precision, shard_size) != ("f32", None):
         raise InvalidRequest("--precision and --shard-size are of what --out writes: lines are printed in full.")
     if to is not None and to.suffix in OTHER_FILES:
         raise InvalidRequest(f"--out {to} is no file that is written here: name a FILE.npy, or a folder for shards.")
     if to is not None and to.suffix == ARRAY and part != "1/1":
         raise InvalidRequest(f"--part writes shards: name a folder for them, for example --out {to.with_suffix('')}.")
-    numbers = _part(part)
-    encoder = load_encoder(model or default_model(), backend=backend)
-    if to is None:
-        _print_lines(images, encoder)
-        return
-    how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
-    how |= {"part": numbers} if ray is None else {"address": ray, "workers": workers, "backend": backend}
-    if to.suffix == ARRAY:
-        _write_array(to, images, encoder, how)
-    else:
-        report = _write_shards(to, images, encoder, how)
-        missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
-        err.print(f"written: {to} ({report.pictures} x {encoder.embed_dim} {precision}){missing}", markup=False)
+
+
+def _look_ahead(images: list[Path], to: Path | None, how: dict[str, Any]) -> None:
+    """What `embed_shards` would refuse once an encoder is loaded, as far as a look at names and numbers shows it."""
+    from nnclr_hub.bulk.pictures import list_pictures
+    from nnclr_hub.bulk.plan import check_folder, check_form, check_part
+
+    check_form(how["precision"], how.get("shard_size", 1))
+    check_part(how.get("part", (1, 1)))
+    if to is not None:
+        check_folder(_shards_of(to) if to.suffix == ARRAY else to)
+    for place in images:
+        if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+            list_pictures([place])  # says so; a listing of millions of files is left to the run
 
 
 def _print_lines(images: list[Path], encoder: Encoder) -> None:
@@ -114,7 +133,7 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
     from nnclr_hub.bulk import open_shards
     from nnclr_hub.bulk.joining import join
 
-    folder = array.with_name(f"{array.name}.shards")
+    folder = _shards_of(array)
     try:
         _write_shards(folder, images, encoder, how)
         count, dim = join(open_shards(folder), array)
@@ -126,6 +145,11 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
     shutil.rmtree(folder, ignore_errors=True)
     names = array.with_suffix(".txt")
     err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}", markup=False)
+
+
+def _shards_of(array: Path) -> Path:
+    """Where the vectors of an array are kept until all are there."""
+    return array.with_name(f"{array.name}.shards")
 
 
 def _part(text: str) -> tuple[int, int]:

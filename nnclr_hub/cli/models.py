@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, chosen_model, err, out, print_json
 from nnclr_hub.hub.layout import WEIGHTS
 
 _BY = {
@@ -41,7 +41,7 @@ def models(as_json: Json = False) -> None:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name and what was measured", "network", "dim", "input", "weights"):
+    for column in ("name, and what was measured on test splits", "network", "dim", "input", "weights"):
         table.add_column(column, overflow="fold")
     for model in MODELS.values():
         measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
@@ -61,11 +61,12 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
 
     Example: nnclr info nnclr_resnet18_small_cpu_starter
     """
-    from nnclr_hub.encoder.encoder import load_encoder
     from nnclr_hub.hub.registry import MODELS
     from nnclr_hub.hub.sources import resolve
 
-    found = resolve(source)
+    found = resolve(chosen_model(source, backend))
+    from nnclr_hub.encoder.encoder import load_encoder  # torch, which a wrong source need not wait for
+
     encoder = load_encoder(source, device="cpu", backend=backend)
     facts: dict[str, Any] = {
         "source": source,

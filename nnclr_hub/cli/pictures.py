@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Json, Model, Store, err, fail, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Json, Model, Store, chosen_model, err, fail, out, print_json
 from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.folder_changes import IndexReport
+    from nnclr_hub.store.base import Match
+    from nnclr_hub.workbench import Workbench
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
 SHOWN = 20  # broken files listed before the rest is only counted
@@ -68,12 +70,15 @@ def index(
         report, total = _index(photos, collection, store, model, prune, backend)
     if as_json:
         print_json({"collection": collection, "items": total, **asdict(report)})
-        return
-    list_broken(report.broken)
-    out.print(
-        f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-        f"{report.removed} removed, {len(report.broken)} broken; {total} items in {server or store}"
-    )
+    else:
+        list_broken(report.broken)
+        out.print(
+            f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
+            f"{report.removed} removed, {len(report.broken)} broken; {total} items in {server or store}",
+            markup=False,
+        )
+    if report.broken and not report.added + report.updated + report.unchanged:
+        raise ImageError(f"Not one of the {len(report.broken)} pictures could be read.")
 
 
 def _index(
@@ -83,13 +88,19 @@ def _index(
     from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench import Encoders, Workbench
+    from nnclr_hub.store.checks import check_name
 
-    # neither a wrong folder nor a wrong model may leave an empty store behind
+    # neither a wrong name nor folder nor model may leave an empty store behind, nor wait for torch to be told
+    check_name(collection, "Collection name")
     is_there = "://" in store or Path(store).exists()
     listed(photos, prune=prune and is_there)
+    by_name = model is not None or not is_there
+    if by_name:
+        chosen_model(model, backend)
+    from nnclr_hub.workbench import Encoders, Workbench
+
     encoders = Encoders(model, backend=backend)
-    if model is not None or not is_there:
+    if by_name:
         encoders.get()
     with open_store(store) as opened, bar(err, "indexing") as advance:
         bench = Workbench(encoders, opened)
@@ -101,7 +112,7 @@ def search(
     images: Annotated[list[Path], typer.Argument(help="Query pictures.")],
     collection: Collection,
     store: Store = DEFAULT_STORE,
-    k: Annotated[int, typer.Option("-k", help="Neighbours a picture.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours a picture.")] = 5,
     where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
     effort: Annotated[
@@ -116,49 +127,80 @@ def search(
     Example: nnclr search query.jpg --collection photos -k 5
     """
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench import Encoders, Workbench
 
-    condition = _filter(where)
-    answers: list[dict[str, Any]] = []
-    failed: list[ImageError] = []
+    question = {"k": k, "where": _filter(where), "exact": exact, "effort": effort}
+    _require_one_file(images)
     with open_store(store, read_only=True) as opened:
+        opened.get(collection)
+        if model is not None:
+            chosen_model(model, backend)
+        from nnclr_hub.workbench import Encoders, Workbench  # with torch, which a wrong call need not wait for
+        from nnclr_hub.workbench.searching import check_effort, check_k
+
+        check_k(k)
+        check_effort(effort)
         bench = Workbench(Encoders(model, backend=backend), opened)
         bench.embedder_of(bench.collection(collection), model)
-        for image in images:
-            try:
-                matches = bench.search(collection, image=image, k=k, where=condition, exact=exact, effort=effort)
-            except ImageError as error:
-                failed.append(type(error)(f"{image}: {error}"))
-                answers.append({"error": {"code": error.code, "detail": str(error)}})
-            else:
-                answers.append(
-                    {"matches": [{"id": m.id, "score": m.score, "metadata": dict(m.metadata)} for m in matches]}
-                )
+        answers = [_answer(bench, collection, image, question) for image in images]
+    failed = [answer for answer in answers if isinstance(answer, ImageError)]
     if as_json and len(failed) < len(images):
-        print_json(answers[0] if len(images) == 1 else answers)
+        told = [_in_json(answer) for answer in answers]
+        print_json(told[0] if len(images) == 1 else told)
     elif not as_json:
         _print_matches(images, answers)
+    for error in failed[1:]:
+        err.print(str(error), style="yellow", markup=False, soft_wrap=True)
     if failed:
         fail(failed[0])
 
 
+def _require_one_file(images: Sequence[Path]) -> None:
+    """Of several pictures one that is missing has an error of its own; that none is there may be a misunderstanding.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    if not any(image.is_file() for image in images):
+        raise InvalidRequest(
+            f"{images[0]} is no file: name a picture, for queries are pictures, not words and not folders."
+        )
+
+
 def _filter(where: str | None) -> dict[str, Any] | None:
+    from nnclr_hub.store.where import to_sql
+
     try:
-        return json.loads(where) if where else None
+        condition = json.loads(where) if where else None
     except ValueError as error:
         raise InvalidFilter(
             f'--where is not JSON ({error}): write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
         ) from error
+    to_sql(condition)  # refuses what is no filter
+    return condition
 
 
-def _print_matches(images: Sequence[Path], answers: Sequence[dict[str, Any]]) -> None:
+def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, Any]) -> list[Match] | ImageError:
+    """The nearest items of a picture, or why it cannot be read; the others may be."""
+    try:
+        return bench.search(collection, image=image, **question)
+    except ImageError as error:
+        return type(error)(f"{image}: {error}")
+
+
+def _in_json(answer: list[Match] | ImageError) -> dict[str, Any]:
+    if isinstance(answer, ImageError):
+        return {"error": {"code": answer.code, "detail": str(answer)}}
+    return {"matches": [{"id": m.id, "score": m.score, "metadata": dict(m.metadata)} for m in answer]}
+
+
+def _print_matches(images: Sequence[Path], answers: Sequence[list[Match] | ImageError]) -> None:
     for image, answer in zip(images, answers, strict=True):
-        if "error" in answer:
+        if isinstance(answer, ImageError):
             continue
         table = Table("score", "label", "path", box=None, header_style="bold", title=str(image), title_justify="left")
-        for match in answer["matches"]:
-            path = str(Path(*place_of(match["id"], match["metadata"])))
-            table.add_row(f"{match['score']:.4f}", str(match["metadata"].get("label", "")), path)
+        for match in answer:
+            path = str(Path(*place_of(match.id, match.metadata)))
+            table.add_row(f"{match.score:.4f}", str(match.metadata.get("label", "")), path)
         out.print(table)
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.pictures import list_broken
-from nnclr_hub.cli.verbs import Json, Model, err, out, print_json
+from nnclr_hub.cli.verbs import Json, Model, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 group = typer.Typer(no_args_is_help=True, help="Linear probes: labels for pictures, from a few labelled ones.")
@@ -42,12 +42,16 @@ def fit(
 
     Example: nnclr probe fit labelled --out probe --threshold 0.5
     """
+    from nnclr_hub.encoder.labelled import read_labelled
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench import Encoders
-    from nnclr_hub.workbench.probing import fit_probe
 
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file: name a folder for the probe.")
+    read_labelled(data)  # what is no data, or no model, need not wait for torch
+    chosen_model(model)
+    from nnclr_hub.workbench import Encoders
+    from nnclr_hub.workbench.probing import fit_probe
+
     encoder: Any = Encoders(model, device=device).get()
     with bar(err, "embedding") as advance:
         fitted = fit_probe(

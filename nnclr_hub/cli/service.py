@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, err, out
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, chosen_model, err, out
 from nnclr_hub.errors import PortInUse
 
-Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show what is there; every write is refused.")]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of pretraining runs, to show their reports.")]
 DEMO_COLLECTION = "gallery"
@@ -84,16 +84,21 @@ def demo(
     Example: nnclr demo --images photos
     """
     from nnclr_hub.cache import cache_folder
+    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench import Encoders, Workbench
 
+    # what is wrong is told before anything is loaded, and leaves no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
+    chosen_model(model, backend)
     gallery = load_program("app", "gallery")
     folder, told = (
         (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
     )
+    listed(folder)
     err.print(told, soft_wrap=True)
+    from nnclr_hub.workbench import Encoders, Workbench
+
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
     with open_store(str(where)) as opened, bar(err, "indexing") as advance:
         Workbench(Encoders(model, backend=backend), opened).index_folder(
@@ -130,7 +135,7 @@ def _keys(file: Path | None) -> Path | None:
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
     """Engines, workbench, API and page, until a signal comes."""
-    settings = _settings(model, flags)
+    settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
             load_program("app", "mount").mount_page(app, app.state.workbench)
@@ -140,7 +145,7 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
 
 def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None) -> None:
     """The API alone, from several processes of Ray's, until a signal comes."""
-    settings = _settings(model, flags)
+    settings = _settings(store, model, flags)
     ray_serve = load_program("serving", "ray_serve")
     cluster = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine's own"
     err.print(f"starting {replicas} replica{'s' * (replicas > 1)} on {cluster} ...", soft_wrap=True)
@@ -149,17 +154,16 @@ def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replic
         ray_serve.until_told()
 
 
-def _settings(model: str | None, flags: dict[str, Any]) -> Any:
+def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
     """The server's settings, once all that can be wrong before anything is loaded has been looked at."""
-    err.print("loading the libraries ...")
-    from nnclr_hub.encoder.backends import parse_backend
-    from nnclr_hub.hub.registry import default_model
-    from nnclr_hub.hub.sources import resolve
+    from nnclr_hub.store import open_store
 
-    parse_backend(flags["backend"])
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
-    resolve(model or default_model())  # a wrong or damaged model must end the program, not leave it never ready
+    chosen_model(model, flags["backend"])  # a wrong one must end the program, not leave it never ready
+    if settings.read_only and "://" not in store:
+        open_store(store, read_only=True).close()
+    err.print("loading the libraries ...")
     return settings
 
 

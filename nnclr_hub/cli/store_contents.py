@@ -11,7 +11,7 @@ import typer
 
 from nnclr_hub.cli.pictures import list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, err, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, loaded_encoder, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def create(
     from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.store.checks import check_name
     from nnclr_hub.store.where import key_expression
-    from nnclr_hub.workbench import Encoders
 
     if model is not None and dim is not None:
         raise InvalidRequest("--model has its own number of dimensions: give either --model or --dim.")
@@ -63,7 +62,7 @@ def create(
     chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)
-    spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(Encoders(model).get()), **chosen)
+    spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
     with open_store(store) as there:
         there.create(name, spec)
     if as_json:
@@ -170,12 +169,16 @@ def reembed(
     Example: nnclr store reembed photos --model runs/my/encoder
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench import Encoders, Workbench, reembedding
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the encoder to move to with --model, or give up with --abandon.")
-    encoders = Encoders(model)
     with opened(store) as there:
+        there.get(name)
+        if model is not None:
+            chosen_model(model)
+        from nnclr_hub.workbench import Encoders, Workbench, reembedding  # with torch
+
+        encoders = Encoders(model)
         bench = Workbench(encoders, there)
         if model is None:
             out.print(f"{reembedding.abandon(bench, name)}: dropped; {name} is as it was", markup=False)

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,8 +18,21 @@ from typer.core import TyperGroup
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.encoder import Encoder
+
+UNCUT = 10_000  # columns of what is no terminal: whoever reads a pipe or a file wants paths and names whole
+
+
+def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:
+    console = Console(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
+    if not console.file.isatty():
+        console.width = UNCUT
+    return console
+
+
+out = _console(soft_wrap=True)
+err = _console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Store = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
@@ -115,6 +128,32 @@ def new_app() -> typer.Typer:
     ) -> None: ...
 
     return app
+
+
+def chosen_model(model: str | None, backend: str = "auto") -> str:
+    """The source of the encoder to use, the default if none is named, once all has been looked at that needs no torch:
+    a wrong name or a damaged folder is told before seconds of imports.
+
+    Raises:
+        ModelError: it cannot be had; see `nnclr_hub.hub.sources.resolve`.
+        InvalidRequest: there is no such backend.
+    """
+    from nnclr_hub.encoder.backends import parse_backend
+    from nnclr_hub.hub.registry import default_model
+    from nnclr_hub.hub.sources import resolve
+
+    parse_backend(backend)
+    source = model or default_model()
+    resolve(source)
+    return source
+
+
+def loaded_encoder(model: str | None, backend: str = "torch") -> Encoder:
+    """The encoder of `chosen_model`."""
+    source = chosen_model(model, backend)
+    from nnclr_hub.encoder.encoder import load_encoder
+
+    return load_encoder(source, backend=backend)
 
 
 def print_json(value: Any) -> None:

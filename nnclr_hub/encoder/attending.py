@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Looker, Query
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.attention.anatomy import anatomy_of
+from nnclr_hub.encoder.attention.looker import Looker
 from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import InvalidRequest

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from nnclr_hub.encoder.given import ImageLike
 from nnclr_hub.errors import ImageError
 
-if TYPE_CHECKING:  # it builds on timm, which takes a second to import
+if TYPE_CHECKING:  # whoever has no model yet need not wait for torch
+    from torch import Tensor
+
     from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder.attending import Attending
 from nnclr_hub.encoder.backbones import create_backbone, input_side, is_convolutional, load_state
-from nnclr_hub.encoder.backends import Network, open_backend, parse_backend
+from nnclr_hub.encoder.backends import parse_backend
+from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike

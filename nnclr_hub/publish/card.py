@@ -219,10 +219,18 @@ def _table(about: Mapping[str, Any], source: str) -> str:
         again = checks.get(name)
         command = (about.get("commands") or {}).get(name) or _command(name, about, source)
         rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
+    if set(metrics) - set(about.get("commands") or {}):  # by the run itself, or at export
+        rows += ["", _SPLITS]
     step = about.get("step")
     if (at := about.get("measured_at_step", step)) != step:
         rows += ["", f"Measured at step {at} of {about.get('steps')}; the weights are those of step {step}."]
     return "\n".join(rows)
+
+
+_SPLITS = (
+    "Of data with a folder `val/` these are figures of that, as a run and `nnclr export` measure them; `nnclr eval` "
+    "scores `test/`, and gives\nanother figure there."
+)
 
 
 def _command(metric: str, about: Mapping[str, Any], source: str) -> str:

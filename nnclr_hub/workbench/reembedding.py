@@ -81,7 +81,7 @@ def reembed(
 
     Raises:
         InvalidRequest: another model is in progress.
-        StoreError: items cannot be embedded; what was done is kept for the next call.
+        StoreError: items cannot be embedded; what was done is kept for the next call, if anything was.
     """
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
@@ -114,10 +114,11 @@ def _reembed(
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.gate.alone, progress)
     with bench.gate.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
+        if left_out and len(left_out) == old.count():  # nor of earlier calls is anything there to go on with
+            _give_up(store, following)
+            raise _nothing(name, embedder.name, left_out)
         if left_out and not skip_missing:
             raise _refusal(name, embedder.name, old.count(), left_out)
-        if left_out and len(left_out) == old.count():
-            raise StoreError(f"Not one item of {name!r} has its source, so nothing is left to swap in: index it anew.")
         # items that others deleted meanwhile, and copies of what could not be brought up to date
         extra = (change.id for change in differences(old, new) if change.metadata is None or change.id in left_out)
         for ids in batches(list(extra), BATCH):
@@ -145,15 +146,19 @@ def abandon(bench: Workbench, name: str) -> str:
     if following is None:
         raise InvalidRequest(f"Collection {name!r} is not being re-embedded: there is nothing to abandon.")
     with bench.gate.alone():
-        half_made = following.collection.name
-        bench.store.drop(half_made)
-        marker = following.alias.removesuffix(SUFFIX) + WAS  # of a swap that ended before it began
-        if marker in bench.store.aliases():
-            bench.store.unalias(marker)
-    return half_made
+        return _give_up(bench.store, following)
 
 
 # ---- the two collections
+
+
+def _give_up(store: VectorStore, following: Successor) -> str:
+    half_made = following.collection.name
+    store.drop(half_made)
+    marker = following.alias.removesuffix(SUFFIX) + WAS  # of a swap that ended before it began
+    if marker in store.aliases():
+        store.unalias(marker)
+    return half_made
 
 
 def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Successor:
@@ -266,11 +271,22 @@ def _called(id: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _refusal(name: str, model: str, count: int, left_out: Mapping[str, _LeftOut]) -> StoreError:
-    some = [f"{_called(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
-    rest = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     return StoreError(
-        f"{len(left_out)} of the {count} items of {name!r} cannot be embedded anew ({'; '.join(some)}{rest}): put the "
+        f"{len(left_out)} of the {count} items of {name!r} cannot be embedded anew ({_some(left_out)}): put the "
         f"files back, or take up what changed with `nnclr index FOLDER --collection {name}` (--prune for what is "
         f"gone), and call again; or leave these out with `nnclr store reembed {name} --model {model} --skip-missing`. "
-        "What is done is kept."
+        f"What is done is kept, until `nnclr store reembed {name} --abandon`."
     )
+
+
+def _nothing(name: str, model: str, left_out: Mapping[str, _LeftOut]) -> StoreError:
+    return StoreError(
+        f"Not one of the {len(left_out)} items of {name!r} can be embedded anew ({_some(left_out)}), and it is as it "
+        "was: put the files back and call again; or, where they are another machine's or nobody's, index the "
+        f"pictures with --model {model} into a collection of another name."
+    )
+
+
+def _some(left_out: Mapping[str, _LeftOut]) -> str:
+    some = [f"{_called(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
+    return "; ".join(some) + (f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")

@@ -79,6 +79,8 @@ def _read(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> tuple[
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
         return "it keeps no source, since `nnclr index` did not write it"
+    if not Path(root).is_absolute():  # FOLDER@HOST of `nnclr index --server`, or whatever its --source says
+        return f"it was uploaded from {root}, and its file was never here"
     path = Path(root, relative)
     recorded = metadata.get(PIXEL_HASH)
     try:

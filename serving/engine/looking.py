@@ -14,7 +14,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, Looker, Prepared, Seen
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
+from nnclr_hub.encoder.attention.looker import Looker, Prepared, Seen
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import ImageError, RequestTooLarge

@@ -96,6 +96,28 @@ def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
         assert "would write over" in done.output
 
 
+def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_path):
+    """Pictures that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
+    map_, figure = tmp_path / "00-attention.png", tmp_path / "figure.png"
+    grid = ("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.png")
+    one = ("attention", pictures[0], "--model", model, "--out")
+    calls = ((map_, (*one, tmp_path)), (figure, (*one, tmp_path, "--point", "3,3")), (tmp_path / "grid.png", grid))
+    for place, call in calls:
+        Image.open(pictures[0]).save(place)
+        before = place.read_bytes()
+        done = run(*call)
+        assert (done.exit_code, place.read_bytes()) == (2, before)
+        assert f"would write over {place}, which no earlier call has written" in done.output
+        place.unlink()
+        for opacity in (1, 0.3):
+            done = run(*call, "--opacity", opacity)
+            assert done.exit_code == 0, done.output
+    with Image.open(map_) as read:
+        np.testing.assert_array_equal(
+            np.asarray(read), np.asarray(load_encoder(model).attention(pictures[0], Point(3, 3)).overlay(0.3))
+        )
+
+
 def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):
     targets = ["--target", pictures[1], "--target", pictures[2]]
     done = run("attention", pictures[0], *targets, "--model", model, "--out", tmp_path / "map.png")

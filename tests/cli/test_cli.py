@@ -88,6 +88,25 @@ def test_index_skips_broken_files_and_lists_them(folder, store, model):
     assert len(report["broken"]) == 2
 
 
+def test_a_folder_of_which_nothing_can_be_read_is_a_failure(tmp_path, store, model):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
+    call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
+    assert "Not one of the 1 pictures could be read" in said(*call, code=1)
+
+
+def test_a_search_names_every_picture_that_cannot_be_read_and_answers_for_the_others(folder, store, model, pictures):
+    index(folder, store, model=model)
+    gone = folder / "gone.jpg"
+    broken = folder / "broken.jpg"
+    broken.write_bytes(b"garbage")
+    code, out, err = nnclr("search", broken, pictures[3], gone, "--collection", "c", "--store", store)
+    assert code == 1
+    assert "astronaut/03.jpg" in out
+    assert f"Error: {broken}: " in err
+    assert f"{gone}: The file cannot be opened" in err
+
+
 def test_search_finds_the_picture_itself_and_speaks_json(folder, store, model, pictures):
     index(folder, store, model=model)
     code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "-k", 5, "--json")

@@ -1,7 +1,9 @@
-"""What all verbs share: an interrupt, or what the operating system refuses, ends in one sentence."""
+"""What all verbs share: whole lines for a pipe; an interrupt, or what the operating system refuses, in one sentence."""
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 from typer.main import get_command
@@ -9,6 +11,8 @@ from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
 from nnclr_hub.cli.verbs import GO_ON, new_app
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
 
 
 def ended(verb: str, error: BaseException) -> tuple[int, str]:
@@ -48,3 +52,13 @@ def test_what_the_system_refuses_names_the_file(code, way_on):
     assert exit_code == 1
     assert sentence.startswith(f"Error: models/x cannot be read or written ({os.strerror(code)}): ")
     assert way_on in sentence
+
+
+def test_a_table_that_is_piped_is_not_cut(tmp_path):
+    """Of a process of its own, as only that has a pipe where a terminal would be."""
+    model = "/" + "/".join(["a-folder-of-a-long-name"] * 12)
+    with open_store(str(tmp_path / "store")) as store:
+        store.create("c", CollectionSpec(2, model=model))
+    command = [sys.executable, "-m", "nnclr_hub.cli", "store", "list", "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=True)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["model", model]

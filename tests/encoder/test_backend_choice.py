@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends import choice, open_backend, parse_backend
+from nnclr_hub.encoder.backends import choice, parse_backend
+from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_pictures
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 

@@ -58,8 +58,19 @@ def test_every_registered_model_is_there_and_verifies():
         encoder = load_encoder(name, device="cpu")
         assert sum(p.numel() for p in encoder.backbone.parameters()) == info.parameters
         assert encoder.transform.preprocessing.input_size == info.input.size
-        for metric, value in info.metrics.items():
-            assert resolved.config.nnclr["metrics"][metric] == value
+
+
+def test_the_figures_of_the_registry_are_those_of_the_readme():
+    """To the three places of its table, whose columns are the data sets."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    heading, rows = readme.partition("| name | pictures |")[2].split("\n", 1)
+    names = [name.strip().removeprefix("20-NN ") for name in heading.strip("| ").split("|")]
+    for model, info in MODELS.items():
+        row = next(line for line in rows.splitlines() if line.startswith(f"| `{model}`"))
+        figures = [float(cell) for cell in row.strip("| ").split("|")[2:]]
+        assert dict(zip(names, figures, strict=True)) == {
+            metric.removeprefix("knn20/"): round(value, 3) for metric, value in info.metrics.items()
+        }
 
 
 @pytest.fixture

@@ -102,11 +102,12 @@ def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model
 def test_wrong_calls_get_one_sentence(arguments, sentence, data, photos, model, tmp_path):
     call = [one.format(data=data, photos=photos, model=model) for one in arguments]
     if call[0] == "eval":
-        call += ["--out", str(tmp_path)]
+        call += ["--out", str(tmp_path / "results")]
     code, _, err = nnclr(*call)
     assert code == 2
     assert sentence in err
     assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_a_probe_is_fitted_scored_and_asked(data, model, pictures, tmp_path):

@@ -130,3 +130,33 @@ def test_sizes_of_a_small_base_are_varied_in_proportion():
     assert [row.settings[0] for row in rows] == [f"queue_size={round(8192 * m / 12)}" for m in (1, 2, 4, 8, 12)]
     with pytest.raises(InvalidRequest, match="there are positives"):
         find_table("nothing")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("epoch=3", "did you mean 'epochs'"),
+        ("epochs=x", "whole number"),
+        ("method=byoll", "is none of"),
+        ("optimizer=adam", "is none of"),
+        ("gate=2", "between 0 and 1"),
+        ("mask_own=maybe", "true or false"),
+        ("channels=a,b", "comma-separated"),
+        ("batch_size=1", "at least 2"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_explained(assignment, sentence):
+    with pytest.raises(UnknownSetting, match=sentence):
+        find_recipe("small_cpu").with_settings([assignment])
+
+
+def test_lars_without_weight_decay_is_refused():
+    """timm's LARS would turn into plain SGD without a word."""
+    with pytest.raises(UnknownSetting, match="lars"):
+        find_recipe("resnet50_imagenet").with_settings(["weight_decay=0"])
+
+
+def test_every_recipe_promises_what_it_costs():
+    for kind in RECIPES.values():
+        assert all(word in (kind.__doc__ or "") for word in ("Command:", "Hardware:", "Time:", "Expected:"))
+        assert all(help for _, _, help in kind.settings())

@@ -184,7 +184,13 @@ def test_items_without_their_picture_are_refused_by_name_or_left_out(bench, othe
     bench.add_images("c", [NewImage("sent", pictures[7])])
     with pytest.raises(StoreError, match="4 of the 61 items") as refusal:
         reembed(bench, "c", other)
-    for part in ("cat/00.jpg: its file is missing", "cat/01.jpg: its file has changed", "--skip-missing", "--prune"):
+    for part in (
+        "cat/00.jpg: its file is missing",
+        "cat/01.jpg: its file has changed",
+        "--skip-missing",
+        "--prune",
+        "--abandon",
+    ):
         assert part in str(refusal.value)
     assert bench.collection("c").spec.dim == 32
     report = reembed(bench, "c", other, skip_missing=True)
@@ -192,6 +198,23 @@ def test_items_without_their_picture_are_refused_by_name_or_left_out(bench, othe
     assert {path for path, _ in report.left_out} == {"cat/00.jpg", "cat/01.jpg", "cat/02.jpg", "sent"}
     assert dict(report.left_out)["sent"].startswith("it keeps no source")
     assert bench.collection(report.kept).count() == 61
+
+
+def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is_left_behind(bench, other, pictures):
+    """As one whose pictures a client has sent, be it with a name for the folder that they came from."""
+    bench.store.create("sent", bench.collection("c").spec)
+    origin = {"root": "photos@laptop", "path": "cat/00.jpg"}
+    bench.add_images("sent", [NewImage("a", pictures[0], origin), NewImage("b", pictures[1])])
+    before = {info.name for info in bench.store.list()}
+    for skip_missing in (False, True):
+        with pytest.raises(StoreError, match="Not one of the 2 items of 'sent' can be embedded anew") as refusal:
+            reembed(bench, "sent", other, skip_missing=skip_missing)
+        assert "cat/00.jpg: it was uploaded from photos@laptop, and its file was never here" in str(refusal.value)
+        assert "b: it keeps no source" in str(refusal.value)
+        assert f"with --model {other} into a collection of another name" in str(refusal.value)
+        assert {info.name for info in bench.store.list()} == before
+        assert bench.store.aliases() == {}
+    assert bench.collection("sent").count() == 2
 
 
 def test_a_file_that_was_only_touched_is_still_the_same_picture(bench, other, folder):

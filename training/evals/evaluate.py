@@ -84,9 +84,9 @@ def evaluate(question: Question, say: Console) -> list[Record]:
                 except InvalidRequest as error:  # k-NN on several labels, say: the others go on
                     refused = error
                     room.skip(f"{protocol.name} of {name} on {task.name}", error)
-    results.write_page()
     if refused is not None and not asked:
         raise refused
+    results.write_page()
     return asked
 
 

@@ -76,7 +76,7 @@ class Results:
     """The records of a folder; each is on the disk as soon as it is put.
 
     Args:
-        folder: made if it is not there.
+        folder: made with the first record, if it is not there.
 
     Raises:
         InvalidRequest: a results.json that cannot be read.
@@ -85,8 +85,8 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
+            there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:
             raise InvalidRequest(
@@ -109,6 +109,7 @@ class Results:
 
     def put(self, record: Record) -> None:
         """Adds a record, in the place of an older answer to its question."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         others = self._read()  # another call may have put some meanwhile
         self.records = [one for one in others if not one.same_as(record)] + [record]
         replace_text(self._path, json.dumps([dataclasses.asdict(one) for one in self.records], indent=1) + "\n")
@@ -116,6 +117,7 @@ class Results:
 
     def write_page(self) -> None:
         """results.md beside it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(self._path.with_suffix(".md"), as_markdown(self.records, self.skipped))
 
 

@@ -5,10 +5,10 @@
     encoder.attention("cat.jpg", Box(40, 60, 200, 220), target=["a.jpg", "b.jpg"])    # where else the object is
 
 F is the feature map of a picture, q the query's features; a map is A[i, j] = <F[i, j], q>. Of a vision transformer
-without a query it is the softmax row of [CLS] in the last block.
+without a query it is the softmax row of [CLS] in the last block. What is asked and what is answered is here, without
+torch; `looker.py` looks.
 """
 
-from nnclr_hub.encoder.attention.looker import Looker, Prepared, Seen
 from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap, check_opacity, on_one_scale
 from nnclr_hub.encoder.attention.queries import Box, Point, Query
 from nnclr_hub.encoder.attention.settings import MOST_TARGETS, SIMILARITIES, AttentionSettings
@@ -22,11 +22,8 @@ __all__ = [
     "AttentionMap",
     "AttentionSettings",
     "Box",
-    "Looker",
     "Point",
-    "Prepared",
     "Query",
-    "Seen",
     "check_opacity",
     "on_one_scale",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap
+from nnclr_hub.encoder.attention.maps import MADE_BY, OPACITY, AttentionMap
 from nnclr_hub.encoder.attention.queries import Point, Query
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def draw(rows: Sequence[Sequence[Cell]]) -> bytes:
             axes = figure.add_axes((left / across, top / down, CELL / across, CELL * ratio / down))
             _draw_cell(axes, cell)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor="white")
+    figure.savefig(buffer, format="png", facecolor="white", metadata=dict([MADE_BY]))
     return buffer.getvalue()
 
 

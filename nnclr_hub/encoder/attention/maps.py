@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from nnclr_hub.encoder.attention.geometry import Grid
 from nnclr_hub.errors import InvalidRequest
 
 COLOURS = "inferno"  # of even steps to the eye, from black: what is not attended to goes dark
 OPACITY = 0.6
+MADE_BY = ("Software", "nnclr_hub attention")  # in the PNG files of maps and figures, so that they are known again
 NOISE = 1e-6  # relative to the values: below it a map's differences are those of float32 sums
 
 
@@ -82,7 +85,11 @@ class AttentionMap:
     def png(self, opacity: float = OPACITY) -> bytes:
         """`overlay` as a PNG file."""
         buffer = io.BytesIO()
-        self.overlay(opacity).save(buffer, "PNG", compress_level=3)  # half the time of 6 for a tenth more bytes
+        mark = PngInfo()
+        mark.add_text(*MADE_BY)
+        self.overlay(opacity).save(
+            buffer, "PNG", pnginfo=mark, compress_level=3
+        )  # half the time of 6 for a tenth more bytes
         return buffer.getvalue()
 
     def describe(self) -> dict[str, Any]:
@@ -107,6 +114,16 @@ def check_opacity(opacity: float) -> None:
     """
     if isinstance(opacity, bool) or not isinstance(opacity, Real) or not 0 <= opacity <= 1:
         raise InvalidRequest(f"opacity={opacity!r} is not in [0, 1]: 0 is the picture alone, 1 the map alone.")
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a map, or a figure of maps, that was written here."""
+    name, value = MADE_BY
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            return image.info.get(name) == value
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no picture, or none of ours
+        return False
 
 
 def on_one_scale(maps: Sequence[AttentionMap]) -> list[AttentionMap]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
-from nnclr_hub.encoder.attention.anatomy import Anatomy
 from nnclr_hub.encoder.attention.queries import Box, Point, Query
 from nnclr_hub.encoder.attention.sizes import MAX_SIDE
 from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:  # a wrong question is refused before torch and timm are there
+    from nnclr_hub.encoder.attention.anatomy import Anatomy
 
 SIMILARITIES = ("dot", "cosine")
 MOST_TARGETS = 6

@@ -13,7 +13,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.attention import AttentionSettings, Box, Prepared, Seen
+from nnclr_hub.encoder.attention import AttentionSettings, Box
+from nnclr_hub.encoder.attention.looker import Prepared, Seen
 from nnclr_hub.encoder.encoder import Encoder
 
 from .boxed import BoxedPicture

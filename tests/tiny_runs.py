@@ -1,0 +1,21 @@
+"""A recipe that trains a tiny network for a few steps, and the weights that a run has kept."""
+
+from pathlib import Path
+
+import torch
+
+from training.checkpoint import load_checkpoint
+from training.recipes import find_recipe
+
+TINY = ["channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"]
+FAST = [*TINY, "batch_size=16", "epochs=4", "checkpoint_every=2", "log_every=2", "precision=fp32", "queue_size=40"]
+
+
+def recipe(*more):
+    return find_recipe("small_cpu").with_settings([*FAST, *more])
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    checkpoint = load_checkpoint(run)
+    assert checkpoint is not None
+    return checkpoint["learner"]

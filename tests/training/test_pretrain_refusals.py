@@ -1,0 +1,126 @@
+"""How the program refuses: other people's folders, runs and pictures, networks that cannot be, and full disks."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_runs import recipe
+
+from nnclr_hub.errors import (
+    CheckpointError,
+    InvalidRequest,
+    NoImages,
+    NoRoom,
+    RunExists,
+    TrainingDiverged,
+    UnknownModel,
+    UnknownSetting,
+)
+from training.checkpoint import load_checkpoint, save_checkpoint
+from training.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def test_runs_are_never_overwritten_and_a_finished_one_stays_finished(data, finished, tmp_path):
+    with pytest.raises(RunExists, match="--resume"):
+        pretrain("small_cpu", recipe(), [data], finished)
+    before = (finished / "checkpoint.pt").read_bytes()
+    assert pretrain("small_cpu", recipe(), [data], finished, resume=True).finished
+    assert (finished / "checkpoint.pt").read_bytes() == before
+    fresh = tmp_path / "fresh"
+    assert pretrain("small_cpu", recipe("epochs=1"), [data], fresh, resume=True).finished  # nothing there: anew
+
+
+def test_a_checkpoint_of_another_run_is_refused(data, photos, finished):
+    with pytest.raises(CheckpointError, match=r"temperature was 0\.1, is 0\.2"):
+        pretrain("small_cpu", recipe("temperature=0.2"), [data], finished, resume=True)
+    with pytest.raises(CheckpointError, match="pictures are not the same"):
+        pretrain("small_cpu", recipe(), [photos], finished, resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_full_disk_keeps_the_last(finished, tmp_path, monkeypatch):
+    (tmp_path / "checkpoint.pt").write_bytes((finished / "checkpoint.pt").read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(tmp_path)
+    save_checkpoint(tmp_path, {"step": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        save_checkpoint(tmp_path, {"step": 2})
+    assert load_checkpoint(tmp_path) == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_too_few_or_broken_pictures_are_explained(tmp_path, pictures, capsys):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    (folder / "bad.jpg").write_bytes(b"garbage")
+    with pytest.raises(NoImages, match="None of the 1 pictures could be read"):
+        pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
+    for path in pictures[:3]:
+        shutil.copy(path, folder)
+    with pytest.raises(NoImages, match="too few"):
+        pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
+    assert "skipped" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
+    with pytest.raises(TrainingDiverged, match="lower base_lr"):
+        pretrain("small_cpu", recipe("base_lr=1e30", "epochs=8", "warmup_epochs=0"), [data], tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch, resume):
+    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(NoRoom, match="cannot be written"):
+            pretrain("small_cpu", recipe(), [data], out, resume=resume)
+
+
+def test_a_network_that_cannot_be_is_refused_before_anything_is_decoded(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding was begun"))
+    with pytest.raises(UnknownModel, match="resnet18"):
+        pretrain("small_cpu", recipe("backbone=resnet19"), [data], tmp_path / "run")
+    with pytest.raises(InvalidRequest, match="--set channels="):
+        pretrain("small_cpu", recipe("backbone=vit_small"), [data], tmp_path / "run")
+    settings = recipe("backbone=vit_small", "channels=", "image_size=40", "pack_size=40", "eval_size=40")
+    with pytest.raises(InvalidRequest, match="multiple"):
+        pretrain("small_cpu", settings, [data], tmp_path / "run")
+    with pytest.raises(UnknownSetting, match="all four stages"):
+        recipe("channels=16,32")
+    with pytest.raises(UnknownSetting, match="image_size=64"):
+        recipe("image_size=64")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_neither_takes_a_strange_folder_nor_other_pictures_under_the_same_names(
+    data, finished, tmp_path, capsys
+):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunExists, match=r"holds no run, but thesis\.txt"):
+        pretrain("small_cpu", recipe(), [data], tmp_path / "thesis", resume=True)
+    run = shutil.copytree(finished, tmp_path / "whole")
+    other = shutil.copytree(data, tmp_path / "data" / data.name)
+    for path in other.rglob("*.jpg"):
+        Image.new("RGB", (64, 64), "grey").save(path)
+    with pytest.raises(CheckpointError, match="the pictures are not the same"):
+        pretrain("small_cpu", recipe(), [other], run, resume=True)
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence(data, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    monkeypatch.setattr("training.pretrain.write_report", full)
+    with pytest.raises(NoRoom, match=r"report\.html cannot be written"):
+        pretrain("small_cpu", recipe(), [data], tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run")["step"] > 0
