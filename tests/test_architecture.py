@@ -111,3 +111,10 @@ def test_no_module_is_longer_than_three_hundred_lines():
     for folder in ("nnclr_hub", *PROGRAMS, "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             assert len(path.read_text().splitlines()) <= 300, path
+
+
+def test_what_needs_a_gpu_lies_where_a_lent_machine_looks():
+    """`pytest -m gpu` collects tests/gpu alone: the other tests import what such a machine lacks."""
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if ".mark." + "gpu" in path.read_text()}
+    assert marked, "there are no GPU tests"
+    assert {path.parent.name for path in marked} == {"gpu"}

@@ -35,7 +35,7 @@ from nnclr_hub.encoder.given import Stored, as_list, readable
 from nnclr_hub.encoder.outputs import feature_map, vector_length
 from nnclr_hub.encoder.prefetching import prepared_ahead
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
-from nnclr_hub.encoder.tensors import crops_of, transformed_batches
+from nnclr_hub.encoder.tensors import as_tensor, crops_of, transformed_batches
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig, read_weights
 from nnclr_hub.hub.sources import resolve
@@ -127,7 +127,7 @@ class Encoder(Attending):
         """One entry a picture: its (D,) float32 unit vector, or the ImageError that says why it has none.
 
         Args:
-            images: paths, bytes, PIL images, (H, W, 3) uint8 arrays; or a tensor (N, 3, H, W): uint8 RGB
+            images: paths, bytes, PIL images, (H, W, 3) uint8 arrays; or a tensor or array (N, 3, H, W): uint8 RGB
                 gets the whole transform, float is taken as transformed already.
 
         Raises:
@@ -141,6 +141,7 @@ class Encoder(Attending):
         Raises:
             ImageError: the first picture that cannot be read; its message names the picture.
         """
+        images = as_tensor(images)
         images = images if isinstance(images, Tensor) else as_list(images)
         rows = []
         for index, result in enumerate(self.embed_in_order(images)):
@@ -158,6 +159,7 @@ class Encoder(Attending):
             images: as there, or what has a `read` that gives the bytes of one; taken a few batches ahead.
             unit: False: vectors as the network gives them.
         """
+        images = as_tensor(images)
         if isinstance(images, Tensor):
             if images.dtype == torch.uint8:
                 for crops in crops_of(images, self.transform, self.batch_size):
@@ -183,6 +185,7 @@ class Encoder(Attending):
             ImageError: the first picture that cannot be read.
             InvalidRequest: there is no picture.
         """
+        images = as_tensor(images)
         batches = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
         maps = [self._forward(x, feature_map) for x in batches if len(x)]
         if not maps:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from nnclr_hub.encoder.preprocess import EvalTransform
 from nnclr_hub.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+def as_tensor(images: T) -> T | Tensor:
+    """numpy's (N, 3, H, W) as a tensor; whatever else as it is, an (N, H, W, 3) too: N pictures."""
+    if isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3:
+        return torch.from_numpy(np.ascontiguousarray(images))
+    return images
 
 
 def crops_of(images: Tensor, transform: EvalTransform, batch: int) -> Iterator[np.ndarray]:

@@ -101,6 +101,19 @@ def test_a_tensor_of_any_float_type_and_length_is_taken(encoder, pictures):
     np.testing.assert_allclose(encoder.embed(pixels)[[0, 129]], encoder.embed(pixels[[0, 129]]), atol=1e-5)
 
 
+def test_an_array_of_channels_first_is_a_tensor_and_one_of_channels_last_are_pictures(encoder, pictures):
+    """Whole pixels get the whole transform, floats are taken as transformed."""
+    pixels = np.stack([np.asarray(Image.open(path)) for path in pictures[:3]])  # (3, 64, 64, 3)
+    want = encoder.embed(list(pixels))
+    np.testing.assert_array_equal(encoder.embed(pixels), want)
+    first = pixels.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(encoder.embed(first), want)
+    np.testing.assert_array_equal(encoder.embed_each(first), want)
+    floats = torch.stack([encoder.transform(path) for path in pictures[:3]])
+    np.testing.assert_array_equal(encoder.embed(floats.numpy()), encoder.embed(floats))
+    np.testing.assert_array_equal(encoder.tokens(floats.numpy()), encoder.tokens(floats))
+
+
 def test_a_transformed_tensor_of_another_size_is_refused_where_the_network_has_one(make_model):
     vit = load_encoder(make_model("vit_tiny_patch16_224", {"depth": 1, "img_size": 32}, 32), device="cpu")
     assert vit.embed(torch.zeros(1, 3, 32, 32)).shape == (1, 192)
