@@ -111,7 +111,8 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
         texts: fields that are text, even where a client sends them as files.
 
     Raises:
-        InvalidRequest: it is not whole, or has another field, so that a misspelt one is not silently ignored.
+        HTTPException: it is not whole.
+        InvalidRequest: it has another field, or text where a picture belongs, so that nothing is silently ignored.
     """
     form = Form()
     # a part that is text may be as large as the body, which was limited before
@@ -119,6 +120,8 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
         for name, part in parts.multi_items():
             if name not in (*files, *texts):
                 raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((*files, *texts))}.")
+            if isinstance(part, str) and name in files:
+                raise InvalidRequest(f"The field {name} came as text: send the picture itself, as a file part.")
             if isinstance(part, str):
                 form.texts[name] = part
             elif name in texts:

@@ -12,7 +12,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,18 +79,32 @@ class Monitor:
     Args:
         run: the run folder.
         resumed_at: lines of later steps, written after the checkpoint that a run resumes from, are dropped.
+        begun: `unlogged` of the run that is resumed; its next line is then that of a run which never stopped.
         tensorboard: write RUN/tensorboard as well.
     """
 
-    def __init__(self, run: Path, resumed_at: int, *, tensorboard: bool = False) -> None:
+    def __init__(
+        self, run: Path, resumed_at: int, begun: Mapping[str, Any] | None = None, *, tensorboard: bool = False
+    ) -> None:
         self._path = run / LOG
         self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
         replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self._sums: Figures = {}
-        self._images = 0
-        self._waited = self._trained = 0.0  # seconds since the last line
+        begun = begun or {"sums": {}, "images": 0, "waited": 0.0, "trained": 0.0}
+        self._sums: Figures = dict(begun["sums"])
+        self._images = begun["images"]
+        self._waited, self._trained = begun["waited"], begun["trained"]  # seconds since the last line
         self._since = time.perf_counter()
         self._writer = _tensorboard(run, resumed_at) if tensorboard else None
+
+    @property
+    def unlogged(self) -> dict[str, Any]:
+        """What the steps since the last line came to; for a checkpoint, so while paused."""
+        return {
+            "sums": dict(self._sums),
+            "images": self._images,
+            "waited": self._waited,
+            "trained": self._trained,
+        }
 
     def add(self, figures: Figures, images: int, data_wait: float) -> None:
         """Counts one step: its figures, its pictures, and the seconds it waited for data."""

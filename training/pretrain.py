@@ -143,7 +143,8 @@ def _pretrain(
     monitor = None
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
-        monitor = Monitor(out, resumed_at=step, tensorboard=recipe.tensorboard)
+        begun = None if saved is None else saved.get("unlogged")
+        monitor = Monitor(out, resumed_at=step, begun=begun, tensorboard=recipe.tensorboard)
         write_about(out, name, recipe, folders, files, ranks, init, steps)
     preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, recipe.mean, recipe.std)
     guess = learner.loss_of_a_guess(recipe.batch_size // recipe.accumulate)
@@ -169,6 +170,7 @@ def _pretrain(
                 "step": step,
                 "scores": scores,
                 "at_start": at_start,
+                "unlogged": monitor.unlogged,
                 "learner": learner.state_dict(),
                 "optimizer": optimizer.state_dict(),
             }

@@ -29,7 +29,7 @@ from nnclr_hub.workbench.adding import Adding, NewImage
 from nnclr_hub.workbench.choosing import Choosing
 from nnclr_hub.workbench.indexing import add_images, index_folder
 from nnclr_hub.workbench.labelling import label_images, label_items
-from nnclr_hub.workbench.models import Models
+from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
 from nnclr_hub.workbench.probes import KeptProbe, get_probe, keep_probe, label_rows, refuse_taken_probe
@@ -264,9 +264,11 @@ class Workbench(Choosing):
 
     def _embedder_of_successor(self, name: str, successor: Collection) -> Embedder:
         try:
-            return self.embedder_of(successor)
+            embedder = embedder_for(self.models, successor.spec)
         except ModelError as error:
             raise ModelError(
                 f"Collection {name!r} is being re-embedded with {successor.spec.model}, which cannot be had ({error}) "
                 f"Bring it back, or give up with `nnclr store reembed {name} --abandon`."
             ) from error
+        successor.check(embedder)
+        return embedder

@@ -24,8 +24,15 @@ def form_body(fields: Mapping[str, str], required: Sequence[str], json: type[Bas
         required: those that must be there.
         json: the other form; its schema has to be among the components.
     """
-    kinds: dict[str, Any] = {"many": {"type": "array", "items": FILE, "minItems": 1}, "one": FILE}
-    properties = {name: kinds.get(what, {"type": "string", "description": what}) for name, what in fields.items()}
+
+    def schema(name: str, what: str) -> dict[str, Any]:
+        if what == "one":
+            return FILE
+        if what == "many":  # of none there is no part, which is as good as no field
+            return {"type": "array", "items": FILE, **({"minItems": 1} if name in required else {})}
+        return {"type": "string", "description": what}
+
+    properties = {name: schema(name, what) for name, what in fields.items()}
     form = {"type": "object", "required": list(required), "properties": properties, "additionalProperties": False}
     reference = {"$ref": f"#/components/schemas/{json.__name__}"}
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": reference}}

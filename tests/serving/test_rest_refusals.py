@@ -28,6 +28,18 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     is_problem(client.put(f"{collection}/items", json=[{"id": "a/b", "vector": [1.0] * 32}]), 422, "invalid_request")
 
 
+def test_text_where_a_picture_belongs_is_refused_and_not_left_out(client, collection, pictures):
+    """As of `curl -F files=b.jpg`, without its @, beside a picture that came."""
+    picture = pictures[0].read_bytes()
+    for path, field, given in (
+        ("/api/v1/embed", "files", "files"),
+        (f"{collection}/items", "files", "files"),
+        ("/api/v1/attention", "image", "target"),
+    ):
+        response = client.post(path, files={field: ("a.jpg", picture)}, data={given: "b.jpg"})
+        assert f"The field {given} came as text" in is_problem(response, 422, "invalid_request")
+
+
 def test_parameters_that_a_path_does_not_take_are_refused_by_name(client, collection):
     said = is_problem(client.get(f"{collection}/items", params={"limt": 5}), 422, "invalid_request")
     assert said == "The path has no parameter 'limt': it takes cursor, limit, where, with_vector."

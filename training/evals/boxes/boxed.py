@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.attention.sizes import SHORTEST, input_size
+from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.labelled import some
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -188,13 +188,14 @@ def _table(file: Path) -> _Listed:
 def _picture(
     path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]
 ) -> BoxedPicture | None:
-    """None: the file is not there, is no picture where its size is read from it, or is of a size that has no map."""
+    """None: the file is not there, is no picture where its size is read from it, or has no pixels or is a strip."""
     if not path.is_file():
         return None
     try:
         size = size or decode_image(path).size
-        input_size(size, (32, 32))  # too small, or too long for its width
     except ImageError:
+        return None
+    if min(size) < 1 or max(size) * SHORTEST > min(size) * MAX_SIDE:  # of a strip the map is too coarse across
         return None
     scale = max(1.0, SHORTEST / min(size))
     width, height = (round(scale * side) for side in size)
