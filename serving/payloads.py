@@ -49,9 +49,10 @@ def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None 
 
 
 def _decode_loosely(text: str, what: str) -> bytes:
-    """Base64 in lines, as programs of mail and shells write it, or in the alphabet for addresses."""
+    """Base64 in lines, as programs of mail and shells write it, or in the alphabet for addresses, and unpadded."""
+    plain = "".join(text.split()).translate(_ADDRESS_ALPHABET)
     try:
-        return base64.b64decode("".join(text.split()).translate(_ADDRESS_ALPHABET), validate=True)
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"{what} is neither base64 nor a data URI.") from error
 

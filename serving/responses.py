@@ -34,18 +34,22 @@ class VectorResponse(JSONResponse):
 
 
 def wanted(request: Request, *kinds: str) -> str:
-    """The one of JSON and further kinds that the Accept header likes best; JSON where it names none of them.
+    """The one of JSON and further kinds that the Accept header likes best; JSON where it likes none of them.
 
-    Of those that it likes alike (RFC 9110, 12.5.1) the first that it names.
+    What is said of a kind itself goes before what is said of all of its type, and that before `*/*` (RFC 9110, 12.5.1);
+    of those that it likes alike the first that it names, and JSON of those that it does not name.
     """
-    best, weight = JSON, 0.0
+    ranges: dict[str, float] = {}
     for part in request.headers.get("accept", "").lower().split(","):
-        kind, *parameters = (piece.strip() for piece in part.split(";"))
-        quality = _quality(parameters)
-        found = next((one for one in (JSON, *kinds) if kind == one or kind == f"{one.partition('/')[0]}/*"), None)
-        if found is not None and quality > weight:
-            best, weight = found, quality
-    return best
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        ranges.setdefault(name, _quality(parameters))
+    order = [*(name for name in ranges if name in kinds or name == JSON), JSON, *kinds]
+
+    def liked(kind: str) -> float:
+        return next((ranges[one] for one in (kind, f"{kind.partition('/')[0]}/*", "*/*") if one in ranges), 0.0)
+
+    best = max(order, key=liked)  # the first of equals
+    return best if liked(best) > 0 else JSON
 
 
 def _quality(parameters: list[str]) -> float:

@@ -17,10 +17,17 @@ T = TypeVar("T")
 
 
 def as_tensor(images: T) -> T | Tensor:
-    """numpy's (N, 3, H, W) as a tensor; whatever else as it is, an (N, H, W, 3) too: N pictures."""
-    if isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3:
-        return torch.from_numpy(np.ascontiguousarray(images))
-    return images
+    """numpy's (N, 3, H, W) as a tensor; whatever else as it is, an (N, H, W, 3) too: N pictures.
+
+    Raises:
+        InvalidRequest: its numbers are neither uint8 nor floats.
+    """
+    if not (isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3):
+        return images
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        raise InvalidRequest(f"An array of images is uint8 RGB or transformed float; this one is {images.dtype}.")
+    native = images.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(images, native if native.itemsize <= 8 else np.float64, ["C", "W"]))
 
 
 def crops_of(images: Tensor, transform: EvalTransform, batch: int) -> Iterator[np.ndarray]:

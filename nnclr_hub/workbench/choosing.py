@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelFilesMissing, UnknownModel
 from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probes import get_probe
@@ -52,7 +52,7 @@ class Choosing:
         spec = collection.spec
         try:
             embedder = self.models.get(model) if model else embedder_for(self.models, spec)
-        except ModelError as error:
+        except (UnknownModel, ModelFilesMissing) as error:  # what cannot be reached may come back: that is no conflict
             if model or not spec.fingerprint:
                 raise
             raise FingerprintMismatch(

@@ -112,6 +112,12 @@ def test_an_array_of_channels_first_is_a_tensor_and_one_of_channels_last_are_pic
     floats = torch.stack([encoder.transform(path) for path in pictures[:3]])
     np.testing.assert_array_equal(encoder.embed(floats.numpy()), encoder.embed(floats))
     np.testing.assert_array_equal(encoder.tokens(floats.numpy()), encoder.tokens(floats))
+    foreign = floats.numpy().astype(">f4")
+    foreign.flags.writeable = False
+    np.testing.assert_array_equal(encoder.embed(foreign), encoder.embed(floats))
+    for other in (first.astype(object), first.astype(np.int64)):
+        with pytest.raises(InvalidRequest, match="An array of images is uint8 RGB or transformed float"):
+            encoder.embed(other)
 
 
 def test_a_transformed_tensor_of_another_size_is_refused_where_the_network_has_one(make_model):

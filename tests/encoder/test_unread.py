@@ -43,10 +43,11 @@ def test_more_than_four_channels_are_refused_by_name(data):
     assert decode_image(tiff(3)).size == (4, 4)
 
 
-def written(numbers: np.ndarray) -> bytes:
+def written(numbers: np.ndarray, big: bool = False) -> bytes:
     """As a laboratory's Python writes a TIFF."""
     file = io.BytesIO()
-    tifffile.imwrite(file, numbers, photometric="rgb" if numbers.shape[2:] == (3,) else "minisblack")
+    photometric = "rgb" if numbers.shape[2:] == (3,) else "minisblack"
+    tifffile.imwrite(file, numbers, photometric=photometric, bigtiff=big)
     return file.getvalue()
 
 
@@ -61,14 +62,28 @@ def written(numbers: np.ndarray) -> bytes:
     ],
     ids=["float64", "float16", "float32 RGB", "uint64", "int8"],
 )
-def test_a_tiff_of_other_numbers_is_told_from_no_picture(numbers, kind):
+@pytest.mark.parametrize("big", [False, True], ids=["TIFF", "BigTIFF"])
+def test_a_tiff_of_other_numbers_is_told_from_no_picture(numbers, kind, big):
     with pytest.raises(UnsupportedImage, match=f"This TIFF holds {kind}, which we do not read: save it as"):
-        decode_image(written(numbers))
+        decode_image(written(numbers, big))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.uint32, np.float32])
-def test_the_numbers_that_the_sentence_names_are_read(dtype):
-    np.testing.assert_array_equal(np.asarray(decode_image(written(GREY.astype(dtype))))[..., 0], GREY)
+@pytest.mark.parametrize("big", [False, True], ids=["TIFF", "BigTIFF"])
+def test_the_numbers_that_the_sentence_names_are_read(dtype, big):
+    np.testing.assert_array_equal(np.asarray(decode_image(written(GREY.astype(dtype), big)))[..., 0], GREY)
+
+
+@pytest.mark.parametrize("tag", [256, 259, 262], ids=["width", "compression", "photometric"])
+def test_a_damaged_tiff_of_usual_numbers_is_not_blamed_on_them(tag):
+    """Its sentence would say that 8 bits are not read, and to save it with 8."""
+    data = bytearray(written(GREY.astype(np.uint8)))
+    start = struct.unpack_from("<I", data, 4)[0]
+    for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
+        if struct.unpack_from("<H", data, place)[0] == tag:
+            struct.pack_into("<H", data, place + (0 if tag == 256 else 8), 9)
+    with pytest.raises(UnsupportedImage, match="not a picture in a format we read"):
+        decode_image(bytes(data))
 
 
 def test_the_rest_is_no_picture():

@@ -242,6 +242,9 @@ def test_millions_of_lists_hold_nobody_up(server):
             answer = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 413, (path, answer.text[:300])
             assert "lists and objects" in answer.text
+        metadata = {"note": "[{" * 200_000 + '\\"'}  # these are words
+        answer = client.put("/api/v1/collections/c/items", json=[{"id": "a", "vector": [1, 2], "metadata": metadata}])
+        assert "lists and objects" not in answer.text
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_base64_comes_as_programs_write_it(client, pictures, encoder):
     forms = [
         base64.encodebytes(data).decode(),
         base64.urlsafe_b64encode(data).decode(),
+        base64.urlsafe_b64encode(data).decode().rstrip("="),
         f"DATA:image/JPEG;BASE64,{as_text(pictures[0])}",
     ]
     body = client.post("/api/v1/embed", json={"images": forms}).json()
@@ -137,6 +138,12 @@ def test_base64_comes_as_programs_write_it(client, pictures, encoder):
         ("*/*", "application/json"),
         ("application/*", "application/json"),
         ("application/x-npy;q=high", "application/x-npy"),
+        ("application/x-npy;q=0.1, */*", "application/json"),
+        ("application/*;q=0.9, application/json;q=0", "application/x-npy"),
+        ("application/*, application/x-npy", "application/x-npy"),
+        ("*/*, application/x-npy", "application/x-npy"),
+        ("application/json, */*", "application/json"),
+        ("text/html", "application/json"),
         ("", "application/json"),
     ],
 )

@@ -44,10 +44,9 @@ def input_size(
         min(max(round(scale * side / part) * part, least), bound)
         for side, part, least, bound in zip(size, step, cell, most, strict=True)
     )
-    excess = math.sqrt(wide * down / (MOST_CELLS * math.prod(cell)))
+    excess = math.sqrt(math.ceil(wide / cell[0]) * math.ceil(down / cell[1]) / MOST_CELLS)
     if excess > 1:
         wide, down = (
-            max(math.floor(side / excess / part) * part, least)
-            for side, part, least in zip((wide, down), step, cell, strict=True)
+            max(math.floor(side / excess / part) * part, part) for side, part in zip((wide, down), cell, strict=True)
         )
     return wide, down

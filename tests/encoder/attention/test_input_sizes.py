@@ -39,6 +39,8 @@ def test_within_its_bounds(width, height, patch, max_side):
     assert patch <= min(found) <= max(found) <= max_side
     assert [side % patch for side in found] == [0, 0]
     assert cells[0] * cells[1] <= 4096
+    wide, down = input_size((width, height), (patch, patch), max_side)  # of a convolution, of any pixels
+    assert -(-wide // patch) * -(-down // patch) <= 4096
     if (cells[0] + 1) * (cells[1] + 1) > 4096:
         return  # as many as there may be
     assert min(found) >= 224 - patch or max(found) > max_side - patch
