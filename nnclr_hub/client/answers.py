@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from nnclr_hub.client.steps import Answer
@@ -31,9 +33,14 @@ def make_error(code: str, detail: str, wait: float | None = None) -> NNCLRHubErr
 
 
 def retry_after(answer: Answer) -> float | None:
-    """Seconds after which the server wants to be asked again; None if it does not say."""
+    """Seconds after which the server wants to be asked again, which proxies may say as a date; None if it does not."""
     text = answer.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() else None
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one that does not say of which clock
+        return None
 
 
 def failures(answer: Answer) -> dict[int, NNCLRHubError]:

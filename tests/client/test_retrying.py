@@ -4,6 +4,8 @@ import asyncio
 import socket
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import numpy as np
 import pytest
@@ -95,6 +97,16 @@ def test_retry_after_is_waited_for():
     outcome, pauses = play(CALL, [waiting], timeout=5)
     assert outcome.code == "not_ready"
     assert pauses == []
+
+
+def test_retry_after_may_be_a_date():
+    """As proxies write it (RFC 9110, 10.2.3); one that has passed waits no longer than usual, and none at all too."""
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    outcome, (pause,) = play(CALL, [answer(503, "not_ready", **{"retry-after": later}), FINE])
+    assert outcome == "done"
+    assert 15 < pause <= 20
+    for text in ("Wed, 21 Oct 2015 07:28:00 GMT", "soon", "Wed, 21 Oct 2015 07:28:00 -0000"):
+        assert play(CALL, [answer(503, "not_ready", **{"retry-after": text}), FINE]) == ("done", [0.1])
 
 
 def test_an_address_where_nothing_answers_is_given_up_soon_but_an_upload_waits():
