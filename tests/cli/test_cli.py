@@ -229,6 +229,7 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, sto
     assert index(moved, store, model=model)["items"] == 60
 
 
+@pytest.mark.slow
 def test_index_killed_in_the_middle_loses_nothing_it_had_acknowledged(photos, store, model, tmp_path):
     """kill -9 between two batches; what the bar had counted is there, and a rerun completes it."""
     big = tmp_path / "big"
