@@ -127,7 +127,9 @@ def search(
     Example: nnclr search query.jpg --collection photos -k 5
     """
     from nnclr_hub.store import open_store
+    from nnclr_hub.store.checks import check_asked
 
+    check_asked(k, effort)
     question = {"k": k, "where": _filter(where), "exact": exact, "effort": effort}
     _require_one_file(images)
     with open_store(store, read_only=True) as opened:
@@ -135,10 +137,7 @@ def search(
         if model is not None:
             chosen_model(model, backend)
         from nnclr_hub.workbench import Encoders, Workbench  # with torch, which a wrong call need not wait for
-        from nnclr_hub.workbench.searching import check_effort, check_k
 
-        check_k(k)
-        check_effort(effort)
         bench = Workbench(Encoders(model, backend=backend), opened)
         bench.embedder_of(bench.collection(collection), model)
         answers = [_answer(bench, collection, image, question) for image in images]
