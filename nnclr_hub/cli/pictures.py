@@ -78,7 +78,7 @@ def index(
             markup=False,
         )
     if report.broken and not report.added + report.updated + report.unchanged:
-        raise ImageError(f"Not one of the {len(report.broken)} pictures could be read.")
+        raise none_read(len(report.broken))
 
 
 def _index(
@@ -147,10 +147,8 @@ def search(
         print_json(told[0] if len(images) == 1 else told)
     elif not as_json:
         _print_matches(images, answers)
-    for error in failed[1:]:
-        err.print(str(error), style="yellow", markup=False, soft_wrap=True)
     if failed:
-        fail(failed[0])
+        fail(*failed)
 
 
 def _require_one_file(images: Sequence[Path]) -> None:
@@ -183,7 +181,7 @@ def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, 
     try:
         return bench.search(collection, image=image, **question)
     except ImageError as error:
-        return type(error)(f"{image}: {error}")
+        return error.named(image, 0)
 
 
 def _in_json(answer: list[Match] | ImageError) -> dict[str, Any]:
@@ -208,6 +206,13 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     if "path" not in metadata:
         return "", id
     return str(metadata.get("root", "")), str(metadata["path"])
+
+
+def none_read(count: int) -> ImageError:
+    """The error of a call of whose pictures, which `list_broken` names, none could be read."""
+    return ImageError(
+        f"No picture could be read, of {count} in all: see beside each name why, and repair the files or name others."
+    )
 
 
 def list_broken(broken: Sequence[tuple[str, str]]) -> None:
