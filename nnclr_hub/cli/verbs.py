@@ -132,9 +132,12 @@ def new_app() -> typer.Typer:
     return app
 
 
-def chosen_model(model: str | None, backend: str = "auto") -> str:
+def chosen_model(model: str | None, backend: str = "torch") -> str:
     """The source of the encoder to use, the default if none is named, once all has been looked at that needs no torch:
     a wrong name or a damaged folder is told before seconds of imports.
+
+    Args:
+        backend: of --backend; torch where the verb has none.
 
     Raises:
         ModelError: it cannot be had; see `nnclr_hub.hub.sources.resolve`.
