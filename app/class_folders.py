@@ -53,7 +53,7 @@ def classes(ticket: str, most_bytes: int) -> Counter[str]:
     return counts
 
 
-def told(counts: Counter[str]) -> str:
+def what_waits(counts: Counter[str]) -> str:
     """What waits, as Markdown."""
     named = [(label, number) for label, number in sorted(counts.items()) if label]
     each = ", ".join(f"{plain(label)} {number:,}" for label, number in named[:NAMED])

@@ -16,10 +16,10 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Match
+from nnclr_hub.store.checks import MAX_ASKED_K
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.examples import Example, embed_examples, search_by_examples
 from nnclr_hub.workbench.privacy import public_metadata, public_where
-from nnclr_hub.workbench.searching import MAX_K
 from nnclr_hub.workbench.sources import Original, read_original, read_source
 
 from .page import Page
@@ -81,12 +81,12 @@ class Finder:
                 raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
             page = there.scroll(limit=query.number, where=query.where, with_vector=False)
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            has_more = page.cursor is not None and query.number < MAX_K
+            has_more = page.cursor is not None and query.number < MAX_ASKED_K
             return Found(hits, scored=False, has_more=has_more, count=count, passing=passing)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
         matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
-        has_more = len(hits) == query.number < MAX_K
+        has_more = len(hits) == query.number < MAX_ASKED_K
         return Found(hits, scored=True, has_more=has_more, count=count, passing=passing)
 
     def embedded(self, collection: str, sample: Sample) -> Sample:
@@ -147,10 +147,10 @@ def check(query: Query) -> None:
     Raises:
         InvalidRequest: says what.
     """
-    if not 1 <= query.k <= MOST_AT_A_TIME or not 1 <= query.pages <= MAX_K:
+    if not 1 <= query.k <= MOST_AT_A_TIME or not 1 <= query.pages <= MAX_ASKED_K:
         asked = f"k={query.k}" + (f" and pages={query.pages}" if query.pages != 1 else "")
         raise InvalidRequest(
-            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} pictures at a time, and at most {MAX_K} of them."
+            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} pictures at a time, and at most {MAX_ASKED_K}."
         )
     if len(query.more) + len(query.less) > MOST_SAMPLES:
         raise InvalidRequest(f"A search takes at most {MOST_SAMPLES} examples here: remove one before.")

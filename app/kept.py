@@ -18,7 +18,7 @@ class Kept:
     collection: the one that was chosen or made last, on whichever tab; see `Finder.chosen`.
     folders: the ticket of the class folders that were given last; see `class_folders`.
     fit: the job of the probe that was begun last.
-    told: of these jobs, the one whose end was told.
+    fit_told: of these jobs, the one whose end was told.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Kept:
         self.collection = _slot("collection")
         self.folders = _slot("folders")
         self.fit = _slot("fit")
-        self.told = _slot("told")
+        self.fit_told = _slot("fit_told")
 
 
 def _slot(name: str) -> gr.BrowserState:

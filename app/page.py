@@ -25,7 +25,7 @@ from .kept import Kept
 
 GIVEN_BY = "given_by"  # parameter of a job that REST keeps to itself: the name of the browser it is from
 # Gradio's description of the events as an API would be a third of what a browser loads first; ours is REST
-USUAL = {"show_progress": "hidden", "api_visibility": "undocumented"}
+EVENT_OPTIONS = {"show_progress": "hidden", "api_visibility": "undocumented"}
 Components = gr.components.Component | Sequence[Any] | None
 
 
@@ -124,4 +124,16 @@ class Page:
             raise ValueError(f"{handler.__name__} writes: build it only where the page is writable")
         shown = [] if outputs is None else list(outputs) if isinstance(outputs, Sequence) else [outputs]
         shielded = handling.handled(handler, len(shown), writes=writes)
-        return event(shielded, inputs, [*shown, self.last], **USUAL | options)
+        return event(shielded, inputs, [*shown, self.last], **EVENT_OPTIONS | options)
+
+    def clear_on_failure(self, event: Any, *components: gr.components.Component) -> None:
+        """Empties components when a handler has failed: a picture that it refused would stand there as if it were used.
+
+        Args:
+            event: what `on` returned for the handler.
+        """
+        self.on(event.failure, _nothing, None, components)
+
+
+def _nothing() -> None:
+    """The value of what is empty."""

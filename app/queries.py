@@ -20,8 +20,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.checks import check_name
-from nnclr_hub.workbench.searching import MAX_K
+from nnclr_hub.store.checks import MAX_ASKED_K, check_name
 
 from .actions import Action, original_path
 
@@ -93,7 +92,7 @@ class Query:
     @property
     def number(self) -> int:
         """How many are shown, if there are as many."""
-        return min(MAX_K, self.k * self.pages)
+        return min(MAX_ASKED_K, self.k * self.pages)
 
     @property
     def options(self) -> dict[str, Any]:

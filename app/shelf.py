@@ -66,13 +66,13 @@ class Shelves:
         self._page = page
         self.finder = Finder(page)
 
-    def begin(self, kept: Any) -> tuple[Any, ...]:
+    def begin(self, kept_collection: Any) -> tuple[Any, ...]:
         """The collection that was chosen last, or else the first."""
-        return self._listed(Shelf(self.finder.chosen(kept)))
+        return self._listed(Shelf(self.finder.chosen(kept_collection)))
 
-    def refresh(self, shelf: Shelf, kept: Any) -> tuple[Any, ...]:
+    def refresh(self, shelf: Shelf, kept_collection: Any) -> tuple[Any, ...]:
         """What is there by now, which nobody did just now: it is not noted as an action."""
-        name = self.finder.chosen(kept, shelf.collection)
+        name = self.finder.chosen(kept_collection, shelf.collection)
         return self._shown(shelf if name == shelf.collection else Shelf(name))
 
     def choose(self, name: str | None) -> tuple[Any, ...]:

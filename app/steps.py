@@ -76,10 +76,10 @@ class Steps:
 
     # ---- where to begin
 
-    def start(self, fragment: str, past: dict[str, Query], kept: Any) -> tuple[Any, ...]:
+    def start(self, fragment: str, past: dict[str, Query], kept_collection: Any) -> tuple[Any, ...]:
         """The link that was opened, or else the collection that was chosen last; and those to choose from."""
         names = self.finder.names()
-        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, kept)
+        query, shown = self._linked(fragment if isinstance(fragment, str) else "", past, kept_collection)
         keys = self.finder.keys(query.collection) if query.collection in names else []
         picked = gr.Dropdown(choices=names, value=query.collection or None)
         return picked, gr.Dropdown(choices=keys), query.collection or None, *shown
@@ -90,7 +90,7 @@ class Steps:
         keys = self.finder.keys(query.collection) if query.collection else []
         return gr.Dropdown(choices=keys, value=None), collection, *self._shown(query, past)
 
-    def refresh(self, query: Query, past: dict[str, Query], found: Found, kept: Any) -> tuple[Any, ...]:
+    def refresh(self, query: Query, past: dict[str, Query], found: Found, kept_collection: Any) -> tuple[Any, ...]:
         """The collections that there are by now, and of them the one that was chosen meanwhile on another tab.
 
         A search in it that is shown stays; a collection without one is shown anew if it holds more, or less, than
@@ -99,7 +99,7 @@ class Steps:
         if not past:  # the page is only opening
             return (gr.skip(),) * (len(FIELDS) + 2)
         names = self.finder.names()
-        chosen = self.finder.chosen(kept, query.collection)
+        chosen = self.finder.chosen(kept_collection, query.collection)
         if query.collection != chosen:
             query = Query(chosen, k=query.k)
         elif found.hits and (found.scored or found.count == self._page.bench.collection(query.collection).count()):
@@ -112,9 +112,9 @@ class Steps:
         """The collection without a search, filtered as it was."""
         return self._shown(replace(query, more=(), less=(), above=None), past)
 
-    def reopen(self, past: dict[str, Query], kept: Any, event: gr.EventData) -> tuple[Any, ...]:
+    def reopen(self, past: dict[str, Query], kept_collection: Any, event: gr.EventData) -> tuple[Any, ...]:
         """The query of a link that the browser went back to, with its picture if this session has it."""
-        query, shown = self._linked(str(event.fragment), past, kept)
+        query, shown = self._linked(str(event.fragment), past, kept_collection)
         return gr.Dropdown(value=query.collection or None), query.collection or None, *shown
 
     # ---- what to search by
@@ -199,16 +199,16 @@ class Steps:
 
     # ---- inside
 
-    def _linked(self, fragment: str, past: dict[str, Query], kept: Any) -> tuple[Query, tuple[Any, ...]]:
+    def _linked(self, fragment: str, past: dict[str, Query], kept_collection: Any) -> tuple[Query, tuple[Any, ...]]:
         """The query of a link and what is shown of it; where it leads nowhere any more, of the collection at hand."""
-        first = Query(self.finder.chosen(kept))
+        at_hand = Query(self.finder.chosen(kept_collection))
         try:
             query = past.get(fragment.removeprefix("#")) or read_fragment(fragment)
-            query = query if query.collection else replace(query, collection=first.collection)
+            query = query if query.collection else replace(query, collection=at_hand.collection)
             return query, self._shown(query, past)
         except NNCLRHubError as error:
             gr.Warning(shown_text(error), title="This link leads nowhere")
-            return first, self._shown(first, past)
+            return at_hand, self._shown(at_hand, past)
 
     def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:

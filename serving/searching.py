@@ -19,9 +19,10 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
 from nnclr_hub.store.base import Collection, Match
+from nnclr_hub.store.checks import check_asked
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.searching import check_effort, check_k, crop_to_box, search_by_vector
+from nnclr_hub.workbench.searching import crop_to_box, search_by_vector
 
 from .departure import while_present
 from .models import Model
@@ -121,8 +122,7 @@ def _pictures_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.I
         raise InvalidRequest("A search takes exactly one of id, image, vector and positive.")
     if query.positive is not None and query.box is not None:
         raise InvalidRequest("A box goes with an image: give it beside the picture that it lies on.")
-    check_k(query.k)
-    check_effort(query.effort)
+    check_asked(query.k, query.effort)
     if query.group_by is not None and (query.positive is not None or query.negative):
         raise InvalidRequest("group_by goes with one id, image or vector, without further examples.")
     pictures: list[bytes | Image.Image] = []

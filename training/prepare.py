@@ -14,10 +14,11 @@ from nnclr_hub.progress import bar
 from .assemble import check_network, fit_to_data, settle_precision
 from .data.batches import Batches
 from .data.datasets import ImageFiles, training_files, typical_side
-from .data.image_pack import build_pack
+from .data.image_pack import ImagePack, build_pack
 from .data.named import find_data
 from .distributed import Ranks
 from .recipes import Recipe
+from .recipes.auto import Auto
 from .starting_point import StartingPoint, adopt
 
 
@@ -53,26 +54,16 @@ def prepare(
         NoImages, NoRoom, InvalidRequest, UnknownModel.
     """
     where = ranks.where
-    if where.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, the look-up above all
-        torch.backends.cudnn.benchmark = True
+    _set_up(where)
     if ranks.first_here:
         find_data(data, say)  # fetches what has a name, once on each machine
     ranks.wait()
     folders = find_data(data, say)
     files = training_files(folders)
-    given = recipe
-    recipe = decided = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
-    recipe = adopt(recipe, start, say) if start else recipe
-    check_network(recipe)  # before the pictures are decoded, which may take hours
-    with bar(say, "decoding") as advance:
-        pack = build_pack(files.paths, recipe.pack_size, progress=advance)
+    recipe = _decide(recipe, files, start, where, say)  # before the pictures are decoded, which may take hours
+    pack = _decode(files, recipe, say)
     files = files.keep(pack.kept)
-    for path, reason in pack.broken:
-        say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
     recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
-    if decided is not given:
-        _tell(recipe, say)
     batches = Batches(
         pack,
         files.labels,
@@ -88,10 +79,38 @@ def prepare(
     return Prepared(settle_precision(recipe, where, say), folders, files, batches)
 
 
-def _tell(recipe: Recipe, say: Console) -> None:
-    """What `auto` has made of the pictures and the device, once it is what will be used."""
-    say.print(
-        f"auto: {recipe.method}, {recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, "
-        f"{recipe.epochs} epochs",
-        highlight=False,
-    )
+def _set_up(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, the look-up above all
+        torch.backends.cudnn.benchmark = True
+
+
+def _decide(
+    recipe: Recipe, files: ImageFiles, start: StartingPoint | None, where: torch.device, say: Console
+) -> Recipe:
+    """The recipe for these pictures, this start and this device; what `auto` has chosen is told.
+
+    Raises:
+        InvalidRequest, UnknownModel: no such network can be built.
+    """
+    by_itself = isinstance(recipe, Auto)
+    recipe = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
+    if start:
+        recipe = adopt(recipe, start, say)
+    if by_itself:
+        say.print(
+            f"auto: {recipe.method}, {recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, "
+            f"{recipe.epochs} epochs",
+            highlight=False,
+        )
+    check_network(recipe)
+    return recipe
+
+
+def _decode(files: ImageFiles, recipe: Recipe, say: Console) -> ImagePack:
+    """The pictures that can be read; the others are named."""
+    with bar(say, "decoding") as advance:
+        pack = build_pack(files.paths, recipe.pack_size, progress=advance)
+    for path, reason in pack.broken:
+        say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
+    return pack

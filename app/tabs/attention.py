@@ -117,7 +117,7 @@ class AttentionTab:
         out = [self.look, self.status, self.maps]
         asked = [self.picker, self.drawing, self.another]
         given = page.on(self.picker.input, self._give, [self.picker, self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
-        page.on(given.failure, self._forget, None, self.picker)
+        page.clear_on_failure(given, self.picker)
         page.on(self.tries.open, self._try, [self.look, *ways], [*out, *asked], **ONE_AT_A_TIME)
         page.on(self.another.click, self._take_away, self.look, [*out, *asked])
         page.on(self.drawing.box, self._box, [self.look, *ways], out, **ONE_AT_A_TIME)
@@ -143,9 +143,6 @@ class AttentionTab:
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
         return self._picture(Uploaded(path, path.name), look, (similarity, head, threshold))
-
-    def _forget(self) -> None:
-        """A picture that cannot be looked at, which would stand there as if it were."""
 
     def _take_away(self, look: Look) -> tuple[Any, ...]:
         return replace(look, path=None, point=None, box=None), "", [], *_asked(None)

@@ -165,13 +165,13 @@ class CollectionsTab:
             shelf.collection,
         )
 
-    def _arrive(self, kept: Any) -> tuple[str, list[str]]:
+    def _arrive(self, kept_browser: Any) -> tuple[str, list[str]]:
         """The jobs that this browser began before."""
-        browser = name_of(kept) or new_name()
+        browser = name_of(kept_browser) or new_name()
         return browser, self._additions.jobs(browser)
 
-    def _add(self, kept: Any, event: gr.EventData) -> list[str]:
-        browser = name_of(kept)
+    def _add(self, kept_browser: Any, event: gr.EventData) -> list[str]:
+        browser = name_of(kept_browser)
         self._additions.add(event.to, event.files, browser)
         return self._additions.jobs(browser)
 
@@ -179,8 +179,8 @@ class CollectionsTab:
         """The collection that a job added to is the one that the tab Search shows."""
         return str(event.collection)
 
-    def _add_folder(self, shelf: Shelf, source: str, folder: str, kept: Any) -> list[str]:
-        browser = name_of(kept)
+    def _add_folder(self, shelf: Shelf, source: str, folder: str, kept_browser: Any) -> list[str]:
+        browser = name_of(kept_browser)
         self._additions.add_folder(shelf.collection, source, folder, browser)
         return self._additions.jobs(browser)
 

@@ -10,7 +10,7 @@ import gradio as gr
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
-from ..class_folders import classes, take, ticket_of, told
+from ..class_folders import classes, take, ticket_of, what_waits
 from ..finding import Finder
 from ..page import Page
 from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
@@ -66,7 +66,7 @@ class ProbeTab:
                 self.picker = raw_image("Try it on a picture", elem_id="probe-image")
                 self.verdict = Verdict(elem_id="probe-verdict")
             with gr.Column(scale=3, min_width=300):
-                self.told = gr.Markdown(elem_id="probe-told")
+                self.no_probe = gr.Markdown(elem_id="no-probe")
                 self.report = ProbeReport(elem_id="probe-report")
         self._wire(page)
 
@@ -95,17 +95,21 @@ class ProbeTab:
         self.timer = gr.Timer(0.7, active=False)
 
     def _wire(self, page: Page) -> None:
-        shown = [self.probe, self.told, self.report, self.verdict]
+        shown = [self.probe, self.no_probe, self.report, self.verdict]
         page.on(
-            self.probe.input, self._choose_probe, self.probe, [self.told, self.report, self.verdict], **ONE_AT_A_TIME
+            self.probe.input,
+            self._choose_probe,
+            self.probe,
+            [self.no_probe, self.report, self.verdict],
+            **ONE_AT_A_TIME,
         )
         said = page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
-        page.on(said.failure, self._take_away, None, [self.picker, self.verdict])
+        page.clear_on_failure(said, self.picker, self.verdict)
         page.on(page.blocks.load, self._start_probes, None, shown)
         if not page.writable:
             return
         kept, source = page.kept, [self.collection, self.field, self.labeller]
-        begun = [kept.collection, kept.fit, kept.told]
+        begun = [kept.collection, kept.fit, kept.fit_told]
         page.on(page.blocks.load, self._start_fitting, begun, [*source, self.status, self.timer])
         there = [self.labeller, self.labeller, self.collection, kept.collection]
         page.on(page.tab.select, self._refresh, there, source, js=LABELS)
@@ -126,23 +130,23 @@ class ProbeTab:
         page.on(
             self.fit.click, self._fit, asked, [self.status, self.timer, kept.fit, self.waiting], writes=True, js=LABELS
         )
-        page.on(self.timer.tick, self._look, kept.fit, [self.status, self.timer, kept.told, *shown])
+        page.on(self.timer.tick, self._look, kept.fit, [self.status, self.timer, kept.fit_told, *shown])
 
     # ---- what is labelled
 
-    def _start_fitting(self, kept: Any, fit: Any, told: Any) -> tuple[Any, ...]:
+    def _start_fitting(self, kept_collection: Any, fit: Any, fit_told: Any) -> tuple[Any, ...]:
         """The collection that was chosen last; and the job that went on while the page was closed, until it is told."""
-        names, chosen = self._finder.names(), self._finder.chosen(kept) or None
+        names, chosen = self._finder.names(), self._finder.chosen(kept_collection) or None
         picked = gr.Dropdown(choices=names, value=chosen)
-        waits = fit != told and self._job(fit) is not None
+        waits = fit != fit_told and self._job(fit) is not None
         status = "Looking after your probe ..." if waits else ""
         return picked, *self._shown_of(chosen), status, gr.Timer(active=waits)
 
-    def _refresh(self, labels: str, wall: Any, collection: str | None, kept: Any) -> tuple[Any, ...]:
+    def _refresh(self, labels: str, wall: Any, collection: str | None, kept_collection: Any) -> tuple[Any, ...]:
         """The collections that there are by now, and of them the one that was chosen meanwhile; labels stay."""
         names = self._finder.names()
         stays = collection if read_labels(labels or "{}") else None
-        chosen = self._finder.chosen(stays, kept, collection) or None
+        chosen = self._finder.chosen(stays, kept_collection, collection) or None
         if chosen == collection and isinstance(wall, dict) and wall.get("tiles"):
             return gr.Dropdown(choices=names), gr.skip(), gr.skip()
         return gr.Dropdown(choices=names, value=chosen), *self._shown_of(chosen)
@@ -159,7 +163,7 @@ class ProbeTab:
         tiles, more = self._prober.pictures(collection, FIRST)
         return field, labelled(collection, tiles, more=more)
 
-    def _choose_way(self, way: str, kept: Any) -> tuple[Any, ...]:
+    def _choose_way(self, way: str, kept_ticket: Any) -> tuple[Any, ...]:
         """What each way needs; folders that were given before still wait."""
         click, field, folders = (gr.update(visible=way == one) for one in (CLICK, FIELD, FOLDERS))
         collection = gr.update(visible=way != FOLDERS)
@@ -169,25 +173,25 @@ class ProbeTab:
             click,
             click,
             folders,
-            gr.update(value=self._told_waiting(kept), visible=way == FOLDERS),
+            gr.update(value=self._waiting(kept_ticket), visible=way == FOLDERS),
         )
 
-    def _told_waiting(self, kept: Any) -> str:
-        ticket = ticket_of(kept)
+    def _waiting(self, kept_ticket: Any) -> str:
+        ticket = ticket_of(kept_ticket)
         if ticket is None or self._prober.is_taken(ticket):
             return ""
         try:
-            return told(classes(ticket, self._page.terms.max_bytes))
+            return what_waits(classes(ticket, self._page.terms.max_bytes))
         except InvalidRequest:  # they are gone
             return ""
 
-    def _take_folders(self, kept: Any, event: gr.EventData) -> tuple[Any, ...]:
+    def _take_folders(self, kept_ticket: Any, event: gr.EventData) -> tuple[Any, ...]:
         """Class folders in place of those that waited before."""
         ticket = take(event.files, self._page.terms.max_bytes)
-        before = ticket_of(kept)
+        before = ticket_of(kept_ticket)
         if before is not None:
             self._prober.forget_folders(before)
-        return self._told_waiting(ticket), ticket
+        return self._waiting(ticket), ticket
 
     def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
         number = event.shown if isinstance(event.shown, int) else 0
@@ -231,7 +235,7 @@ class ProbeTab:
         else:
             job, action = self._prober.by_labels(*called, collection, read_labels(labels or "{}"))
         self._page.did(action)
-        waiting = self._told_waiting(folders)
+        waiting = self._waiting(folders)
         return "Your probe waits for its turn ...", gr.Timer(active=True), job, waiting
 
     def _look(self, fit: Any) -> tuple[Any, ...]:
@@ -267,22 +271,19 @@ class ProbeTab:
 
     def _probes(self, chosen: str | None) -> tuple[Any, ...]:
         """All probes, and the report of one of them, which has said nothing yet."""
-        kept = {one.name: one for one in list_probes(self._page.bench.store.records)}
-        if not kept:
-            told = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
-            return gr.Dropdown(choices=[], value=None), told, None, None
-        last = max(kept.values(), key=lambda one: one.about["created"]).name
-        name = chosen if chosen in kept else last
-        return gr.Dropdown(choices=list(kept), value=name), "", report_of(kept[name], export_path(name)), None
+        probes = {one.name: one for one in list_probes(self._page.bench.store.records)}
+        if not probes:
+            sentence = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
+            return gr.Dropdown(choices=[], value=None), sentence, None, None
+        last = max(probes.values(), key=lambda one: one.about["created"]).name
+        name = chosen if chosen in probes else last
+        return gr.Dropdown(choices=list(probes), value=name), "", report_of(probes[name], export_path(name)), None
 
     def _choose_probe(self, name: str | None) -> tuple[Any, ...]:
         if not name:
             raise ProbeNotFound("Choose one of the probes that there are.")
-        kept = get_probe(self._page.bench.store.records, name)
-        return "", report_of(kept, export_path(name)), None
-
-    def _take_away(self) -> None:
-        """A picture that cannot be read, and what was said of the one before."""
+        probe = get_probe(self._page.bench.store.records, name)
+        return "", report_of(probe, export_path(name)), None
 
     def _say(self, given: Uploaded | None, probe: str | None) -> Any:
         """What a probe says of a picture."""

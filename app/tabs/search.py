@@ -111,7 +111,7 @@ class SearchTab:
         page.on(self.collection.input, do.choose, choice, [self.key, chosen, *out], **ONE_AT_A_TIME)
         page.on(self.address.back, do.reopen, [self.past, chosen], [self.collection, chosen, *out], **ONE_AT_A_TIME)
         given = page.on(self.picker.input, do.upload, [self.picker, *now, self.k], out)
-        page.on(given.failure, self._take_away, None, self.picker)
+        page.clear_on_failure(given, self.picker)
         page.on(self.tries.open, do.try_example, [*now, self.k], out, **ONE_AT_A_TIME)
         page.on(self.drawing.box, do.box, now, out, **ONE_AT_A_TIME)
         page.on(self.tiles.open, do.open, [*now, self.k], out, **ONE_AT_A_TIME)
@@ -132,9 +132,6 @@ class SearchTab:
             page.on(self.tiles.delete, do.delete, now, out, writes=True)
 
     # ---- what leaves the query as it is
-
-    def _take_away(self) -> None:
-        """A picture that cannot be searched by, which would stand there as if it were."""
 
     def _view(self, query: Query, event: gr.EventData) -> dict[str, Any]:
         """The original of a picture, or its thumbnail, and says which."""

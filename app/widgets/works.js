@@ -109,7 +109,7 @@ function hidden() {
 function hide(id) {
   try {
     localStorage.setItem(HIDDEN, JSON.stringify([...hidden(), id].slice(-MOST_HIDDEN)));
-  } catch { /* hidden until a reload, then */ }
+  } catch { /* a browser that keeps nothing: the next list has it again, that of a reload or of another job */ }
   show(known.filter(one => one !== id));
 }
 

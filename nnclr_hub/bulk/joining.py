@@ -36,7 +36,9 @@ def join(shards: Shards, array: Path) -> tuple[int, int]:
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
-        raise ImageError(f"Not one of the {shards.plan.pictures} pictures could be read.")
+        raise ImageError(
+            f"No picture could be read, of {shards.plan.pictures} in all: the shards name each with its reason."
+        )
     kind = np.dtype(PRECISIONS[shards.plan.precision])
     with written_whole(array.with_suffix(".txt")) as names, written_whole(array) as rows:
         # written, not mapped: a mapped file ends the process when the disk is full

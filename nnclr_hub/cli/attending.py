@@ -99,7 +99,7 @@ def attention_grid(
 
     check_opacity(opacity)
     _require_png(to)
-    _keep([to], images)
+    _refuse_to_overwrite([to], images)
     for image in images:
         _read(image)
     from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
@@ -182,19 +182,20 @@ def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
         places = [to / f"{shown[0].stem}-attention.png"]
     else:
         places = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
-    _keep(places if to.suffix == ".png" else [*places, to / FIGURE], [image, *targets])
+    beside = [] if to.suffix == ".png" else [*(place.with_suffix(".npy") for place in places), to / FIGURE]
+    _refuse_to_overwrite([*places, *beside], [image, *targets])
     return places
 
 
-def _keep(places: list[Path], pictures: list[Path]) -> None:
-    """Refuses to write over anything but a map of an earlier call."""
-    from nnclr_hub.encoder.attention.maps import is_ours
+def _refuse_to_overwrite(places: list[Path], pictures: list[Path]) -> None:
+    """Nothing is written over but a map of an earlier call, and the array beside one, which bears no mark itself."""
+    from nnclr_hub.encoder.attention.maps import is_map_file
 
     given = {path.resolve() for path in pictures}
     for place in places:
         if place.resolve() in given:
             raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
-        if place.exists() and not is_ours(place):
+        if place.exists() and not is_map_file(place.with_suffix(".png")):
             raise InvalidRequest(f"--out would write over {place}, which no earlier call has written: name another.")
 
 

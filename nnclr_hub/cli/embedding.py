@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.pictures import list_broken, none_read
 from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
 ARRAY = ".npy"
+SHARD_SIZE = 4096  # as in bulk/plan.py, with which numpy and Pillow would come to every verb
 OTHER_FILES = (".parquet", ".csv", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".txt", ".h5")
 
 
@@ -33,9 +34,7 @@ def embed(
         Path | None, typer.Option("--out", help="FILE.npy, names beside it; or a FOLDER, for shards of any number.")
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
-    shard_size: Annotated[
-        int | None, typer.Option(help="Pictures a shard, the most that a kill loses; thousands if not given.")
-    ] = None,
+    shard_size: Annotated[int, typer.Option(help="Pictures a shard, the most that a kill loses.")] = SHARD_SIZE,
     part: Annotated[
         str, typer.Option(metavar="K/N", help="Make every N-th shard only: N of these, beside each other, make all.")
     ] = "1/1",
@@ -51,8 +50,7 @@ def embed(
     Example: nnclr embed photos --out photos.npy
     """
     _check_options(to, precision, shard_size, part, ray, workers)
-    how: dict[str, Any] = {"precision": precision, "retry_broken": retry_broken}
-    how |= {} if shard_size is None else {"shard_size": shard_size}
+    how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
     how |= {"part": _part(part)} if ray is None else {"address": ray, "workers": workers, "backend": backend}
     _look_ahead(images, to, how)
     encoder = loaded_encoder(model, backend)
@@ -67,7 +65,7 @@ def embed(
 
 
 def _check_options(
-    to: Path | None, precision: str, shard_size: int | None, part: str, ray: str | None, workers: int | None
+    to: Path | None, precision: str, shard_size: int, part: str, ray: str | None, workers: int | None
 ) -> None:
     """Refuses options that do not go together."""
     if ray is None and workers is not None:
@@ -76,7 +74,7 @@ def _check_options(
         raise InvalidRequest("Ray hands out all shards by itself: give --part or --ray.")
     if to is None and (part != "1/1" or ray is not None):
         raise InvalidRequest("--part and --ray write shards: name the folder for them with --out.")
-    if to is None and (precision, shard_size) != ("f32", None):
+    if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
         raise InvalidRequest("--precision and --shard-size are of what --out writes: lines are printed in full.")
     if to is not None and to.suffix in OTHER_FILES:
         raise InvalidRequest(f"--out {to} is no file that is written here: name a FILE.npy, or a folder for shards.")
@@ -89,7 +87,7 @@ def _look_ahead(images: list[Path], to: Path | None, how: dict[str, Any]) -> Non
     from nnclr_hub.bulk.pictures import list_pictures
     from nnclr_hub.bulk.plan import check_folder, check_form, check_part
 
-    check_form(how["precision"], how.get("shard_size", 1))
+    check_form(how["precision"], how["shard_size"])
     check_part(how.get("part", (1, 1)))
     if to is not None:
         check_folder(_shards_of(to) if to.suffix == ARRAY else to)
@@ -112,7 +110,7 @@ def _print_lines(images: list[Path], encoder: Encoder) -> None:
             typer.echo(json.dumps({"path": name, "embedding": result.tolist()}))
     list_broken(broken)
     if len(broken) == len(pictures):
-        raise ImageError(f"Not one of the {len(pictures)} pictures could be read.")
+        raise none_read(len(pictures))
 
 
 def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> Embedded:
@@ -124,7 +122,7 @@ def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[
         report = run(folder, images, encoder, **how, progress=advance)
     list_broken(report.broken)
     if report.broken and not report.pictures:
-        raise ImageError(f"Not one of the {len(report.broken)} pictures could be read.")
+        raise none_read(len(report.broken))
     return report
 
 

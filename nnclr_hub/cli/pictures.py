@@ -78,7 +78,7 @@ def index(
             markup=False,
         )
     if report.broken and not report.added + report.updated + report.unchanged:
-        raise ImageError(f"Not one of the {len(report.broken)} pictures could be read.")
+        raise none_read(len(report.broken))
 
 
 def _index(
@@ -127,7 +127,9 @@ def search(
     Example: nnclr search query.jpg --collection photos -k 5
     """
     from nnclr_hub.store import open_store
+    from nnclr_hub.store.checks import check_asked
 
+    check_asked(k, effort)
     question = {"k": k, "where": _filter(where), "exact": exact, "effort": effort}
     _require_one_file(images)
     with open_store(store, read_only=True) as opened:
@@ -135,10 +137,7 @@ def search(
         if model is not None:
             chosen_model(model, backend)
         from nnclr_hub.workbench import Encoders, Workbench  # with torch, which a wrong call need not wait for
-        from nnclr_hub.workbench.searching import check_effort, check_k
 
-        check_k(k)
-        check_effort(effort)
         bench = Workbench(Encoders(model, backend=backend), opened)
         bench.embedder_of(bench.collection(collection), model)
         answers = [_answer(bench, collection, image, question) for image in images]
@@ -148,10 +147,8 @@ def search(
         print_json(told[0] if len(images) == 1 else told)
     elif not as_json:
         _print_matches(images, answers)
-    for error in failed[1:]:
-        err.print(str(error), style="yellow", markup=False, soft_wrap=True)
     if failed:
-        fail(failed[0])
+        fail(*failed)
 
 
 def _require_one_file(images: Sequence[Path]) -> None:
@@ -184,7 +181,7 @@ def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, 
     try:
         return bench.search(collection, image=image, **question)
     except ImageError as error:
-        return type(error)(f"{image}: {error}")
+        return error.named(image, 0)
 
 
 def _in_json(answer: list[Match] | ImageError) -> dict[str, Any]:
@@ -209,6 +206,13 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     if "path" not in metadata:
         return "", id
     return str(metadata.get("root", "")), str(metadata["path"])
+
+
+def none_read(count: int) -> ImageError:
+    """The error of a call of whose pictures, which `list_broken` names, none could be read."""
+    return ImageError(
+        f"No picture could be read, of {count} in all: see beside each name why, and repair the files or name others."
+    )
 
 
 def list_broken(broken: Sequence[tuple[str, str]]) -> None:

@@ -75,14 +75,16 @@ class OneSentence(TyperGroup):
             fail(_of_the_system(error))
 
 
-def fail(error: NNCLRHubError) -> None:
-    """Prints the error's sentence and ends the program.
+def fail(*errors: NNCLRHubError) -> None:
+    """Prints the sentence of each error and ends the program.
 
     Raises:
-        typer.Exit: 2 for a wrong call, else 1.
+        typer.Exit: 2 for a wrong call, as the first error has it, else 1.
     """
-    err.print(f"{_speaker()}Error: {error}", style="red", markup=False, soft_wrap=True)
-    raise typer.Exit(2 if isinstance(error, InvalidRequest | UnknownModel) else 1)
+    speaker = _speaker()
+    for error in errors:
+        err.print(f"{speaker}Error: {error}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:
@@ -130,9 +132,12 @@ def new_app() -> typer.Typer:
     return app
 
 
-def chosen_model(model: str | None, backend: str = "auto") -> str:
+def chosen_model(model: str | None, backend: str = "torch") -> str:
     """The source of the encoder to use, the default if none is named, once all has been looked at that needs no torch:
     a wrong name or a damaged folder is told before seconds of imports.
+
+    Args:
+        backend: of --backend; torch where the verb has none.
 
     Raises:
         ModelError: it cannot be had; see `nnclr_hub.hub.sources.resolve`.

@@ -39,7 +39,7 @@ def attention(
         The map of the image, or of the one target; a list for a list of targets.
 
     Raises:
-        ImageError: a picture that cannot be read, or is too small or too long for its width.
+        ImageError: a picture that cannot be read.
         InvalidRequest: a question that the network, or the picture, has no answer to.
         UnknownModel, CollectionNotFound, FingerprintMismatch.
     """

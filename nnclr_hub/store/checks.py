@@ -14,6 +14,9 @@ from nnclr_hub.store.base import CollectionSpec, Item
 
 MAX_K = 10_000
 MAX_EFFORT = 100_000
+# of a question from outside: all that is found is shown, and somebody waits for it
+MAX_ASKED_K = 1000
+MAX_ASKED_EFFORT = 10_000
 MAX_DEPTH = 100  # of metadata; SQLite's reading of JSON ends at a thousand
 LONGEST = 1e18  # of a vector: the square of a distance must fit into float32
 UNIT_WITHIN = 1e-6  # of 1, a squared length is that of a unit vector in float32
@@ -40,14 +43,24 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def check_k(k: int) -> int:
+def check_asked(k: int, effort: int | None) -> None:
+    """Refuses what nobody may ask for from outside, by the command line, REST or the page.
+
+    Raises:
+        InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000.
+    """
+    check_k(k, MAX_ASKED_K)
+    check_effort(effort, MAX_ASKED_EFFORT)
+
+
+def check_k(k: int, most: int = MAX_K) -> int:
     """Returns the number of neighbours if it may be asked for.
 
     Raises:
         InvalidRequest: it may not.
     """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= MAX_K:
-        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {MAX_K} neighbours.")
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= most:
+        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {most} neighbours.")
     return int(k)
 
 
@@ -62,7 +75,7 @@ def check_ids(ids: Sequence[str]) -> list[str]:
     return [check_name(id, "Item id") for id in ids]
 
 
-def check_effort(effort: int | None) -> int | None:
+def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
     """Returns how far to look if it may be asked for.
 
     Raises:
@@ -70,8 +83,8 @@ def check_effort(effort: int | None) -> int | None:
     """
     if effort is None:
         return None
-    if isinstance(effort, bool) or not isinstance(effort, int) or not 1 <= effort <= MAX_EFFORT:
-        raise InvalidRequest(f"effort={effort!r} is not possible: ask for 1 to {MAX_EFFORT}, or leave it out.")
+    if isinstance(effort, bool) or not isinstance(effort, int) or not 1 <= effort <= most:
+        raise InvalidRequest(f"effort={effort!r} is not possible: ask for 1 to {most}, or leave it out.")
     return effort
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Match
+from nnclr_hub.store.checks import check_asked
 from nnclr_hub.store.queries import search_like
-from nnclr_hub.workbench.searching import check_effort, check_k, crop_to_box
+from nnclr_hub.workbench.searching import crop_to_box
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
@@ -70,8 +71,7 @@ def search_by_examples(
         InvalidRequest: no positive example, or a k that may not be asked for.
         ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
     """
-    check_k(k)
-    check_effort(effort)
+    check_asked(k, effort)
     resolved = embed_examples(bench, name, [*positive, *negative])
     near, away = resolved[: len(positive)], resolved[len(positive) :]
     return search_like(bench.collection(name), near, away, k, effort=effort, **options)

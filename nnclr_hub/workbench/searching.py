@@ -13,10 +13,8 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Collection, Match
+from nnclr_hub.store.checks import check_asked
 from nnclr_hub.store.queries import search_like
-
-MAX_K = 1000
-MAX_EFFORT = 10_000
 
 
 def crop_to_box(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
@@ -54,30 +52,6 @@ def embed_query(
     return embedder.embed([decoded if box is None else crop_to_box(decoded, box)])[0]
 
 
-def check_k(k: int) -> int:
-    """Returns the number of neighbours if it may be asked for: fewer than a store allows, for all that is shown.
-
-    Raises:
-        InvalidRequest: it may not.
-    """
-    if not 1 <= k <= MAX_K:
-        raise InvalidRequest(f"k={k} is not possible: ask for 1 to {MAX_K} neighbours.")
-    return k
-
-
-def check_effort(effort: int | None) -> int | None:
-    """Returns how far an approximate index is to look, if it may be asked for.
-
-    Raises:
-        InvalidRequest: it may not.
-    """
-    if effort is not None and not 1 <= effort <= MAX_EFFORT:
-        raise InvalidRequest(
-            f"effort={effort} is not possible: give 1 to {MAX_EFFORT}, or none to leave it to the index."
-        )
-    return effort
-
-
 def search_by_vector(
     collection: Collection,
     vector: np.ndarray,
@@ -94,14 +68,15 @@ def search_by_vector(
     Raises:
         InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000, or a vector that does not fit the collection.
     """
+    check_asked(k, effort)
     return collection.search(
         vector,
-        check_k(k),
+        k,
         where=where,
         exact=exact,
         score_threshold=score_threshold,
         with_vector=with_vector,
-        effort=check_effort(effort),
+        effort=effort,
     )
 
 
@@ -114,4 +89,5 @@ def search_by_id(
         ItemNotFound: no item has that id.
         InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000.
     """
-    return search_like(collection, [id], k=check_k(k), effort=check_effort(effort), **options)
+    check_asked(k, effort)
+    return search_like(collection, [id], k=k, effort=effort, **options)

@@ -58,6 +58,7 @@ def in_shell(text: str, folder: Path, **variables: str) -> dict:
     return json.loads(run(["sh", "-c", text], folder, **variables))
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served, pictures, tmp_path):
     (tmp_path / ODD).write_bytes(pictures[5].read_bytes())

@@ -105,6 +105,7 @@ def test_what_cannot_be_added_is_told_in_a_sentence(album, opened, served, pictu
     assert page.locator("#works .work").count() == 0
 
 
+@pytest.mark.slow
 def test_an_upload_stops_at_the_first_refusal(album, opened, served, pictures, tmp_path):
     """The first batch is refused, so the second is not sent; afterwards more can be given."""
     copies = [shutil.copy(path, tmp_path / f"copy{i}.jpg") for i, path in enumerate(pictures[:10])]

@@ -45,6 +45,7 @@ def page(served) -> Iterator:
     assert [line for line in wrong if not any(words in line for words in left)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_person_logs_in_uses_the_page_and_logs_out(page, served, pictures):
     """Thumbnails, the page's events and an upload all work by the cookie, which scripts cannot read."""

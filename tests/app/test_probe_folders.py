@@ -72,6 +72,7 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
     before = tickets()

@@ -104,6 +104,7 @@ def test_a_reload_finds_the_job_again_and_tells_its_end_once(opened, served):
     assert page.inner_text("#probe-status").strip() == "", "it was told again"
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tmp_path, monkeypatch):
     ids = ids_of(served, "cat", 3)

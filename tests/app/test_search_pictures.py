@@ -46,7 +46,7 @@ def test_an_example_picture_searches_and_another_can_be_given(opened):
     wait_for(page, "24 of the 60")
 
 
-@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
+@pytest.mark.parametrize("touch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mouse", "finger"])
 def test_a_box_is_what_the_server_searches_by(opened, boxes, tmp_path, touch):
     """Also backwards, past the edge, and on a picture that lies on its side in the file."""
     page = opened(**(PHONE if touch else {}))

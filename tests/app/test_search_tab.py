@@ -53,6 +53,7 @@ def test_more_and_less_like_several_pictures(opened, served):
     page.wait_for_function("id => document.querySelector(`#tiles [data-id='${id}']`)", arg=away)
 
 
+@pytest.mark.slow
 def test_a_filter_and_a_least_score_leave_out(opened):
     page = opened()
     wait_for(page, "24 of the 60")
@@ -148,6 +149,7 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
     assert served.bench.collection("photos").get(["throwaway"]) == []
 
 
+@pytest.mark.slow
 def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(opened, served, pictures):
     """It is the one that is shown, there and where probes are fitted; the search that stood there is one step back."""
     from nnclr_hub.workbench import NewImage
@@ -176,6 +178,7 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
         served.bench.drop("album")
 
 
+@pytest.mark.slow
 def test_a_double_click_is_one(opened):
     """The second click falls upon what has taken the picture's place meanwhile."""
     page = opened()

@@ -118,6 +118,19 @@ def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_pa
         )
 
 
+def test_an_array_is_written_over_beside_its_map_alone(model, pictures, tmp_path):
+    notes = tmp_path / "00-attention.npy"
+    notes.write_text("mine")
+    call = ("attention", pictures[0], "--model", model, "--out")
+    done = run(*call, tmp_path)
+    assert (done.exit_code, notes.read_text()) == (2, "mine")
+    assert f"would write over {notes}, which no earlier call has written" in done.output
+    assert run(*call, tmp_path / "00-attention.png").exit_code == 0  # one file: no array of it is written
+    assert notes.read_text() == "mine"
+    assert run(*call, tmp_path).exit_code == 0
+    assert np.load(notes).ndim == 2
+
+
 def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):
     targets = ["--target", pictures[1], "--target", pictures[2]]
     done = run("attention", pictures[0], *targets, "--model", model, "--out", tmp_path / "map.png")

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from waiting import until
 
 from nnclr_hub import load_encoder
-from nnclr_hub.bulk import local, open_shards
+from nnclr_hub.bulk import local, open_shards, plan
+from nnclr_hub.cli import embedding
 from nnclr_hub.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -118,11 +119,19 @@ def test_shards_that_another_call_has_joined_and_removed_are_a_sentence(photos, 
     assert "another call like this one has finished" in said
 
 
+def test_a_shard_is_as_large_as_the_librarys():
+    assert embedding.SHARD_SIZE == plan.SHARD_SIZE
+    assert f"[default: {plan.SHARD_SIZE}]" in nnclr("embed", "--help")[0]
+
+
 def test_nothing_but_broken_pictures_is_a_failure(model, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"no picture")
     for out in ((), ("--out", tmp_path / "v"), ("--out", tmp_path / "v.npy")):
-        assert "Not one of the 1 pictures" in nnclr("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
+        assert (
+            "No picture could be read, of 1 in all"
+            in nnclr("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
+        )
 
 
 @pytest.mark.slow

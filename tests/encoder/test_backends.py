@@ -18,9 +18,11 @@ from nnclr_hub.encoder.backends.probe_batch import probe_pictures
 
 CPU = torch.device("cpu")
 EXACT, NEAR = ("openvino", "onnx"), ("torch-bf16", "openvino-bf16")
+RESNET, VIT = ("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)
+PAIRS = [(folder, backend) for folder in (RESNET, VIT) for backend in EXACT + NEAR]
 
 
-@pytest.fixture(scope="module", params=[("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)])
+@pytest.fixture(scope="module", params=[RESNET, VIT])
 def folder(request, make_model):
     return make_model(*request.param)
 
@@ -52,7 +54,11 @@ def test_the_default_is_torch_and_gives_timms_vectors(folder):
     np.testing.assert_allclose(encoder.forward_crops(crops), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", EXACT + NEAR)
+@pytest.mark.parametrize(
+    ("folder", "backend"),
+    [pytest.param(*pair, marks=pytest.mark.slow) if pair == (VIT, "onnx") else pair for pair in PAIRS],
+    indirect=["folder"],
+)
 def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend):
     need(backend)
     torchs, other = (load_encoder(folder, device="cpu", backend=name) for name in ("torch", backend))

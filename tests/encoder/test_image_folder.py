@@ -5,7 +5,6 @@ import logging
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.folder_changes import find_changes, images_by_id
 from nnclr_hub.encoder.image_folder import list_images
 
 
@@ -34,32 +33,3 @@ def test_links_to_folders_are_not_followed_and_counted_once(folder, tmp_path, ca
         f"{folder} holds links to folders, which are not followed (2, such as {folder}/circle): name the folders "
         "themselves instead"
     ]
-
-
-@pytest.mark.parametrize("hide", ["a link", "a mount point", "a place below a mount point", "nothing"])
-def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
-    """Not what may be where a link leads, or on a disk that is not there now; the log says how many are kept."""
-    deep = folder / "disk" / "dog"
-    deep.parent.mkdir()
-    (folder / "dog").rename(deep)
-    found = images_by_id(folder).items()
-    known = {id: {"root": "r", "path": path.relative_to(folder).as_posix()} for id, path in found}
-    deep.rename(tmp_path / "dog")
-    place = deep
-    if hide == "a link":
-        deep.symlink_to(tmp_path / "nowhere")
-    elif hide == "a mount point":
-        deep.mkdir()
-    elif hide == "a place below a mount point":
-        place = deep.parent
-    else:
-        deep.parent.rmdir()
-    (folder / "cat" / "a.png").unlink()
-    (folder / "cat" / "b.png").write_bytes(b"")
-    with caplog.at_level(logging.WARNING):
-        changes = find_changes(folder, images_by_id(folder), known, origin="r", prune=True)
-    gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
-    assert [known[id]["path"] for id in changes.gone] == gone
-    told = [record.getMessage().split(" so ")[0] for record in caplog.records]
-    kept = f"{place} is empty (a disk that is not mounted?), a link, or cannot be listed,"
-    assert told == ([] if hide == "nothing" else [kept])

@@ -129,6 +129,7 @@ def test_a_proxy_is_used(hub, tmp_path, want):
     assert "HTTPS_PROXY" in fetch(hub, tmp_path / "2", "org/name", **none)["org/name"]
 
 
+@pytest.mark.slow
 def test_half_a_download_is_told_and_the_next_one_completes_it(hub, tmp_path, want):
     hub.broken["model.safetensors"] = "half"
     try:

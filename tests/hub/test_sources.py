@@ -73,6 +73,15 @@ def test_the_figures_of_the_registry_are_those_of_the_readme():
         }
 
 
+def test_the_default_starters_figures_are_the_last_that_its_run_logged():
+    """Of data without val/, for which the run and the registry look at the same pictures; the others have no log."""
+    log = (Path(__file__).parents[2] / "docs/results/logs/small_cpu_nnclr.jsonl").read_text()
+    logged = json.loads(log.splitlines()[-1])
+    metrics = MODELS["nnclr_resnet18_small_cpu_starter"].metrics
+    for name in ("knn20/imagenette128", "knn20/mix128"):
+        assert metrics[name] == round(logged[name], 4)
+
+
 @pytest.fixture
 def copy(model, tmp_path):
     return shutil.copytree(model, tmp_path / "copy")

@@ -107,6 +107,7 @@ def test_moco_v3s_small_transformer_gets_its_twelve_heads(tmp_path):
     assert six.model_args == {"num_heads": 6}
 
 
+@pytest.mark.slow
 def test_a_small_transformer_that_may_have_twelve_heads_is_refused_until_they_are_named(tmp_path):
     """Its backbone alone: the fixed positions are MoCo v3's, and nothing else tells."""
     _, network = foreign.moco_v3_vit(tmp_path, "vit_small_patch16_224", num_heads=12)

@@ -17,8 +17,10 @@ from nnclr_hub.publish.onnx_file import export_onnx
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+RESNET, VIT = ("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)
 
-@pytest.fixture(scope="module", params=[("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)])
+
+@pytest.fixture(scope="module", params=[RESNET, pytest.param(VIT, marks=pytest.mark.slow)])
 def folder(request, make_model):
     return make_model(*request.param)
 

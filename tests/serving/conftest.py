@@ -20,6 +20,22 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
 
 
 @pytest.fixture(scope="module")
+def strict(model, tmp_path_factory, serve) -> Iterator:
+    """A server that takes bodies of 2 MB and waits a second for them, with a collection `c` of two numbers a vector."""
+    folder = tmp_path_factory.mktemp("strict") / "store"
+    for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000, bodies_bytes=2_500_000):
+        httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2})
+        yield server
+
+
+@pytest.fixture
+def well_afterwards(strict) -> Iterator[None]:
+    """Whatever a test has sent, the server is ready again."""
+    yield
+    assert httpx.get(f"{strict.url}/readyz").status_code == 200
+
+
+@pytest.fixture(scope="module")
 def encoder(model):
     """The server's own encoder, to compare with."""
     return load_encoder(model, device="cpu")

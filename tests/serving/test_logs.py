@@ -51,6 +51,7 @@ def told(model, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_process_logs_json_with_the_name_of_the_key(told):
     """And says before where a browser finds it, and which of its folders are not there."""
     written = told("json")

@@ -127,31 +127,6 @@ def test_base64_comes_as_programs_write_it(client, pictures, encoder):
         np.testing.assert_allclose(one["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("application/json;q=0.5, application/x-npy;q=0.9", "application/x-npy"),
-        ("application/x-npy;q=0.5, application/json", "application/json"),
-        ("application/x-npy;q=0", "application/json"),
-        ("text/html, application/x-npy", "application/x-npy"),
-        ("application/octet-stream, application/x-npy", "application/octet-stream"),
-        ("*/*", "application/json"),
-        ("application/*", "application/json"),
-        ("application/x-npy;q=high", "application/x-npy"),
-        ("application/x-npy;q=0.1, */*", "application/json"),
-        ("application/*;q=0.9, application/json;q=0", "application/x-npy"),
-        ("application/*, application/x-npy", "application/x-npy"),
-        ("*/*, application/x-npy", "application/x-npy"),
-        ("application/json, */*", "application/json"),
-        ("text/html", "application/json"),
-        ("", "application/json"),
-    ],
-)
-def test_the_form_of_an_answer_is_the_one_that_is_liked_best(client, pictures, accept, kind):
-    answer = client.post("/api/v1/embed", files=upload(pictures[:1]), headers={"Accept": accept})
-    assert answer.headers["Content-Type"] == kind
-
-
 def test_a_body_may_be_one_picture(client, pictures, encoder):
     headers = {"Content-Type": "image/jpeg"}
     body = client.post("/api/v1/embed", content=pictures[0].read_bytes(), headers=headers).json()

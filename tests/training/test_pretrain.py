@@ -15,9 +15,11 @@ import torch
 from tiny_runs import FAST, TINY, recipe, weights
 
 from nnclr_hub import load_encoder
+from training import prepare
 from training import step as steps_module
 from training.checkpoint import load_checkpoint
 from training.data.datasets import evaluation_sets, training_files
+from training.data.image_pack import build_pack
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
@@ -145,10 +147,19 @@ def test_a_small_set_shrinks_the_batch_and_says_so(data, tmp_path, capsys):
     assert "queue_size: 8192 is too much for 42 pictures, using 42" in said
 
 
-def test_auto_tells_the_batch_that_is_used(data, tmp_path, capsys):
+def test_auto_tells_what_it_chose_before_decoding_and_then_the_batch_that_is_used(data, tmp_path, capsys, monkeypatch):
+    told = []
+
+    def decode(*arguments, **options):
+        told.append(capsys.readouterr().err)
+        return build_pack(*arguments, **options)
+
+    monkeypatch.setattr(prepare, "build_pack", decode)
     pretrain("auto", find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"auto: nnclr, resnet18 at 32 pixels, batch 8, 1(\.0)? epochs", said), said
+    before, after = (" ".join(text.split()) for text in (*told, capsys.readouterr().err))
+    assert re.search(r"auto: nnclr, resnet18 at 32 pixels, batch 256, 1(\.0)? epochs", before), before
+    assert "batch_size: 256 is too much for 42 pictures, using 8" in after
+    assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
 
 

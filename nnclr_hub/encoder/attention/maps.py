@@ -116,7 +116,7 @@ def check_opacity(opacity: float) -> None:
         raise InvalidRequest(f"opacity={opacity!r} is not in [0, 1]: 0 is the picture alone, 1 the map alone.")
 
 
-def is_ours(path: Path) -> bool:
+def is_map_file(path: Path) -> bool:
     """Whether a file is a map, or a figure of maps, that was written here."""
     name, value = MADE_BY
     try:

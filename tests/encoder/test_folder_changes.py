@@ -1,0 +1,46 @@
+"""What has become of a folder's pictures since it was indexed."""
+
+import logging
+
+import pytest
+from PIL import Image
+
+from nnclr_hub.encoder.folder_changes import find_changes, images_by_id
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("cat/a.png", "dog/b.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("hide", ["a link", "a mount point", "a place below a mount point", "nothing"])
+def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
+    """Not what may be where a link leads, or on a disk that is not there now; the log says how many are kept."""
+    deep = folder / "disk" / "dog"
+    deep.parent.mkdir()
+    (folder / "dog").rename(deep)
+    found = images_by_id(folder).items()
+    known = {id: {"root": "r", "path": path.relative_to(folder).as_posix()} for id, path in found}
+    deep.rename(tmp_path / "dog")
+    place = deep
+    if hide == "a link":
+        deep.symlink_to(tmp_path / "nowhere")
+    elif hide == "a mount point":
+        deep.mkdir()
+    elif hide == "a place below a mount point":
+        place = deep.parent
+    else:
+        deep.parent.rmdir()
+    (folder / "cat" / "a.png").unlink()
+    (folder / "cat" / "b.png").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        changes = find_changes(folder, images_by_id(folder), known, origin="r", prune=True)
+    gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
+    assert [known[id]["path"] for id in changes.gone] == gone
+    told = [record.getMessage().split(" so ")[0] for record in caplog.records]
+    kept = f"{place} is empty (a disk that is not mounted?), a link, or cannot be listed,"
+    assert told == ([] if hide == "nothing" else [kept])
