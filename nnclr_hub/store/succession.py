@@ -164,8 +164,10 @@ def _clear(store: VectorStore, name: str) -> None:
 
 
 def _is_there(store: VectorStore, name: str) -> bool:
+    """Whether anything is called so; a store may give what went by that name where nothing is any more."""
+    if name in store.aliases():
+        return True
     try:
-        store.get(name)
-    except (CollectionNotFound, CollectionMoving):
+        return store.get(name).name == name
+    except CollectionNotFound:
         return False
-    return True
