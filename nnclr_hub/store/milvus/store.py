@@ -10,7 +10,7 @@ import threading
 from typing import Any, Self
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec
+from nnclr_hub.store.base import CollectionInfo
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.care import make_ready
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
@@ -18,6 +18,7 @@ from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.local import records_of
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.succession import SUFFIX, WAS
 
 
