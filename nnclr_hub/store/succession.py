@@ -83,9 +83,9 @@ def _both(store: VectorStore, name: str) -> list[Collection]:
 
 def _moving(name: str) -> CollectionMoving:
     return CollectionMoving(
-        f"Collection {name!r} is being re-embedded, or just was, and not by this process (any more); what it writes "
-        "meanwhile could be lost: send it again when that is done, or give that up with `nnclr store reembed "
-        f"{name} --abandon`."
+        f"Collection {name!r} is being re-embedded, or just was, and this process has no part in the re-embedding, so "
+        "its write may be lost with the old collection: write again when the re-embedding is done, or give the "
+        f"re-embedding up with `nnclr store reembed {name} --abandon`."
     )
 
 
