@@ -23,8 +23,9 @@ from store_data import INDEXED, Clusters, Rows
 from store_report import Report, seconds, spread
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Precision
+from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.embedded.catalog import connect
+from nnclr_hub.store.spec import CollectionSpec, Precision
 
 NAME = "bench"
 # few enough that the store stays with a flat index and builds no other meanwhile

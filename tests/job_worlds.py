@@ -23,6 +23,7 @@ class Work:
         self.steps = threading.Semaphore(0)
         self.begun: list[str] = []
         self.cleaned: list[str] = []
+        self.renewed: list[str] = []
         self.forgotten: list[str] = []
         self.inputs: list[bytes] = []
         self.noted: list[Mapping[str, Any]] = []
@@ -46,6 +47,9 @@ class Work:
     def clean(self, bench, params) -> None:
         self.cleaned.append(params["name"])
 
+    def renew(self, params) -> None:
+        self.renewed.append(params["name"])
+
     def forget(self, params) -> None:
         self.forgotten.append(params["name"])
 
@@ -67,7 +71,8 @@ class World:
 
     def new(self) -> Jobs:
         bench = Workbench(None, self.store)  # type: ignore[arg-type]
-        kinds = {"work": Kind(self.work.run, self.work.clean, self.work.forget), "other": Kind(self.other.run)}
+        work = Kind(self.work.run, self.work.clean, self.work.renew, self.work.forget)
+        kinds = {"work": work, "other": Kind(self.other.run)}
         return Jobs(bench, self.metrics, kinds=kinds, **self.options)
 
     def restart(self) -> None:

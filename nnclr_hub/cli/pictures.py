@@ -35,7 +35,7 @@ def index(
     store: Store = DEFAULT_STORE,
     model: Model = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Delete items whose file is gone; none if the folder has nothing in it.")
+        bool, typer.Option("--prune", help="Delete items whose file is gone, but none of an empty folder.")
     ] = False,
     server: Annotated[
         str | None, typer.Option("--server", help="Send the pictures to `nnclr serve` at this URL.")
@@ -72,9 +72,10 @@ def index(
         print_json({"collection": collection, "items": total, **asdict(report)})
     else:
         list_broken(report.broken)
+        kept = f" {report.kept} kept (their files may be there unseen)," if report.kept else ""
         out.print(
             f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-            f"{report.removed} removed, {len(report.broken)} broken; {total} items in {server or store}",
+            f"{report.removed} removed,{kept} {len(report.broken)} broken; {total} items in {server or store}",
             markup=False,
         )
     if report.broken and not report.added + report.updated + report.unchanged:

@@ -10,9 +10,10 @@ from nnclr_hub.client.pictures import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, ask, spread, to_json
 from nnclr_hub.client.vectors import read_vector, vector_text
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec, IndexKind, Item, Metric, Page, Precision, Where
+from nnclr_hub.store.base import CollectionInfo, Item, Page, Where
 from nnclr_hub.store.checks import check_ids, check_name
 from nnclr_hub.store.reports import VerifyReport
+from nnclr_hub.store.spec import CollectionSpec, IndexKind, Metric, Precision
 
 ROOT = "/api/v1/collections"
 PAGE = 1000

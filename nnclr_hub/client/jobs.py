@@ -79,7 +79,8 @@ def index_there(name: str, folder: str = "", *, source: str | None = None, prune
     Args:
         folder: below one of the server's folders; "": all of that.
         source: name of the server's folder; None: its only one.
-        prune: delete items of this folder whose file is gone.
+        prune: delete items of this folder whose file is gone. Those of a subfolder that is empty, a link, or cannot be
+            listed may be there unseen: they stay, and the job's result counts them as `kept`.
 
     Raises:
         CollectionNotFound, FingerprintMismatch.

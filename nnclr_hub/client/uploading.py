@@ -87,7 +87,8 @@ def index_folder(
 
     Args:
         folder: searched with its subfolders; a picture's parent folder is its label.
-        prune: delete items of this source whose file is gone.
+        prune: delete items of this source whose file is gone. Those of a subfolder that is empty, a link, or cannot be
+            listed may be there unseen: they stay, and are the report's `kept`.
         workers: requests on their way at once, 1 to 32.
         shrink: send JPEGs of at most so many pixels a side in place of larger pictures; None: the files as they are.
         source: name of the folder in the collection; None: FOLDER@THIS-MACHINE.

@@ -24,12 +24,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What indexing a folder did; `broken` holds (path, reason)."""
+    """What indexing a folder did; `broken` holds (path, reason).
+
+    kept: items that pruning did not remove, as their files may be there unseen: the log says in which folder, and why.
+    """
 
     added: int
     updated: int
     unchanged: int
     removed: int
+    kept: int
     broken: tuple[tuple[str, str], ...]
 
 
@@ -50,6 +54,7 @@ class FolderChanges:
     broken: (path, reason) of files that cannot be opened.
     unchanged: how many are held as they are.
     gone: ids of this folder's items whose file is no more, as far as that can be told.
+    kept: how many more are not to be pruned, as that cannot be told.
     known: ids that the collection holds already.
     """
 
@@ -57,6 +62,7 @@ class FolderChanges:
     broken: tuple[tuple[str, str], ...]
     unchanged: int
     gone: tuple[str, ...]
+    kept: int
     known: frozenset[str]
 
     @property
@@ -78,6 +84,7 @@ class FolderChanges:
             updated=updated,
             unchanged=self.unchanged,
             removed=removed,
+            kept=self.kept,
             broken=(*self.broken, *((str(one.path), reason) for one, reason in failed)),
         )
 
@@ -157,6 +164,7 @@ def find_changes(
         broken=tuple(broken),
         unchanged=len(found) - len(wanted) - len(broken),
         gone=gone,
+        kept=kept if prune else 0,
         known=frozenset(known),
     )
 
@@ -165,7 +173,7 @@ def _gone(
     root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str, *, prune: bool
 ) -> tuple[tuple[str, ...], int]:
     """Items of the folder that are not in it; and how many more, whose files may be there and not be seen."""
-    hidden = cache(_may_be_hidden)
+    hidden = cache(_why_hidden)
     gone: list[str] = []
     kept = Counter[Path]()
     for id, one in known.items():
@@ -178,20 +186,23 @@ def _gone(
                 kept[place] += 1
     for place, count in kept.items() if prune else ():
         log.warning(
-            "%s is empty (a disk that is not mounted?), a link, or cannot be listed, so its items are kept (%d): "
-            "if they are gone for good, remove it and prune again",
+            "%s %s, so its items are kept (%d): if they are gone for good, remove it and prune again",
             place,
+            hidden(place),
             count,
         )
     return tuple(gone), sum(kept.values())
 
 
-def _may_be_hidden(folder: Path) -> bool:
-    """Whether there may be more in a folder than can be seen: nothing in it, a link, or one that cannot be listed."""
+def _why_hidden(folder: Path) -> str | None:
+    """Why there may be more in a folder than can be seen; None if there is not."""
+    link = "is a link, and those to folders are not followed"
     try:
         with os.scandir(folder) as entries:
-            return folder.is_symlink() or next(entries, None) is None
+            if folder.is_symlink():
+                return link
+            return "is empty, as is the place of a disk that is not mounted" if next(entries, None) is None else None
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return folder.is_symlink()
-    except OSError:
-        return True
+        return link if folder.is_symlink() else None
+    except OSError as error:
+        return f"cannot be listed ({error.strerror})"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.spec import CollectionSpec
 
 MAX_K = 10_000
 MAX_EFFORT = 100_000

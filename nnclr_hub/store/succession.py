@@ -7,7 +7,7 @@ write to NAME. NAME~was is there only while the two are swapped: by it, a swap t
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from nnclr_hub.errors import CollectionMoving, CollectionNotFound
@@ -83,9 +83,9 @@ def _both(store: VectorStore, name: str) -> list[Collection]:
 
 def _moving(name: str) -> CollectionMoving:
     return CollectionMoving(
-        f"Collection {name!r} is being re-embedded, or just was, and not by this process (any more); what it writes "
-        "meanwhile could be lost: send it again when that is done, or give that up with `nnclr store reembed "
-        f"{name} --abandon`."
+        f"Collection {name!r} is being re-embedded, or just was, and this process has no part in the re-embedding, so "
+        "its write may be lost with the old collection: write again when the re-embedding is done, or give the "
+        f"re-embedding up with `nnclr store reembed {name} --abandon`."
     )
 
 
@@ -103,10 +103,16 @@ def swap(store: VectorStore, name: str, successor: Successor) -> str:
     return kept
 
 
-def finish_swaps(store: VectorStore) -> None:
-    """Does what is left of swaps that were cut short; nobody may write meanwhile."""
+def finish_swaps(store: VectorStore, collection: str | None = None) -> None:
+    """Does what is left of swaps that were cut short; nobody may write meanwhile.
+
+    Args:
+        collection: only of those that it has a part in; None: of all.
+    """
     aliases = store.aliases()
     names = [alias.removesuffix(SUFFIX) for alias in aliases if alias.endswith(SUFFIX)]
+    if collection is not None:
+        names = [one for one in names if collection in (one, *(aliases.get(one + end) for end in ("", SUFFIX, WAS)))]
     # the names that were promoted first: to clear up after those does away with the others
     for name in sorted(names, key=lambda name: name + WAS not in aliases):
         aliases = store.aliases()
@@ -127,7 +133,7 @@ def drop_with_successor(store: VectorStore, name: str) -> tuple[str, ...]:
         CollectionNotFound: no collection of that name.
         InvalidRequest: it is an alias.
     """
-    finish_swaps(store)  # what has taken its place already is not half made
+    finish_swaps(store, name)  # what has taken its place already is not half made
     following = successor_of(store, name)
     store.drop(name)
     if following is None:
@@ -138,24 +144,30 @@ def drop_with_successor(store: VectorStore, name: str) -> tuple[str, ...]:
 
 
 def _clear(store: VectorStore, name: str) -> None:
-    """What comes after the promotion. NAME~next goes last: as long as it is there, this can be done again."""
+    """What comes after the promotion. NAME~next goes last: as long as it is there, this can be done again.
+
+    What is gone already another process has done: one that took this swap for one that was cut short.
+    """
     aliases = store.aliases()
-    new = aliases[name + SUFFIX]
+    new = aliases.get(name + SUFFIX)
+    if new is None:
+        return
     old = aliases.get(name + WAS, new)
     for alias, meant in aliases.items():
         if meant == old != new and alias != name + WAS:
             store.alias(alias, new)
-    if name + WAS in aliases:
-        store.unalias(name + WAS)
     # the collection may have been found by another of its names
     others = [alias for alias, meant in aliases.items() if meant == new and alias.endswith(SUFFIX)]
-    for alias in sorted(others, key=(name + SUFFIX).__eq__):
-        store.unalias(alias)
+    for alias in (name + WAS, *sorted(others, key=(name + SUFFIX).__eq__)):
+        with suppress(CollectionNotFound):
+            store.unalias(alias)
 
 
 def _is_there(store: VectorStore, name: str) -> bool:
+    """Whether anything is called so; a store may give what went by that name where nothing is any more."""
+    if name in store.aliases():
+        return True
     try:
-        store.get(name)
-    except (CollectionNotFound, CollectionMoving):
+        return store.get(name).name == name
+    except CollectionNotFound:
         return False
-    return True

@@ -56,7 +56,8 @@ def index_folder(
     Args:
         writing: what to write to, asked for each batch.
         folder: searched with all its subfolders; a picture's parent folder is its label.
-        prune: delete items of this folder whose file is gone.
+        prune: delete items of this folder whose file is gone. Those of a subfolder that is empty, a link, or cannot be
+            listed may be there unseen: they stay, and are the report's `kept`.
         begin: called with what is to do, before any of it.
         progress: called with (done, total), counted in pictures to embed.
 

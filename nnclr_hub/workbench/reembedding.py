@@ -26,12 +26,11 @@ from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, suc
 from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.differences import Change, differences
 from nnclr_hub.workbench.indexing import BATCH
+from nnclr_hub.workbench.left_out import LeftOut, called, refusal, refusal_of_all
 from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
-
-NAMED = 5  # items that a refusal names before it only counts
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,6 @@ class Reembedded:
     embedded: int
     left_out: tuple[tuple[str, str], ...] = ()
     kept: str | None = None
-
-
-@dataclass(frozen=True)
-class _LeftOut:
-    metadata: Mapping[str, Any]
-    reason: str
 
 
 def reembed(
@@ -116,9 +109,9 @@ def _reembed(
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
         if left_out and len(left_out) == old.count():  # nor of earlier calls is anything there to go on with
             _give_up(store, following)
-            raise _nothing(name, embedder.name, left_out)
+            raise refusal_of_all(name, embedder.name, left_out)
         if left_out and not skip_missing:
-            raise _refusal(name, embedder.name, old.count(), left_out)
+            raise refusal(name, embedder.name, old.count(), left_out, locked=not store.single_writer)
         # items that others deleted meanwhile, and copies of what could not be brought up to date
         extra = (change.id for change in differences(old, new) if change.metadata is None or change.id in left_out)
         for ids in batches(list(extra), BATCH):
@@ -130,7 +123,7 @@ def _reembed(
                 "that one, and call again."
             )
         kept = swap(store, name, following)
-    reasons = tuple((_called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
+    reasons = tuple((called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
     return Reembedded(new.name, items, embedded + more, reasons, kept)
 
 
@@ -198,11 +191,11 @@ def _catch_up(
     old: Collection,
     new: Collection,
     embedder: Embedder,
-    known: Mapping[str, _LeftOut],
+    known: Mapping[str, LeftOut],
     read: Callable[[Mapping[str, Any]], Image.Image | str],
     exclusively: Callable[[], AbstractContextManager[None]],
     progress: Progress,
-) -> tuple[int, dict[str, _LeftOut]]:
+) -> tuple[int, dict[str, LeftOut]]:
     """Embeds what the new collection lacks: how many, and which cannot be. What it has too many stays.
 
     Args:
@@ -211,7 +204,7 @@ def _catch_up(
         exclusively: entered to store a batch.
     """
     total, embedded = old.count(), 0
-    left_out: dict[str, _LeftOut] = {}
+    left_out: dict[str, LeftOut] = {}
 
     def source(change: Change) -> Image.Image | str:
         assert change.metadata is not None
@@ -223,7 +216,7 @@ def _catch_up(
     for changes, sources in ahead(batches_of_files(wanted, BATCH, _size), source):
         results = _embedded(embedder, sources)
         left_out |= {
-            change.id: _LeftOut(change.metadata or {}, result)
+            change.id: LeftOut(change.metadata or {}, result)
             for change, result in zip(changes, results, strict=True)
             if isinstance(result, str)
         }
@@ -264,29 +257,3 @@ def _carry_over(
     if items:
         new.upsert(items)
     return len(items)
-
-
-def _called(id: str, metadata: Mapping[str, Any]) -> str:
-    return str(metadata.get("path", id))
-
-
-def _refusal(name: str, model: str, count: int, left_out: Mapping[str, _LeftOut]) -> StoreError:
-    return StoreError(
-        f"{len(left_out)} of the {count} items of {name!r} cannot be embedded anew ({_some(left_out)}): put the "
-        f"files back, or take up what changed with `nnclr index FOLDER --collection {name}` (--prune for what is "
-        f"gone), and call again; or leave these out with `nnclr store reembed {name} --model {model} --skip-missing`. "
-        f"What is done is kept, until `nnclr store reembed {name} --abandon`."
-    )
-
-
-def _nothing(name: str, model: str, left_out: Mapping[str, _LeftOut]) -> StoreError:
-    return StoreError(
-        f"Not one of the {len(left_out)} items of {name!r} can be embedded anew ({_some(left_out)}), and it is as it "
-        "was: put the files back and call again; or, where they are another machine's or nobody's, index the "
-        f"pictures with --model {model} into a collection of another name."
-    )
-
-
-def _some(left_out: Mapping[str, _LeftOut]) -> str:
-    some = [f"{_called(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
-    return "; ".join(some) + (f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")

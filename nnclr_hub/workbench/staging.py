@@ -3,12 +3,13 @@
     ticket = stage([("cat/01.jpg", [uploaded]), ("photos.zip", [part1, part2])])    # they are moved away
     for file in staged(ticket):
         file.name, file.path
-    claim(ticket)                               # a job has it: it stays until that has ended, however long that takes
+    renew(ticket)                               # a job has it: its week begins anew
     unstage(ticket)
     note(ticket, ["id"])                        # that it begins to add these; a job that is begun again asks `noted`
 
 They lie in the cache, under a ticket that a job can keep: neither a closed browser nor a server that ends loses them.
-What no job came for goes after a week.
+Each goes after a week, which begins anew when a job takes it, and when a server starts that has the job: nothing else
+tells a job that is still to come from one that is lost, for the jobs are in the store and these are not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from nnclr_hub.errors import InvalidRequest, Overloaded
 KEPT_S = 7 * 24 * 3600
 MOST_BYTES = 4_000_000_000  # that wait at once
 LIST = "names.json"
-BEGUN, CLAIMED = "begun.txt", "claimed"
+BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
 
@@ -83,10 +85,11 @@ def staged(ticket: str) -> list[Staged]:
     return [Staged(name, folder / str(index)) for index, name in enumerate(names)]
 
 
-def claim(ticket: str) -> None:
-    """Has what waits under a ticket stay until `unstage`; nothing happens where there is nothing."""
-    if _TICKET.fullmatch(ticket) and (_folder() / ticket).is_dir():
-        (_folder() / ticket / CLAIMED).touch()
+def renew(ticket: str) -> None:
+    """Lets what waits under a ticket stay another week; nothing happens where there is nothing."""
+    if _TICKET.fullmatch(ticket):
+        with suppress(OSError):  # the old week goes on
+            os.utime(_folder() / ticket)
 
 
 def unstage(ticket: str) -> None:
@@ -134,8 +137,7 @@ def _sweep() -> None:
     size, oldest = 0, time.time() - KEPT_S
     for folder in _folder().iterdir() if _folder().is_dir() else ():
         try:
-            unwanted = folder.stat().st_mtime < oldest and not (folder / CLAIMED).exists()
-            if _TICKET.fullmatch(folder.name) and unwanted:
+            if _TICKET.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
                 unstage(folder.name)
             else:
                 size += sum(map(_size, folder.iterdir()))

@@ -74,7 +74,7 @@ def index(task: Task) -> Outcome:
         told.refuse(Path(path).relative_to(folder).as_posix(), reason)
     unchanged = max(0, report.unchanged - before["new"] - before["changed"])
     removed = report.removed + before["gone"] if prune else 0
-    return Outcome({**told.result(name), "unchanged": unchanged, "removed": removed})
+    return Outcome({**told.result(name), "unchanged": unchanged, "removed": removed, "kept": report.kept})
 
 
 # ---- inside

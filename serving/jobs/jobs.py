@@ -136,8 +136,6 @@ class Jobs:
             if board.waiting >= self._most_waiting:
                 raise Overloaded(f"{self._most_waiting} jobs wait already: try again when some are done.", 10.0)
             job = Job(board.ledger.new_id(), kind, params, time.time(), mark)
-            if kind in self._kinds:
-                self._kinds[kind].claim(params)
             board.ledger.add(job, input)
             self._queue(board.enter(job))
             return job
@@ -207,6 +205,8 @@ class Jobs:
 
     def _queue(self, run: Run) -> None:
         kind = run.job.kind
+        if kind in self._kinds:
+            self._kinds[kind].renew(run.job.params)
         if kind not in self._lanes:
             self._lanes[kind] = queue.SimpleQueue()
             thread = threading.Thread(target=self._work, args=[self._lanes[kind]], name=f"jobs of {kind}", daemon=True)

@@ -11,7 +11,7 @@ from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.reembedding import abandon, reembed
-from nnclr_hub.workbench.staging import claim, unstage
+from nnclr_hub.workbench.staging import renew, unstage
 
 from .adding import add, index
 from .fitting import fit
@@ -28,14 +28,14 @@ class Kind:
 
     run: does the work.
     clean: takes away what a cancelled job had begun; gets the workbench and the job's parameters.
-    claim: has what waits for the job stay until then; gets its parameters.
+    renew: keeps what waits for the job from growing old; gets its parameters.
     forget: takes away what waited for the job, when it has ended in whichever way and that is noted; gets its
         parameters.
     """
 
     run: Callable[[Task], Outcome]
     clean: Callable[[Workbench, Mapping[str, Any]], None] = lambda bench, params: None
-    claim: Callable[[Mapping[str, Any]], None] = lambda params: None
+    renew: Callable[[Mapping[str, Any]], None] = lambda params: None
     forget: Callable[[Mapping[str, Any]], None] = lambda params: None
 
 
@@ -91,9 +91,9 @@ def _abandon(bench: Workbench, params: Mapping[str, Any]) -> None:
         return  # nothing was built yet, or all is gone
 
 
-def _claim(params: Mapping[str, Any]) -> None:
+def _renew(params: Mapping[str, Any]) -> None:
     if params.get(UPLOAD) is not None:
-        claim(params[UPLOAD])
+        renew(params[UPLOAD])
 
 
 def _unstage(params: Mapping[str, Any]) -> None:
@@ -102,9 +102,9 @@ def _unstage(params: Mapping[str, Any]) -> None:
 
 
 KINDS: dict[str, Kind] = {
-    "add": Kind(add, claim=_claim, forget=_unstage),
+    "add": Kind(add, renew=_renew, forget=_unstage),
     "index": Kind(index),
-    "probe_fit": Kind(fit, claim=_claim, forget=_unstage),
+    "probe_fit": Kind(fit, renew=_renew, forget=_unstage),
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),
     "compact": Kind(_compact),

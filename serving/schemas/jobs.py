@@ -82,7 +82,8 @@ class IndexRequest(Strict):
     prune: bool = Field(
         False,
         description="delete items of this folder whose file is gone; refused where it has nothing at all in it, since "
-        "its disk may not be mounted",
+        "its disk may not be mounted. Those of a subfolder that is empty, a link, or cannot be listed are kept; the "
+        "result counts them as `kept`",
     )
 
 

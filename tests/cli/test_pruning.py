@@ -53,10 +53,12 @@ def test_a_folder_that_lost_its_last_picture_loses_its_last_item(index, folder):
         path.unlink()
     assert "holds no picture" in index(folder)
     report = index(folder, "--prune")
-    assert (report["removed"], report["items"]) == (1, 2), "a disk may not be mounted at the empty folder"
+    assert (report["removed"], report["kept"], report["items"]) == (1, 2, 2), (
+        "a disk may not be mounted at the empty folder"
+    )
     (folder / "cat" / ".emptied").touch()
     report = index(folder, "--prune")
-    assert (report["removed"], report["items"]) == (2, 0)
+    assert (report["removed"], report["kept"], report["items"]) == (2, 0, 0)
 
 
 def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, pictures):
@@ -97,3 +99,16 @@ def test_what_lies_in_a_folder_that_cannot_be_listed_is_not_gone(index, folder, 
         assert index(folder, "--prune")["removed"] == 0
     shutil.rmtree(folder / "cat")
     assert index(folder, "--prune")["removed"] == 2
+
+
+def test_the_closing_line_tells_how_many_are_kept(folder, model, tmp_path):
+    def said(*more) -> str:
+        arguments = ["index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, *more]
+        return CliRunner().invoke(app, [str(one) for one in arguments]).stdout
+
+    said()
+    (folder / "cat" / "1.jpg").unlink()
+    (folder / "cat" / "2.jpg").unlink()
+    assert "0 removed, 2 kept (their files may be there unseen), 0 broken; 3 items" in said("--prune")
+    shutil.rmtree(folder / "cat")
+    assert "2 removed, 0 broken; 1 items" in said("--prune")

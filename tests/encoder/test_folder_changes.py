@@ -42,5 +42,7 @@ def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
     gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
     assert [known[id]["path"] for id in changes.gone] == gone
     told = [record.getMessage().split(" so ")[0] for record in caplog.records]
-    kept = f"{place} is empty (a disk that is not mounted?), a link, or cannot be listed,"
+    cause = {"a link": "is a link, and those to folders are not followed", "nothing": ""}
+    kept = f"{place} {cause.get(hide, 'is empty, as is the place of a disk that is not mounted')},"
     assert told == ([] if hide == "nothing" else [kept])
+    assert changes.kept == len(told)

@@ -187,6 +187,10 @@ def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, coll
     assert (job.result["added"], job.result["errors_count"]) == (60, 1)
     assert job.result["errors"][0]["name"] == "cat/broken.jpg"
     assert run(server, "index", **params).result["unchanged"] == 60
+    for path in (root / "some" / "cat").iterdir():
+        path.unlink()
+    pruned = run(server, "index", **params, prune=True).result
+    assert (pruned["unchanged"], pruned["removed"], pruned["kept"]) == (40, 0, 20)
     assert str(root) not in client.get(f"/api/v1/jobs/{job.id}").text
     elsewhere = run(server, "index", **{**params, "folder": ".."})
     assert "lies elsewhere" in elsewhere.error["detail"]

@@ -158,3 +158,20 @@ def test_no_job_is_lost_or_done_twice_by_kills(tmp_path):
     assert states == {"done"}
     assert acknowledged <= made.keys() <= begun
     assert set(made.values()) == {1}
+
+
+def test_what_waits_for_a_job_grows_no_older_once_the_job_is_noted_and_at_each_start(world, monkeypatch):
+    """Not before: what waits for a job that there is not has to go one day."""
+
+    def full(*arguments):
+        raise DiskFull("The disk is full.")
+
+    world.submit("a")
+    world.submit("b")
+    assert world.work.renewed == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "add", full)
+        with pytest.raises(DiskFull):
+            world.submit("c")
+    world.restart()
+    assert world.work.renewed == ["a", "b"] * 2

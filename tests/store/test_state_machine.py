@@ -23,7 +23,8 @@ from store.crash.small import sizes
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, IndexKind, Item
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.spec import CollectionSpec, IndexKind
 
 EXAMPLES = 300 if LONG else 12
 DIM = 6

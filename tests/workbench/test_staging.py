@@ -8,7 +8,7 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.workbench import staging
-from nnclr_hub.workbench.staging import claim, stage, staged, unstage
+from nnclr_hub.workbench.staging import renew, stage, staged, unstage
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +64,23 @@ def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monk
     assert [path.name for path in (cache / "adding").iterdir()] == [new]
 
 
-def test_what_a_job_has_taken_waits_for_as_long_as_its_server_is_away(cache, tmp_path):
+def test_what_is_renewed_stays_another_week_and_no_longer(cache, tmp_path):
     ticket, other = (stage([(f"{name}.jpg", [write(tmp_path / name, b"a")])]) for name in "ab")
-    claim(ticket)
-    claim(ticket)
-    past = time.time() - 100 * staging.KEPT_S
-    for one in (ticket, other):
-        os.utime(cache / "adding" / one, (past, past))
+
+    def weeks_later():
+        past = time.time() - 100 * staging.KEPT_S
+        for folder in (cache / "adding").iterdir():
+            os.utime(folder, (past, past))
+
+    weeks_later()
+    renew(ticket)
     stage([("c.jpg", [write(tmp_path / "c", b"c")])])
     assert [one.name for one in staged(ticket)] == ["a.jpg"]
     with pytest.raises(InvalidRequest):
         staged(other)
-    unstage(ticket)
-    claim(ticket)
+    weeks_later()
+    stage([("d.jpg", [write(tmp_path / "d", b"d")])])
+    renew(ticket)
     assert not (cache / "adding" / ticket).exists()
 
 

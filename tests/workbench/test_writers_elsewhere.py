@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from store.milvus_servers import lite_server
 
-from nnclr_hub.errors import CollectionMoving, NNCLRHubError
+from nnclr_hub.errors import CollectionMoving, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.embedded.store import EmbeddedStore
@@ -115,6 +115,22 @@ def test_what_stopped_blocks_others_until_it_is_given_up(benches, other, picture
         elsewhere.add_images("c", [NewImage("sent", pictures[0])])
     abandon(here, "c")
     assert elsewhere.add_images("c", [NewImage("sent", pictures[0])]) == [None]
+
+
+def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, pictures, tmp_path):
+    """The process that is told to may not write before the collection has moved."""
+    here, elsewhere = benches
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "new.jpg").write_bytes(Path(pictures[3]).read_bytes())
+    here.index_folder("c", folder)
+    (folder / "new.jpg").write_bytes(Path(pictures[4]).read_bytes())
+    with pytest.raises(StoreError, match=r"--skip-missing`, and then take up what changed with `nnclr index FOLDER"):
+        reembed(here, "c", other)
+    with pytest.raises(CollectionMoving):
+        elsewhere.index_folder("c", folder)
+    assert reembed(here, "c", other, skip_missing=True).items == 60
+    assert elsewhere.index_folder("c", folder).added == 1
 
 
 def test_whatever_two_processes_acknowledge_is_there_afterwards(benches, other, pictures):

@@ -18,8 +18,9 @@ from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
 from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts
 from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, flat_bytes, judged
 from nnclr_hub.store.ann.main_index import MainIndex
-from nnclr_hub.store.base import CollectionSpec, Progress
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.spec import CollectionSpec
 
 IDLE_DELTA = 512  # rows that are worth folding when there is nothing else to do
 SMALLEST_DELTA = 4096  # rows that are not worth folding beside writes

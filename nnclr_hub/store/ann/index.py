@@ -22,7 +22,7 @@ from nnclr_hub.store.ann.compare import Found, compare, joined, ranked, score
 from nnclr_hub.store.ann.deaths import Deaths, bitmap_of
 from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.spec import CollectionSpec
 
 # below this share of the main part a filter is cheaper as a scan of its rows than as a walk past the others
 SCAN_SHARE = 0.05

@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 FLAT_BELOW = 50_000  # exhaustive search is quick enough, and exact

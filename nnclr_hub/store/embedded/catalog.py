@@ -12,8 +12,8 @@ import sqlite3
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.durable import fsync_folder, make_folder  # noqa: F401 - for those who write beside it
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import (  # noqa: F401 - for those who work on its files
     NO_ROOM,
     PAGE_SIZE,

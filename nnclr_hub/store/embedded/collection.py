@@ -12,17 +12,7 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, OpenedForReading
 from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
-from nnclr_hub.store.base import (
-    CollectionInfo,
-    Embeds,
-    Item,
-    Match,
-    Page,
-    Progress,
-    RepairReport,
-    VerifyReport,
-    Where,
-)
+from nnclr_hub.store.base import CollectionInfo, Item, Match, Page, Progress, RepairReport, VerifyReport, Where
 from nnclr_hub.store.embedded import recovery, snapshots, verification
 from nnclr_hub.store.embedded.care import Care, take_clean_mark
 from nnclr_hub.store.embedded.catalog import (
@@ -39,6 +29,7 @@ from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.searching import Question, Searcher
 from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.spec import Embeds
 from nnclr_hub.store.where import to_sql
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import CollectionSpec, Item, Match
+from nnclr_hub.store.base import Item, Match
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import Clause
 
 # parameters a statement, below SQLite's limit

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import CollectionSpec, Progress
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, fsync_folder, read_spec
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
 from nnclr_hub.store.reports import SalvageReport
+from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 CHUNK = 64

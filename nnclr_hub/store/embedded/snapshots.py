@@ -31,9 +31,9 @@ from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
 from nnclr_hub.store.ann.kinds import MOST_GRAPH_BYTES
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
-from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 KEPT = 2

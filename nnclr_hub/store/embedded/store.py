@@ -16,7 +16,7 @@ from typing import BinaryIO, Self
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, OpenedForReading, StoreError
 from nnclr_hub.store.ann.kinds import default_budget
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec, Progress
+from nnclr_hub.store.base import CollectionInfo, Progress
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import (
     connect,
@@ -34,6 +34,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.lock import give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import SalvageReport
+from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 

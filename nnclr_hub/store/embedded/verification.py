@@ -16,10 +16,11 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.ann.fold import nearest
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.base import CollectionSpec, Match, Progress
+from nnclr_hub.store.base import Match, Progress
 from nnclr_hub.store.embedded.catalog import WAY_ON, fsync_folder, quick_check, translated
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
 from nnclr_hub.store.embedded.searching import Question
+from nnclr_hub.store.spec import CollectionSpec
 
 SAMPLE = 50
 NEIGHBOURS = 10

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreTooNew
-from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.durable import fsync_folder
+from nnclr_hub.store.spec import CollectionSpec
 
 MANIFEST = "collection.json"
 FORMAT = "nnclr_hub collection"

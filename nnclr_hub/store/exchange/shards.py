@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import MissingDependency, StoreError
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.exchange.manifest import ExportedFile, Shard
+from nnclr_hub.store.spec import CollectionSpec
 
 TENSOR = "vectors"
 

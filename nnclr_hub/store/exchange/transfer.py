@@ -26,12 +26,13 @@ from nnclr_hub.errors import (
     InvalidRequest,
     StoreError,
 )
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
+from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.durable import fsync_folder
 from nnclr_hub.store.exchange.manifest import Manifest
 from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.succession import upsert_there
 
 SHARD_ITEMS = 50_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import StoreError
-from nnclr_hub.store.base import CollectionSpec, Progress, RepairReport, VerifyReport
+from nnclr_hub.store.base import Progress, RepairReport, VerifyReport
 from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Damaged, Sample, write_down
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.held import Held
@@ -17,6 +17,7 @@ from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
 from nnclr_hub.store.milvus.search import NLIST, exhaustive
 from nnclr_hub.store.milvus.where import plan
+from nnclr_hub.store.spec import CollectionSpec
 
 LOST = "nnclr-lost+found"
 

@@ -11,24 +11,14 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
-from nnclr_hub.store.base import (
-    CollectionInfo,
-    CollectionSpec,
-    Embeds,
-    Item,
-    Match,
-    Page,
-    Progress,
-    RepairReport,
-    VerifyReport,
-    Where,
-)
+from nnclr_hub.store.base import CollectionInfo, Item, Match, Page, Progress, RepairReport, VerifyReport, Where
 from nnclr_hub.store.checks import check_limit, check_name, check_vectors
 from nnclr_hub.store.milvus import care, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import to_item, to_requests, to_thumbnail
 from nnclr_hub.store.milvus.where import Plan, passes, plan
+from nnclr_hub.store.spec import CollectionSpec, Embeds
 
 # rows a request: 64 KiB of metadata each make 32 MiB
 ROWS = 500

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.milvus.where import facets
+from nnclr_hub.store.spec import CollectionSpec
 
 # vectors to compare by cosine are kept normalised, as the other store has them; COSINE would normalise once more what
 # was rounded to float16

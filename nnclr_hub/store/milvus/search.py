@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.store.base import CollectionSpec, Match, Where
+from nnclr_hub.store.base import Match, Where
 from nnclr_hub.store.checks import check_k
 from nnclr_hub.store.milvus.held import Held
 from nnclr_hub.store.milvus.rows import METRICS, to_vector
 from nnclr_hub.store.milvus.where import Plan, passes, plan
+from nnclr_hub.store.spec import CollectionSpec
 
 # items that pass a filter: up to so many are read and compared here, 2 MB at 256 numbers each
 FEW = 2000

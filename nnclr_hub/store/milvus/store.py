@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from nnclr_hub.errors import CollectionExists, CollectionMoving, CollectionNotFound, InvalidRequest, OpenedForReading
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
+from nnclr_hub.store.base import CollectionInfo
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.care import make_ready
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
@@ -18,6 +18,7 @@ from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.local import records_of
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.succession import SUFFIX, WAS
 
 
@@ -51,7 +52,6 @@ class MilvusStore:
 
         Raises:
             CollectionExists: the name is taken, by a collection or an alias.
-            CollectionMoving: see `get`.
             InvalidRequest: it cannot be a name, or Milvus has no such vectors.
         """
         check_name(name, "Collection name")
@@ -59,8 +59,6 @@ class MilvusStore:
         schema = schema_of(self.connection.pymilvus, spec)
         with self._names:
             self._refuse_if_taken(name)
-            if name + WAS in self.aliases():  # between the two steps of `promote`
-                raise self._not_found(name)
             self.connection.call(
                 "create_collection",
                 encode(name),
@@ -74,15 +72,15 @@ class MilvusStore:
             return self._opened(name, spec)
 
     def get(self, name: str) -> MilvusCollection:
-        """The collection of that name or alias.
+        """The collection of that name or alias; between the two steps of `promote`, the one that goes.
 
         Raises:
             CollectionNotFound: names those that exist.
-            CollectionMoving: another client is between the two steps of `promote`.
             StoreCorrupt: it was made by another program.
         """
         with self._names:
-            described = self._described(name)
+            # another client may be between the two steps, and be done before NAME~was is asked for
+            described = self._described(name) or self._described(name + WAS) or self._described(name)
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
@@ -247,22 +245,16 @@ class MilvusStore:
         if name not in self._collections():
             raise self._not_found(name)
 
-    def _not_found(self, name: str) -> CollectionNotFound | CollectionMoving:
-        aliases = self.aliases()
-        if name + WAS in aliases:
-            return CollectionMoving(
-                f"Collection {name!r} is just being swapped for the one that takes its place: ask again; if that does "
-                f"not end, call `nnclr store reembed {name}` as before."
-            )
-        known = ", ".join([*self._collections(), *aliases])
+    def _not_found(self, name: str) -> CollectionNotFound:
+        known = ", ".join([*self._collections(), *self.aliases()])
         hint = f"there are {known}." if known else "the store is empty; index pictures first."
         return CollectionNotFound(f"There is no collection {name!r}: {hint}")
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
-        if described is None:
+        if described is None and self._described(name + WAS) is None:
             return
-        if decode(described["collection_name"]) == name:
+        if described is None or decode(described["collection_name"]) == name:  # None: see `get`
             raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
         raise CollectionExists(f"There is an alias {name!r} already: take another name, or forget the alias first.")
 

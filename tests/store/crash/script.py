@@ -20,7 +20,8 @@ from store.crash.small import shrink
 from store.crash.world import World
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, IndexKind, VectorStore
+from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.spec import CollectionSpec, IndexKind
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]

@@ -1,0 +1,31 @@
+"""Where no item can be embedded anew, the refusal names what helps, and that does help."""
+
+import shutil
+
+import pytest
+
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.reembedding import reembed
+
+
+def test_where_every_file_of_an_indexed_folder_has_changed_it_is_to_be_indexed_again(
+    model, make_model, pictures, tmp_path
+):
+    folder, other = tmp_path / "photos", str(make_model(seed=1))
+    folder.mkdir()
+    for name in "ab":
+        shutil.copy(pictures[0], folder / f"{name}.jpg")
+    with open_store(str(tmp_path / "store")) as store:
+        bench = Workbench(Encoders(str(model), device="cpu"), store)
+        bench.index_folder("c", folder)
+        for name in "ab":
+            shutil.copy(pictures[1], folder / f"{name}.jpg")
+        for skip_missing in (False, True):
+            with pytest.raises(StoreError, match=r"Not one of the 2 .*`nnclr index FOLDER --collection c`") as refusal:
+                reembed(bench, "c", other, skip_missing=skip_missing)
+            assert "another machine" not in str(refusal.value)
+            assert store.aliases() == {}
+        assert bench.index_folder("c", folder).updated == 2
+        assert reembed(bench, "c", other).items == 2
