@@ -22,9 +22,14 @@ def make_thumbnail(image: Image.Image) -> bytes:
     """
     small = image.copy()
     small.thumbnail((SIDE, SIDE), reducing_gap=2.0)
-    for quality in QUALITIES:
-        file = io.BytesIO()
-        small.save(file, "JPEG", quality=quality)
-        if file.tell() <= MAX_THUMBNAIL:
-            break
+    *better, worst = QUALITIES
+    for quality in better:
+        if len(jpeg := _jpeg(small, quality)) <= MAX_THUMBNAIL:
+            return jpeg
+    return _jpeg(small, worst)
+
+
+def _jpeg(image: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
     return file.getvalue()
