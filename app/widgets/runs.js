@@ -23,7 +23,7 @@ function explain(given) {
       make('pre', {tabindex: 0}, 'nnclr pretrain auto --data PHOTOS --out RUNS/photos'),
       paragraph('where RUNS is the folder that this server was given as ', code('--runs'), '. It appears here within seconds, and its report with the first checkpoint.')]
     : [paragraph('This server was given no folder of runs. Start it again with one, to watch encoders learn here:'),
-      make('pre', {tabindex: 0}, 'nnclr serve --runs RUNS'),
+      make('pre', {tabindex: 0}, 'nnclr serve --runs RUNS     # or nnclr demo --runs RUNS'),
       paragraph('RUNS is the folder in which ', code('nnclr pretrain auto --data PHOTOS --out RUNS/photos'), ' puts a run.')]));
 }
 

@@ -133,7 +133,7 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
 
     folder = _shards_of(array)
     try:
-        _write_shards(folder, images, encoder, how)
+        report = _write_shards(folder, images, encoder, how)
         count, dim = join(open_shards(folder), array)
     except FileNotFoundError as error:
         raise NNCLRHubError(
@@ -142,7 +142,8 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
         ) from error
     shutil.rmtree(folder, ignore_errors=True)
     names = array.with_suffix(".txt")
-    err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}", markup=False)
+    left_out = f"; {len(report.broken)} pictures could not be read" if report.broken else ""
+    err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}{left_out}", markup=False)
 
 
 def _shards_of(array: Path) -> Path:

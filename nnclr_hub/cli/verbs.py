@@ -52,7 +52,7 @@ DEFAULT_STORE = "nnclr-store"
 # verbs that keep what they have done, and how the next call takes it up
 GO_ON = {
     **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to go on"),
-    "embed": "with --out, run the same command again to go on",
+    "embed": "with --out, run the same command again to go on behind the last whole shard",
     "pretrain": "go on with --resume",
 }
 

@@ -7,6 +7,7 @@ the answer. Where nothing answers at all, a few attempts are enough: more likely
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from itertools import count
 from nnclr_hub.client.answers import error_of, retry_after
 from nnclr_hub.client.steps import Answer, Attempt, Call, Pause, Steps, T
 from nnclr_hub.errors import DeadlineExceeded, NNCLRHubError, NotReady, Overloaded, ServerUnreachable, ServiceError
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -55,6 +58,11 @@ def answered(call: Call[T], policy: Policy) -> Steps[T]:
             lost = lost or isinstance(failure, ServerUnreachable)  # a proxy, of a server that died over it
         if call.once or (asked is None and not _passes(failure, call, attempt)):
             raise failure
+        if call.patience and attempt + 1 == LOST:
+            left = deadline - policy.clock()
+            log.warning(
+                "%s Asking again for %.0f s more; what is interrupted goes on when it is repeated.", failure, left
+            )
         pause = max(asked or 0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + policy.jitter() / 2))
         if policy.clock() + pause >= deadline:
             raise failure

@@ -8,6 +8,7 @@ is refused.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +23,15 @@ from nnclr_hub.encoder.quiet import pillow_kept_quiet
 from nnclr_hub.encoder.unread import check_channels, check_numbers, refuse_unidentified
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 
+log = logging.getLogger(__name__)
+
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
 MAX_PIXELS = 40_000_000
 OVERSAMPLED = 2  # source pixels a pixel of the resized picture that a scaled JPEG must keep
 _ORIENTATION = 0x0112  # a tag of EXIF
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))  # orientations that bring the last column (row) or what becomes it to the front
+
+_told_of_pages: set[str] = set()  # folders
 
 Source = Path | str | bytes | Image.Image
 
@@ -85,11 +90,25 @@ def decode_scaled(source: Source, short: int | None) -> Picture:
         with image:
             _check_size(image)
             check_numbers(image)
+            if image.format == "TIFF" and getattr(image, "is_animated", False):
+                _tell_of_pages(str(getattr(file, "name", "")))
             factor = 1 if short is None else min(image.size) // (OVERSAMPLED * short)
             if factor < 2:
                 image.load()
                 return _whole(_upright_rgb(image))
             return _scaled(image, factor)
+
+
+def _tell_of_pages(name: str) -> None:
+    """Once a folder: whose stacks they are wants to know, whoever sent a picture is not here to read it."""
+    folder = str(Path(name).parent)
+    if name and folder not in _told_of_pages:
+        _told_of_pages.add(folder)
+        log.warning(
+            "%s has several pages, of which the first alone is read, as of others beside it: write those that are "
+            "pictures of their own, or channels, as files of their own",
+            name,
+        )
 
 
 def _whole(image: Image.Image) -> Picture:

@@ -127,8 +127,8 @@ class Encoder(Attending):
         """One entry a picture: its (D,) float32 unit vector, or the ImageError that says why it has none.
 
         Args:
-            images: paths, bytes, PIL images, (H, W, 3) uint8 arrays; or a tensor or array (N, 3, H, W): uint8 RGB
-                gets the whole transform, float is taken as transformed already.
+            images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of grey; or a tensor or array
+                (N, 3, H, W): uint8 RGB gets the whole transform, float is taken as transformed already.
 
         Raises:
             InvalidRequest: a tensor of another shape, or something that is no picture.

@@ -12,6 +12,8 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import Source
 from nnclr_hub.errors import InvalidRequest
 
+_GREY = (np.uint8, np.uint16, np.int32, np.float32)  # numbers that Pillow has a mode for
+
 ImageLike = Source | np.ndarray
 
 
@@ -28,7 +30,8 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
     Raises:
         InvalidRequest: it is one picture.
     """
-    if isinstance(images, str | bytes | Path | Image.Image):
+    one = isinstance(images, str | bytes | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    if one or not isinstance(images, Iterable):
         raise InvalidRequest("Give a list of images, even for one: encoder.embed([image]).")
     return list(images)
 
@@ -43,6 +46,14 @@ def readable(image: ImageLike | Stored) -> Source:
         return image.read()
     if not isinstance(image, np.ndarray):
         return image
+    if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # grey, as a TIFF of such numbers
+        return Image.fromarray(image if image.dtype in _GREY else image.astype(_wider(image.dtype)))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise InvalidRequest(f"An array is one image of (H, W, 3) uint8; this one is {image.shape} {image.dtype}.")
+        raise InvalidRequest(
+            f"An array is one image of (H, W, 3) uint8, or of (H, W) grey; this one is {image.shape} {image.dtype}."
+        )
     return Image.fromarray(image)
+
+
+def _wider(dtype: np.dtype) -> type[np.generic]:
+    return np.int32 if np.can_cast(dtype, np.int32) else np.float32

@@ -61,7 +61,8 @@ def list_images(folder: Path) -> list[Path]:
             if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
         ]
     if links:
-        _tell_of_links(str(folder), len(links), links[0])
+        whole = folder.resolve()  # however it was named
+        _tell_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
     if not found:
         raise NoImages(
             f"{folder} holds no picture (looked in all its folders for {' '.join(sorted(IMAGE_SUFFIXES))}): "

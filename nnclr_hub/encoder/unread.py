@@ -74,6 +74,8 @@ def refuse_unidentified(file: BinaryIO) -> NoReturn:
     """Raises UnsupportedImage for a file of which Pillow only says that it knows no such picture."""
     file.seek(0)
     header = file.read(8)
+    if not header:
+        raise UnsupportedImage("The file is empty.")
     if header[:4] in _TIFF + _BIG_TIFF:
         tags = _tags_of(header + (file.read(8) if header[:4] in _BIG_TIFF else b""), file)
         if _BITS in tags:

@@ -109,6 +109,18 @@ def test_retry_after_may_be_a_date():
         assert play(CALL, [answer(503, "not_ready", **{"retry-after": text}), FINE]) == ("done", [0.1])
 
 
+def test_a_long_wait_for_a_server_that_is_away_is_told(caplog):
+    """Once a call, when a hurried one would have given up."""
+    lost = ServerUnreachable("No server can be reached.")
+    patient = Call("POST", "/", lambda one: "done", patience=600.0)
+    assert play(patient, [lost] * 9 + [FINE])[0] == "done"
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("No server can be reached. Asking again for 6")
+    caplog.clear()
+    assert play(patient, [lost, FINE])[0] == "done"
+    assert caplog.records == []
+
+
 def test_an_address_where_nothing_answers_is_given_up_soon_but_an_upload_waits():
     lost = ServerUnreachable("gone")
     outcome, pauses = play(CALL, [lost] * 50, timeout=1000)

@@ -1,9 +1,11 @@
 """The encoder: the same vectors by every way in, and one bad picture for itself."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import timm
 import torch
 import torch.nn.functional as F
@@ -85,7 +87,8 @@ def test_generators_are_read_batch_by_batch(encoder, pictures):
 
 
 @pytest.mark.parametrize(
-    "images", ["picture.jpg", torch.zeros(3, 48, 48), torch.zeros(1, 3, 48, 48, dtype=torch.int64), [np.zeros((4, 4))]]
+    "images",
+    ["picture.jpg", torch.zeros(3, 48, 48), torch.zeros(1, 3, 48, 48, dtype=torch.int64), [np.zeros((4, 4), bool)]],
 )
 def test_what_is_no_list_of_pictures_is_refused(encoder, images):
     with pytest.raises(InvalidRequest):
@@ -99,6 +102,20 @@ def test_a_tensor_of_any_float_type_and_length_is_taken(encoder, pictures):
     assert encoder.embed(torch.zeros(0, 3, 9, 9, dtype=torch.uint8)).shape == (0, encoder.embed_dim)
     pixels = torch.randint(0, 256, (130, 3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose(encoder.embed(pixels)[[0, 129]], encoder.embed(pixels[[0, 129]]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.float32, np.float64])
+def test_an_array_of_grey_is_the_tiff_of_such_numbers(encoder, tmp_path, dtype):
+    """As `tifffile.imread` gives it; float64, which is read from no file, as float32."""
+    grey = (np.add.outer(np.arange(64), np.arange(80)) % 256).astype(dtype)
+    tifffile.imwrite(tmp_path / "grey.tif", grey.astype(np.float32) if dtype == np.float64 else grey)
+    np.testing.assert_array_equal(encoder.embed([grey]), encoder.embed([tmp_path / "grey.tif"]))
+
+
+@pytest.mark.parametrize("one", [None, 3, np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8), np.uint16), Path("a.jpg")])
+def test_what_is_no_list_is_told_how_one_is_given(encoder, one):
+    with pytest.raises(InvalidRequest, match=r"Give a list of images, even for one: encoder.embed\(\[image\]\)"):
+        encoder.embed(one)
 
 
 def test_an_array_of_channels_first_is_a_tensor_and_one_of_channels_last_are_pictures(encoder, pictures):

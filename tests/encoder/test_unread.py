@@ -88,6 +88,21 @@ def test_a_damaged_tiff_of_usual_numbers_is_not_blamed_on_them(tag):
 
 def test_the_rest_is_no_picture():
     """A TIFF's first bytes alone, and none."""
-    for data in (b"II*\0", b"II*\0" + b"\xff" * 40, b"MM\0*" + bytes(8), b"", b"hello"):
+    for data in (b"II*\0", b"II*\0" + b"\xff" * 40, b"MM\0*" + bytes(8), b"hello"):
         with pytest.raises(UnsupportedImage, match="not a picture in a format we read"):
             decode_image(data)
+
+
+def test_an_empty_file_says_so():
+    with pytest.raises(UnsupportedImage, match="The file is empty"):
+        decode_image(b"")
+
+
+def test_a_stack_is_read_by_its_first_page_and_its_folder_told_of_once(tmp_path, caplog):
+    for name in ("a.tif", "b.tif"):
+        tifffile.imwrite(tmp_path / name, np.stack([GREY, GREY[::-1]]).astype(np.uint8), photometric="minisblack")
+    tifffile.imwrite(tmp_path / "one.tif", GREY.astype(np.uint8))
+    for name in ("one.tif", "a.tif", "b.tif"):
+        np.testing.assert_array_equal(np.asarray(decode_image(tmp_path / name))[..., 0], GREY)
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith(f"{tmp_path}/a.tif has several pages, of which the first alone is read")
