@@ -1,5 +1,6 @@
 """One server a module, and a client of it."""
 
+import json
 import shutil
 from collections.abc import Iterator
 
@@ -7,8 +8,15 @@ import httpx
 import pytest
 from fake_runs import write_run
 from job_worlds import World
+from jobs_over_rest import ended
+from model_shelf import Shelf
 
 from nnclr_hub import load_encoder
+from nnclr_hub.store.base import Item
+from serving.engine import Engine
+from serving.models import Engines
+from serving.settings import Settings
+from serving.telemetry import Metrics
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +81,84 @@ def make_world(tmp_path) -> Iterator:
 @pytest.fixture
 def world(make_world) -> World:
     return make_world()
+
+
+# ---- jobs and probes
+
+
+@pytest.fixture(scope="module")
+def server_of_jobs(model, make_model, tmp_path_factory, serve):
+    """One that reads files below one folder, has another model, and takes two waiting jobs."""
+    folder = tmp_path_factory.mktemp("jobs")
+    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
+    for running in serve(model, folder / "store", capacity=100, **options):
+        running.folder = folder
+        running.other = folder / "another"
+        shutil.copytree(make_model(seed=1), running.other)
+        running.engines.get(str(running.other))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def photos_in(server, pictures):
+    """The photos in a collection, with their folder as the label; two without."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.put("/api/v1/collections/album", json={}).status_code == 201
+        for start in range(0, 60, 30):
+            batch = pictures[start : start + 30]
+            notes = [
+                {"id": f"{path.parent.name}-{path.stem}", "metadata": {"label": path.parent.name, "n": i / 7}}
+                for i, path in enumerate(batch)
+            ]
+            files = [("files", (path.name, path.read_bytes(), "image/jpeg")) for path in batch]
+            done = client.post("/api/v1/collections/album/items", files=files, data={"items": json.dumps(notes)})
+            assert done.status_code == 200
+        album = server.bench.collection("album")
+        bare = [Item(f"bare-{i}", item.vector, {"n": 0.5}) for i, item in enumerate(album.scroll(limit=2).items)]
+        album.upsert(bare)
+        yield "album"
+        client.delete("/api/v1/collections/album")
+
+
+@pytest.fixture(scope="module")
+def pets(server, photos_in):
+    """A probe on them."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        job = ended(
+            client, client.post("/api/v1/probes", json={"name": "pets", "collection": photos_in, "field": "label"})
+        )
+        assert job["state"] == "done", job
+        yield job
+        assert client.delete("/api/v1/probes/pets").status_code == 204
+
+
+# ---- engines
+
+
+@pytest.fixture
+def make_engine():
+    """make_engine(encoder, **settings) -> an engine that is closed at the end."""
+    made = []
+
+    def start(encoder, **settings) -> Engine:
+        settings = {"decode_threads": 2, "max_batch": 8, "stall_s": 5, **settings}
+        made.append(Engine(encoder, Settings(**settings), Metrics()))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close(0.2)
+
+
+@pytest.fixture
+def make_engines():
+    """make_engines(shelf, **settings) -> Engines that load from it, closed at the end."""
+    made = []
+
+    def start(shelf: Shelf, **settings) -> Engines:
+        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf, weigh=shelf.weigh))
+        return made[-1]
+
+    yield start
+    for engines in made:
+        engines.close(0.2)

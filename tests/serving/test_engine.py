@@ -3,13 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from engine_work import busy, first_column, numbers, sample
 from fake_encoder import FakeEncoder
 from waiting import until
 
@@ -17,7 +16,7 @@ from nnclr_hub import ImageError, load_encoder
 from nnclr_hub.errors import Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine
 from serving.settings import Settings
-from serving.telemetry import Metrics, Timings, current
+from serving.telemetry import Timings, current
 
 
 @pytest.fixture(scope="module")
@@ -29,42 +28,8 @@ def real(model):
 
 
 @pytest.fixture
-def make():
-    """make(encoder, **settings) -> an engine that is closed at the end."""
-    made = []
-
-    def start(encoder, **settings) -> Engine:
-        settings = {"decode_threads": 2, "max_batch": 8, "stall_s": 5, **settings}
-        made.append(Engine(encoder, Settings(**settings), Metrics()))
-        return made[-1]
-
-    yield start
-    for engine in made:
-        engine.close(0.2)
-
-
-def numbers(*values: int) -> list[bytes]:
-    return [str(value).encode() for value in values]
-
-
-def first_column(results) -> list[float]:
-    return [float(result[0]) for result in results]
-
-
-def sample(engine: Engine, name: str, **labels: str) -> float:
-    return engine._metrics.registry.get_sample_value(name, labels) or 0.0
-
-
-@contextmanager
-def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
-    """The device has a picture in hand, and nothing goes on before the release."""
-    begun = threading.Event()
-    encoder.before = lambda: (begun.set(), release.wait(120))
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(engine.embed_each, numbers(1))
-        assert begun.wait(120)
-        yield
-        assert first_column(first.result()) == [1]
+def make(make_engine):
+    return make_engine
 
 
 # ---- vectors

@@ -3,11 +3,10 @@
 import json
 import shutil
 import threading
-import time
 
-import httpx
 import numpy as np
 import pytest
+from jobs_over_rest import ended
 
 from nnclr_hub.store.base import CollectionSpec, Item
 
@@ -15,32 +14,8 @@ JOBS = "/api/v1/jobs"
 
 
 @pytest.fixture(scope="module")
-def server(model, make_model, tmp_path_factory, serve):
-    """One that reads files below one folder, has another model, and takes two waiting jobs."""
-    folder = tmp_path_factory.mktemp("jobs")
-    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
-    for running in serve(model, folder / "store", capacity=100, **options):
-        running.folder = folder
-        running.other = folder / "another"
-        shutil.copytree(make_model(seed=1), running.other)
-        running.engines.get(str(running.other))
-        yield running
-
-
-@pytest.fixture
-def client(server):
-    with httpx.Client(base_url=server.url, timeout=120) as opened:
-        yield opened
-
-
-def ended(client, answer):
-    assert answer.status_code == 202, answer.text
-    for _ in range(2400):
-        job = client.get(answer.headers["location"]).json()
-        if job["state"] in ("done", "failed", "cancelled"):
-            return job
-        time.sleep(0.05)
-    pytest.fail(f"it does not end: {job}")
+def server(server_of_jobs):
+    return server_of_jobs
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Jobs over REST: listed, watched, cancelled."""
 
 import json
-import shutil
 import threading
 import time
 
 import httpx
 import pytest
+from jobs_over_rest import ended, finished
 
 from nnclr_hub.store.base import CollectionSpec
 from serving.jobs import KINDS, Kind, Outcome
@@ -15,32 +15,8 @@ JOBS = "/api/v1/jobs"
 
 
 @pytest.fixture(scope="module")
-def server(model, make_model, tmp_path_factory, serve):
-    """One that reads files below one folder, has another model, and takes two waiting jobs."""
-    folder = tmp_path_factory.mktemp("jobs")
-    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
-    for running in serve(model, folder / "store", capacity=100, **options):
-        running.folder = folder
-        running.other = folder / "another"
-        shutil.copytree(make_model(seed=1), running.other)
-        running.engines.get(str(running.other))
-        yield running
-
-
-@pytest.fixture
-def client(server):
-    with httpx.Client(base_url=server.url, timeout=120) as opened:
-        yield opened
-
-
-def ended(client, answer):
-    assert answer.status_code == 202, answer.text
-    for _ in range(2400):
-        job = client.get(answer.headers["location"]).json()
-        if job["state"] in ("done", "failed", "cancelled"):
-            return job
-        time.sleep(0.05)
-    pytest.fail(f"it does not end: {job}")
+def server(server_of_jobs):
+    return server_of_jobs
 
 
 class Steps:
@@ -167,7 +143,7 @@ def test_a_listener_that_goes_away_disturbs_nobody(client, server, steps):
             next(stream.iter_lines())
     for _ in range(3):
         steps.steps.release()
-    assert ended(client, httpx.Response(202, headers={"location": f"{JOBS}/{job['id']}"}))["state"] == "done"
+    assert finished(client, f"{JOBS}/{job['id']}")["state"] == "done"
 
 
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
@@ -181,8 +157,7 @@ def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
     client.delete(f"{JOBS}/{jobs[0]['id']}")
-    answer = httpx.Response(202, headers={"location": f"{JOBS}/{jobs[0]['id']}"})
-    assert ended(client, answer)["state"] == "cancelled"
+    assert finished(client, f"{JOBS}/{jobs[0]['id']}")["state"] == "cancelled"
 
 
 def test_jobs_are_listed_page_by_page_from_the_newest(client, steps):

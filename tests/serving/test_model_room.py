@@ -18,22 +18,12 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from serving.memory import weight_of
-from serving.models import Engines
 from serving.settings import Settings
-from serving.telemetry import Metrics
 
 
 @pytest.fixture
-def make():
-    made = []
-
-    def start(shelf: Shelf, **settings) -> Engines:
-        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf, weigh=shelf.weigh))
-        return made[-1]
-
-    yield start
-    for engines in made:
-        engines.close(0.2)
+def make(make_engines):
+    return make_engines
 
 
 def test_the_one_unused_for_longest_makes_room_and_comes_back(make):

@@ -21,20 +21,11 @@ from nnclr_hub.workbench import Workbench
 from serving.models import Engines
 from serving.security.rates import Allowance, Buckets, use
 from serving.settings import Settings
-from serving.telemetry import Metrics
 
 
 @pytest.fixture
-def make():
-    made = []
-
-    def start(shelf: Shelf, **settings) -> Engines:
-        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf, weigh=shelf.weigh))
-        return made[-1]
-
-    yield start
-    for engines in made:
-        engines.close(0.2)
+def make(make_engines):
+    return make_engines
 
 
 def test_callers_at_once_load_a_model_once(make):

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import time
 import zipfile
 
 import numpy as np
@@ -12,56 +11,8 @@ from safetensors import safe_open
 
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe
-from nnclr_hub.store.base import Item
 
 PROBES = "/api/v1/probes"
-
-
-def ended(client, answer):
-    """The job of a 202 when it has ended."""
-    assert answer.status_code == 202, answer.text
-    assert answer.headers["location"] == f"/api/v1/jobs/{answer.json()['id']}"
-    for _ in range(2400):
-        job = client.get(answer.headers["location"]).json()
-        if job["state"] in ("done", "failed", "cancelled"):
-            return job
-        time.sleep(0.05)
-    pytest.fail(f"it does not end: {job}")
-
-
-@pytest.fixture(scope="module")
-def photos_in(server, pictures):
-    """The photos in a collection, with their folder as the label; two without."""
-    import httpx
-
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        assert client.put("/api/v1/collections/album", json={}).status_code == 201
-        for start in range(0, 60, 30):
-            batch = pictures[start : start + 30]
-            notes = [
-                {"id": f"{path.parent.name}-{path.stem}", "metadata": {"label": path.parent.name, "n": i / 7}}
-                for i, path in enumerate(batch)
-            ]
-            files = [("files", (path.name, path.read_bytes(), "image/jpeg")) for path in batch]
-            done = client.post("/api/v1/collections/album/items", files=files, data={"items": json.dumps(notes)})
-            assert done.status_code == 200
-        album = server.bench.collection("album")
-        bare = [Item(f"bare-{i}", item.vector, {"n": 0.5}) for i, item in enumerate(album.scroll(limit=2).items)]
-        album.upsert(bare)
-        yield "album"
-        client.delete("/api/v1/collections/album")
-
-
-@pytest.fixture(scope="module")
-def pets(server, photos_in):
-    """A probe on them."""
-    import httpx
-
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        job = ended(client, client.post(PROBES, json={"name": "pets", "collection": photos_in, "field": "label"}))
-        assert job["state"] == "done", job
-        yield job
-        assert client.delete(f"{PROBES}/pets").status_code == 204
 
 
 def test_a_probe_of_a_collection_is_the_one_that_the_library_fits(server, client, pets):
