@@ -10,7 +10,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-_ADDRESS_ALPHABET = str.maketrans("-_", "+/")
+_LOOSE = str.maketrans("-_", "+/", " \t\r\n")
 
 
 def is_address(text: str) -> bool:
@@ -50,7 +50,7 @@ def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None 
 
 def _decode_loosely(text: str, what: str) -> bytes:
     """Base64 in lines, as programs of mail and shells write it, or in the alphabet for addresses, and unpadded."""
-    plain = "".join(text.split()).translate(_ADDRESS_ALPHABET)
+    plain = text.translate(_LOOSE)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as error:

@@ -7,11 +7,11 @@ image/*                  the body is one picture
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -31,7 +31,6 @@ T = TypeVar("T", bound=BaseModel)
 A = TypeVar("A")
 MOST_ERRORS = 20
 MOST_LISTS = 200_000
-_WORDS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 FORM = "multipart/form-data"
 JSON = "application/json"
 
@@ -165,11 +164,18 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
 
 
 def _openings(text: str | bytes) -> int:
-    """Lists and objects that JSON holds; those in words are no such, and looked for only where it matters."""
+    """Lists and objects that JSON holds; those in words are no such, and looked for only where it matters.
+
+    By whole arrays: a search for each string would be held up by millions of them, as the parser is by lists.
+    """
     data = text.encode() if isinstance(text, str) else text
-    if data.count(b"[") + data.count(b"{") > MOST_LISTS:
-        data = _WORDS.sub(b"", data)
-    return data.count(b"[") + data.count(b"{")
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= MOST_LISTS:
+        return opened
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # an escaped quote ends no string
+    codes = np.frombuffer(data, np.uint8)
+    in_words = np.logical_xor.accumulate(codes == ord('"'))
+    return int(np.count_nonzero(((codes == ord("[")) | (codes == ord("{"))) & ~in_words))
 
 
 async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:

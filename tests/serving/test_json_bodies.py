@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving import uploads
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -40,6 +44,44 @@ def test_millions_of_lists_hold_nobody_up(strict):
         metadata = {"note": "[{" * 200_000 + '\\"'}  # these are words
         answer = client.put("/api/v1/collections/c/items", json=[{"id": "a", "vector": [1, 2], "metadata": metadata}])
         assert "lists and objects" not in answer.text
+
+
+def counted(text: str) -> int:
+    """Lists and objects of JSON, character by character."""
+    count, within, escaped = 0, False, False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == '"':
+            within = not within
+        elif within:
+            escaped = character == "\\"
+        else:
+            count += character in "[{"
+    return count
+
+
+ANY_JSON = st.recursive(
+    st.text(st.sampled_from('[{"\\]a\u00e9\n'), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(ANY_JSON, st.booleans())
+def test_lists_and_objects_are_counted_outside_of_words(value, plain):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uploads, "MOST_LISTS", 0)  # where they are many, they are looked at closely
+        text = json.dumps(value, ensure_ascii=plain)
+        assert uploads._openings(text) == uploads._openings(text.encode()) == counted(text)
+
+
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * 900_000, b'"' + b"\\\\" * 900_000 + b"\\", b'"a' * 600_001])
+def test_words_that_never_end_are_looked_through_once(strict, body):
+    """Begun anew at each of their quotes, a look through 2 MB would take hours."""
+    headers = {"Content-Type": "application/json"}
+    body = b"[" * 199_000 + body[:1_790_000] + b"[" * 9_000
+    answer = httpx.put(f"{strict.url}/api/v1/collections/c/items", content=body, headers=headers, timeout=60)
+    assert answer.status_code in (400, 413)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,8 @@ class AttentionMap:
         buffer = io.BytesIO()
         mark = PngInfo()
         mark.add_text(*MADE_BY)
-        self.overlay(opacity).save(
-            buffer, "PNG", pnginfo=mark, compress_level=3
-        )  # half the time of 6 for a tenth more bytes
+        # level 3 takes half the time of 6 for a tenth more bytes
+        self.overlay(opacity).save(buffer, "PNG", pnginfo=mark, compress_level=3)
         return buffer.getvalue()
 
     def describe(self) -> dict[str, Any]:
