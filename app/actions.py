@@ -76,5 +76,5 @@ def attention_call(image: str, targets: Sequence[str], query: Mapping[str, Any])
 
 
 def original_path(collection: str, id: str) -> str:
-    """Where REST has an item's own picture."""
+    """Where REST has an item's own image."""
     return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/original"

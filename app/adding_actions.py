@@ -1,4 +1,4 @@
-"""The calls that do what the tab Collections does with pictures that are given to it."""
+"""The calls that do what the tab Collections does with images that are given to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMPORTS = (
     "import hashlib",
     "import zipfile",
     "from pathlib import Path",
-    "from nnclr_hub.client.uploading import Picture",
+    "from nnclr_hub.client.uploading import Image",
     "from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES, label_of",
 )
 PROGRAM = """\
@@ -26,7 +26,7 @@ collection = client.collection({collection!r})
 def add(name, data, root=""):
     label = label_of(Path(name), Path(root))
     metadata = {{"name": Path(name).name}} | ({{"label": label}} if label else {{}})
-    [error] = collection.add_images([Picture(hashlib.sha256(data).hexdigest()[:32], data, metadata)])
+    [error] = collection.add_images([Image(hashlib.sha256(data).hexdigest()[:32], data, metadata)])
     print(name, error or "is added")
 """
 FILES = """

@@ -1,4 +1,4 @@
-"""Additions: pictures that a person gives, handed to jobs of the server.
+"""Additions: images that a person gives, handed to jobs of the server.
 
 Each job notes which browser it is from, under a name that only that browser knows: so a browser sees its own jobs,
 in whatever order their answers reach it.
@@ -14,9 +14,9 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staged_pictures import root_of
+from nnclr_hub.workbench.staged_images import root_of
 from nnclr_hub.workbench.staging import Staged, stage, staged, unstage
-from nnclr_hub.workbench.zips import SUFFIX, PictureZip
+from nnclr_hub.workbench.zips import SUFFIX, ImageZip
 
 from .adding_actions import Given, add_action, add_folder_action
 from .page import GIVEN_BY, Page
@@ -77,7 +77,7 @@ class Additions:
         self._page.did(add_folder_action(name, source, place.relative))
 
     def sources(self) -> list[str]:
-        """The server's folders of pictures by their names, where its own machine alone can ask."""
+        """The server's folders of images by their names, where its own machine alone can ask."""
         return SourceFolders(self._sources()).names
 
     # ---- inside
@@ -87,7 +87,7 @@ class Additions:
         size = file.path.stat().st_size
         if not file.name.lower().endswith(SUFFIX):
             return Given(file.name, size)
-        with PictureZip(file.path, file.name, self._page.terms.max_bytes) as zip:
+        with ImageZip(file.path, file.name, self._page.terms.max_bytes) as zip:
             return Given(file.name, size, root_of(zip.names).as_posix())
 
     def _submit(self, kind: str, params: dict[str, Any], browser: str | None) -> None:

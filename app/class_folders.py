@@ -1,4 +1,4 @@
-"""Class folders: a folder of pictures for each class, which wait until a probe is fitted on them, and go then."""
+"""Class folders: a folder of images for each class, which wait until a probe is fitted on them, and go then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.staged_pictures import staged_pictures
+from nnclr_hub.workbench.staged_images import staged_images
 from nnclr_hub.workbench.staging import stage, unstage
 
 from .steps import plain
@@ -21,10 +21,10 @@ def take(files: Any, most_bytes: int) -> str:
     """What an intake gave now waits; its ticket.
 
     Args:
-        most_bytes: of one picture.
+        most_bytes: of one image.
 
     Raises:
-        InvalidRequest: there are no two folders with pictures, or a zip is none that is taken.
+        InvalidRequest: there are no two folders with images, or a zip is none that is taken.
         Overloaded: too much waits already.
     """
     ticket = stage(chosen_files(files, MOST_FILES_WHOLE))
@@ -37,16 +37,16 @@ def take(files: Any, most_bytes: int) -> str:
 
 
 def classes(ticket: str, most_bytes: int) -> Counter[str]:
-    """How many pictures of each class wait; under "" those that lie in no folder.
+    """How many images of each class wait; under "" those that lie in no folder.
 
     Raises:
         InvalidRequest: of fewer than two, or nothing waits any more.
     """
-    with staged_pictures(ticket, most_bytes) as (pictures, _):
+    with staged_images(ticket, most_bytes) as (pictures, _):
         counts = Counter(picture.label for picture in pictures)
     named = [label for label in counts if label]
     if len(named) < 2:
-        has = f"All pictures lie in the folder {named[0]!r:.90}" if named else "No picture lies in a folder"
+        has = f"All images lie in the folder {named[0]!r:.90}" if named else "No image lies in a folder"
         raise InvalidRequest(
             f"{has}, and a probe tells at least two classes apart: choose a folder that holds a folder for each class."
         )
@@ -61,7 +61,7 @@ def what_waits(counts: Counter[str]) -> str:
     nowhere = f" {counts['']:,} lie in no folder and are left out." if counts[""] else ""
     total = sum(number for _, number in named)
     return (
-        f"**{total:,} pictures** of {len(named):,} classes wait: {each}{others}.{nowhere} "
+        f"**{total:,} images** of {len(named):,} classes wait: {each}{others}.{nowhere} "
         "Give the probe a name and press *Fit*."
     )
 

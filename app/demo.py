@@ -22,7 +22,7 @@ TABS = {
     "API": ApiTab,
 }
 HEADER = """
-<header><h1>nnclr_hub</h1><p>Find pictures by what they look like.</p>
+<header><h1>nnclr_hub</h1><p>Find images by what they look like.</p>
 <nav aria-label="Elsewhere"><a href="/docs">REST API</a></nav></header>
 """
 

@@ -78,7 +78,7 @@ class Finder:
         count, passing = there.count(), there.count(query.where) if query.where else None
         if not query.more:
             if query.less:
-                raise InvalidRequest("There is nothing to be near to: mark a picture with + before, or beside, the -.")
+                raise InvalidRequest("There is nothing to be near to: mark an image with + before, or beside, the -.")
             page = there.scroll(limit=query.number, where=query.where, with_vector=False)
             hits = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
             has_more = page.cursor is not None and query.number < MAX_ASKED_K
@@ -94,7 +94,7 @@ class Finder:
 
         Raises:
             ImageError, FingerprintMismatch.
-            InvalidRequest: the box is not on the picture.
+            InvalidRequest: the box is not on the image.
         """
         if sample.is_item:
             return sample
@@ -103,7 +103,7 @@ class Finder:
         return replace(sample, vector=base64.b64encode(np.asarray(vector).astype("<f4").tobytes()).decode())
 
     def picture(self, collection: str, sample: Sample) -> Image.Image:
-        """The sample's picture, whole and upright.
+        """The sample's image, whole and upright.
 
         Raises:
             ImageError, ItemNotFound.
@@ -111,14 +111,14 @@ class Finder:
         """
         if sample.path is not None:
             if not sample.path.is_file():
-                raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
+                raise InvalidRequest("Your image was forgotten, as uploads are after an hour: give it again.")
             return decode_image(sample.path)
         if sample.id is None:
-            raise InvalidRequest("A link holds what was computed of a picture, not the picture: give it again.")
+            raise InvalidRequest("A link holds what was computed of an image, not the image: give it again.")
         return decode_image(self.original(collection, sample.id).data)
 
-    def has_picture(self, collection: str, sample: Sample) -> bool:
-        """Whether `picture` has something to give: an item that was stored by its vector alone has no picture."""
+    def has_image(self, collection: str, sample: Sample) -> bool:
+        """Whether `image` has something to give: an item that was stored by its vector alone has no image."""
         if sample.id is None:
             return sample.path is not None and sample.path.is_file()
         [item] = self._bench.collection(collection).get([sample.id]) or [None]
@@ -127,7 +127,7 @@ class Finder:
         return item.thumbnail is not None or not isinstance(read_source(item.metadata, self._folders), str)
 
     def original(self, collection: str, id: str) -> Original:
-        """The item's picture: its source file, or its thumbnail."""
+        """The item's image: its source file, or its thumbnail."""
         return read_original(self._bench.collection(collection), id, self._folders)
 
     def metadata(self, collection: str, id: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def check(query: Query) -> None:
     if not 1 <= query.k <= MOST_AT_A_TIME or not 1 <= query.pages <= MAX_ASKED_K:
         asked = f"k={query.k}" + (f" and pages={query.pages}" if query.pages != 1 else "")
         raise InvalidRequest(
-            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} pictures at a time, and at most {MAX_ASKED_K}."
+            f"{asked} is not possible: show 1 to {MOST_AT_A_TIME} images at a time, and at most {MAX_ASKED_K}."
         )
     if len(query.more) + len(query.less) > MOST_SAMPLES:
         raise InvalidRequest(f"A search takes at most {MOST_SAMPLES} examples here: remove one before.")

@@ -1,4 +1,4 @@
-"""Pictures for who has none at hand: a few photos to try, and the demo's gallery where the user names no folder.
+"""Images for who has none at hand: a few photos to try, and the demo's gallery where the user names no folder.
 
 That is Imagenette, or without a network the photos that scikit-image carries, cut into overlapping crops.
 """
@@ -41,12 +41,12 @@ STEPS = 5  # crops along each side
 
 
 def default_gallery(folder: Path) -> tuple[Path, str]:
-    """A folder of pictures, made or fetched below `folder` the first time; and what to tell about it."""
+    """A folder of images, made or fetched below `folder` the first time; and what to tell about it."""
     ready = folder / "imagenette2-160" / "val"
     if not ready.is_dir() and _reachable():
         _download(folder)
     if ready.is_dir():
-        return ready, f"gallery: Imagenette's validation pictures, in {ready}"
+        return ready, f"gallery: Imagenette's validation images, in {ready}"
     crops = offline_gallery(folder / "photos")
     return crops, f"gallery: no network, so scikit-image's photos cut into crops, in {crops}"
 

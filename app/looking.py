@@ -17,17 +17,15 @@ from .queries import Query, Sample
 from .widgets.drawing import data_uri
 from .widgets.viewer import Shown, view
 
-SIDE = 512  # pixels of the pictures that the encoder looks at
-LENT = (
-    "The picture was pasted, taken or an example: save one as {name} first, and run it in the folder where that lies."
-)
+SIDE = 512  # pixels of the images that the encoder looks at
+LENT = "The image was pasted, taken or an example: save one as {name} first, and run it in the folder where that lies."
 
 
 def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[str, Any], Action]:
     """The hit with what is like the query bright, as a Viewer's value; and the REST call that does the same.
 
     Raises:
-        InvalidRequest: a link holds no picture, or the encoder has no attention.
+        InvalidRequest: a link holds no image, or the encoder has no attention.
         ImageError, ItemNotFound, FingerprintMismatch.
     """
     place, sample = _looked_for(finder, query, id)
@@ -37,12 +35,12 @@ def why(bench: Workbench, finder: Finder, query: Query, id: str) -> tuple[dict[s
     inside = None if sample.box is None else _inside(sample.box, asked.size)
     box = None if inside is None else BoxQuery(*inside)
     [seen] = maps_of(embedder, asked, box, [original.data], max_side=SIDE)
-    picked = "the picture that you chose" if query.more else "the whole of it"
-    what = "your box" if box else "your picture" if sample.id is None else picked
+    picked = "the image that you chose" if query.more else "the whole of it"
+    what = "your box" if box else "your image" if sample.id is None else picked
     what += f" (example {place} of {len(query.more)})" if len(query.more) > 1 else ""
     looked_at = "the file that was indexed" if original.of == "source" else f"the thumbnail: {original.reason}"
     note = (
-        f"Bright is where the encoder finds on this picture what it sees in {what}; dark is where it does not. "
+        f"Bright is where the encoder finds on this image what it sees in {what}; dark is where it does not. "
         f"It looked at {looked_at}."
     )
     pictures = [Shown(data_uri(asked, SIDE), what), Shown(data_uri(seen.overlay(), SIDE), "what was found")]
@@ -69,7 +67,7 @@ def maps_of(
 def maps_beside(
     embedder: Embedder, image: ImageLike, query: Attended | None, others: Sequence[ImageLike], **options: Any
 ) -> list[AttentionMap]:
-    """The map of the image and those of others beside it, equal values in equal colours.
+    """The map of the image and those of others beside it, equal values in equal colors.
 
     Without a query a vision transformer's own map is of shares of attention and the others of similarities, which have
     no common scale: the first then keeps its own.
@@ -81,13 +79,13 @@ def maps_beside(
 
 
 def _looked_for(finder: Finder, query: Query, id: str) -> tuple[int, Sample]:
-    """The first example that has a picture, and its place from 1; where there is no search, the picture itself."""
+    """The first example that has an image, and its place from 1; where there is no search, the image itself."""
     samples = query.more or (Sample(id=id),)
-    seen = ((i, one) for i, one in enumerate(samples, 1) if finder.has_picture(query.collection, one))
+    seen = ((i, one) for i, one in enumerate(samples, 1) if finder.has_image(query.collection, one))
     return next(seen, (1, samples[0]))
 
 
 def _inside(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The part of a box that lies on the picture, as searches take it."""
+    """The part of a box that lies on the image, as searches take it."""
     x0, y0, x1, y1 = box
     return max(0.0, x0), max(0.0, y0), min(float(size[0]), x1), min(float(size[1]), y1)

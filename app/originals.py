@@ -1,4 +1,4 @@
-"""An item's own picture in a Viewer: the file that was indexed, or its thumbnail, and which it is."""
+"""An item's own image in a Viewer: the file that was indexed, or its thumbnail, and which it is."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Terms:
     """How the server was set up, as far as it concerns the page.
 
     max_bytes: of an upload.
-    max_images: pictures at once, as REST takes them in a request.
+    max_images: images at once, as REST takes them in a request.
     source_folders: of this machine, from which files may be read.
     local: whether the server listens on this machine alone.
     read_only: nothing is written, by nobody.
@@ -94,7 +94,7 @@ class Page:
 
     @property
     def adds(self) -> bool:
-        """Whether pictures can be added, which takes jobs."""
+        """Whether images can be added, which takes jobs."""
         return self.writable and self.jobs is not None
 
     def did(self, action: Action) -> None:
@@ -127,7 +127,7 @@ class Page:
         return event(shielded, inputs, [*shown, self.last], **EVENT_OPTIONS | options)
 
     def clear_on_failure(self, event: Any, *components: gr.components.Component) -> None:
-        """Empties components when a handler has failed: a picture that it refused would stand there as if it were used.
+        """Empties components when a handler has failed: an image that it refused would stand there as if it were used.
 
         Args:
             event: what `on` returned for the handler.

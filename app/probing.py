@@ -49,7 +49,7 @@ class Prober:
         self._tickets = threading.Lock()  # between looking whose folders are and doing something to them
 
     def pictures(self, collection: str, number: int) -> tuple[list[Tile], bool]:
-        """The collection's first pictures, and whether there are more."""
+        """The collection's first images, and whether there are more."""
         page = self._page.bench.collection(collection).scroll(limit=number, with_vector=False)
         tiles = [tile(collection, item.id, public_metadata(item.metadata)) for item in page.items]
         return tiles, page.cursor is not None
@@ -64,7 +64,7 @@ class Prober:
         return [tile(collection, item.id, public_metadata(item.metadata)) for item in items]
 
     def by_labels(self, name: str, replace: bool, collection: str, labels: Mapping[str, str]) -> tuple[str, Action]:
-        """Begins to fit on labelled items; the job's id, and the REST call that does the same, once more.
+        """Begins to fit on labeled items; the job's id, and the REST call that does the same, once more.
 
         Raises:
             InvalidRequest: fewer than two labels, or an item is not there.
@@ -74,9 +74,9 @@ class Prober:
         self._check(name, replace)
         counted = Counter(labels.values())
         if len(counted) < 2:
-            all_one = f"All {len(labels)} labelled pictures are {next(iter(counted), '')!r:.90}"
-            has = all_one if counted else "No picture is labelled"
-            raise InvalidRequest(f"{has}, and a probe tells at least two apart: label some pictures as something else.")
+            all_one = f"All {len(labels)} labeled images are {next(iter(counted), '')!r:.90}"
+            has = all_one if counted else "No image is labeled"
+            raise InvalidRequest(f"{has}, and a probe tells at least two apart: label some images as something else.")
         there = self._page.bench.collection(collection)
         source = self._page.bench.embedder_of(there).name
         ids = list(labels)
@@ -179,7 +179,7 @@ def read_csv(path: Path) -> dict[str, str]:
         raise InvalidRequest("The file is no CSV in UTF-8: give one with the columns id and label.") from error
     if not rows or not {"id", "label"} <= set(rows[0]):
         raise InvalidRequest(
-            "The CSV file needs the columns id and label, and a row a picture: the tab Search exports such files."
+            "The CSV file needs the columns id and label, and a row an image: the tab Search exports such files."
         )
     return _checked([(row["id"], row["label"]) for row in rows if row["label"]])
 
@@ -187,7 +187,7 @@ def read_csv(path: Path) -> dict[str, str]:
 def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
     if len(pairs) > MOST_LABELS:
         raise InvalidRequest(
-            f"{len(pairs)} labels are more than the {MOST_LABELS} taken here: put them into the pictures' metadata "
+            f"{len(pairs)} labels are more than the {MOST_LABELS} taken here: put them into the images' metadata "
             "and fit on that field."
         )
     for id, label in pairs:
@@ -197,7 +197,7 @@ def _checked(pairs: Sequence[tuple[Any, Any]]) -> dict[str, str]:
     labels = dict(pairs)
     if len(labels) < len(pairs):
         twice = next(id for id, number in Counter(id for id, _ in pairs).items() if number > 1)
-        raise InvalidRequest(f"The picture {twice!r:.100} is labelled twice: give each one label.")
+        raise InvalidRequest(f"The image {twice!r:.100} is labeled twice: give each one label.")
     return labels
 
 
@@ -205,7 +205,7 @@ def fit_folders_action(name: str, *, at_once: bool) -> Action:
     """The REST call that fits on the class folders in which it stands.
 
     Args:
-        at_once: whether one request takes all the pictures; else only the program is given, which makes several.
+        at_once: whether one request takes all the images; else only the program is given, which makes several.
     """
     item = (
         r"""printf '{"label": "%s", "image": "%s"},' "$(dirname "$file")" "$(base64 < "$file" | tr -d '\n')" """.strip()
@@ -220,7 +220,7 @@ def fit_folders_action(name: str, *, at_once: bool) -> Action:
 
 
 def predict_action(probe: str, file: str) -> Action:
-    """The REST call that asks a probe about a picture."""
+    """The REST call that asks a probe about an image."""
     call = f"client.probes.predict({probe!r}, [Path({file!r})])"
     return Action("POST", f"{ROOT}/{quote(probe, safe='')}/predict", files=(("files", file),), call=call)
 
@@ -236,7 +236,7 @@ def _items(collection: Collection, ids: Sequence[str]) -> list[Item]:
     if missing:
         others = f" and {len(missing) - 1:,} other{'s' * (len(missing) > 2)}" if len(missing) > 1 else ""
         raise InvalidRequest(
-            f"{collection.name!r} has no picture {missing[0]!r:.100}{others}, which the labels name: take them out, or "
+            f"{collection.name!r} has no image {missing[0]!r:.100}{others}, which the labels name: take them out, or "
             "choose the collection that they are of."
         )
     return [found[id] for id in ids]

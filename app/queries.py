@@ -25,7 +25,7 @@ from nnclr_hub.store.checks import MAX_ASKED_K, check_name
 from .actions import Action, original_path
 
 MOST_SAMPLES = 16
-FIRST, MOST_AT_A_TIME = 24, 100  # pictures shown
+FIRST, MOST_AT_A_TIME = 24, 100  # images shown
 MOST_FIELDS = MOST_SAMPLES + 8  # of a link
 BY_VECTOR = "v:"  # what no id begins with
 Box = tuple[float, float, float, float]
@@ -33,12 +33,12 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture to be near to, or away from.
+    """An image to be near to, or away from.
 
     id: of an item of the collection.
-    vector: of a picture that is none, or of a box: (D,) little-endian float32 as base64.
-    path: of a picture on this server's disk, an upload's or an example's; a link does not hold it.
-    box: on the picture, in pixels.
+    vector: of an image that is none, or of a box: (D,) little-endian float32 as base64.
+    path: of an image on this server's disk, an upload's or an example's; a link does not hold it.
+    box: on the image, in pixels.
     name: of the file.
     lent: whether the person has no such file: the photo is one of ours to try, or was pasted or taken by the camera.
     """

@@ -1,4 +1,4 @@
-"""Shelf: what the tab Collections does with collections and their pictures; all through the workbench.
+"""Shelf: what the tab Collections does with collections and their images; all through the workbench.
 
 Each step takes the shelf that is shown and gives what is to be shown, in the order of `View`'s fields.
 """
@@ -23,7 +23,7 @@ from .widgets.intake import intake_value
 from .widgets.tiles import MOST_SELECTED, shown, tile
 
 A_PAGE = 24
-NO_COLLECTION = "**There is no collection yet.** A collection holds pictures that are searched together: make one here."
+NO_COLLECTION = "**There is no collection yet.** A collection holds images that are searched together: make one here."
 NOTHING_HERE = "There is no collection, and this server is read-only: its operator fills it with `nnclr index`."
 
 
@@ -115,11 +115,11 @@ class Shelves:
         return self._shown(Shelf(name), did=made)
 
     def delete(self, shelf: Shelf, ids: Any) -> tuple[Any, ...]:
-        """Some of its pictures."""
+        """Some of its images."""
         chosen = ids if isinstance(ids, list) and 0 < len(ids) <= MOST_SELECTED else []
         chosen = [id for id in chosen if isinstance(id, str)]
         if not chosen:
-            raise InvalidRequest("Nothing is selected: tick the pictures to delete before.")
+            raise InvalidRequest("Nothing is selected: tick the images to delete before.")
         self._page.bench.delete(shelf.collection, chosen)
         return self._shown(shelf, did=deletion(shelf.collection, chosen))
 
@@ -176,7 +176,7 @@ class Shelves:
             todo = "give it pictures, a folder of them or a zip" if self._page.writable else "its operator fills it"
             return f"**{name}** is empty: {todo}. Encoder: {encoder}."
         first = (len(shelf.starts) - 1) * A_PAGE + 1
-        return f"Pictures {first:,} to {first + here - 1:,} of {info.count:,} in **{name}**. Encoder: {encoder}."
+        return f"Images {first:,} to {first + here - 1:,} of {info.count:,} in **{name}**. Encoder: {encoder}."
 
 
 def intake_of(shelf: Shelf) -> Any:
@@ -185,7 +185,7 @@ def intake_of(shelf: Shelf) -> Any:
 
 
 def _listing(shelf: Shelf) -> Action:
-    """The call that lists the pictures up to this page: REST's own cursors are not ours."""
+    """The call that lists the images up to this page: REST's own cursors are not ours."""
     limit = min(A_PAGE * len(shelf.starts), MAX_LIMIT)
     call = f"client.collection({shelf.collection!r}).scroll(limit={limit}, with_vector=False)"
     return Action("GET", f"{collection_path(shelf.collection)}/items?limit={limit}", call=call)

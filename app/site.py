@@ -88,7 +88,7 @@ def _describe_the_layout(_id: int, rendered_ids: list[int], block: Any, renderab
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise gr.Error("This server fetches no web addresses: upload the picture itself.", print_exception=False)
+    raise gr.Error("This server fetches no web addresses: upload the image itself.", print_exception=False)
 
 
 async def _refuse_async(*_: Any) -> NoReturn:

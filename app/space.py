@@ -1,9 +1,9 @@
 """A Hugging Face Space of the demo: a folder that is pushed as it stands.
 
-    write_space(Path("my-space"))       # README.md, app.py, requirements.txt, nnclr_hub/, pictures/
+    write_space(Path("my-space"))       # README.md, app.py, requirements.txt, nnclr_hub/, images/
 
 The package's own source and a small starter travel with it, laid out as in a wheel, so nothing of ours has to be
-installed there. The page is read-only; its pictures are scikit-image's own photos, cut into crops.
+installed there. The page is read-only; its images are scikit-image's own photos, cut into crops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nnclr_hub.hub.sources import resolve
 
 from .gallery import BESIDE, examples, offline_gallery
 
-STARTER = "nnclr_resnet18_free_starter"  # a Space is public: its pictures were free
+STARTER = "nnclr_resnet18_free_starter"  # a Space is public: its images were free
 PROGRAMS = ("serving", "app")
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
 REQUIREMENTS = (
@@ -37,13 +37,13 @@ python_version: "3.11"
 app_file: app.py
 pinned: false
 license: apache-2.0
-short_description: Find pictures by what they look like
+short_description: Find images by what they look like
 ---
 
 # nnclr_hub
 
-Give a picture, or click one: the page finds those that look most like it, with an encoder that learned to see without
-labels. Everything here is read-only. The pictures are photos that scikit-image carries, cut into crops.
+Give an image, or click one: the page finds those that look most like it, with an encoder that learned to see without
+labels. Everything here is read-only. The images are photos that scikit-image carries, cut into crops.
 
 It runs elsewhere too: `python app.py` after `pip install -r requirements.txt`, and the page is on port 7860.
 """
@@ -68,7 +68,7 @@ os.environ.setdefault("NNCLR_CACHE", str(HERE / ".cache"))
 
 from nnclr_hub.cli import main  # noqa: E402
 
-sys.argv = ["nnclr", "demo", "--images", str(HERE / "pictures"), "--store", str(HERE / ".store"), "--read-only"]
+sys.argv = ["nnclr", "demo", "--images", str(HERE / "images"), "--store", str(HERE / ".store"), "--read-only"]
 sys.argv += ["--model", "{starter}", "--port", os.environ.get("GRADIO_SERVER_PORT", "7860"), "--backend", "torch"]
 main()
 '''

@@ -28,9 +28,9 @@ from .widgets.drawing import checked_box
 from .widgets.tiles import shown, tile
 from .widgets.uploaded import Uploaded
 
-REMEMBERED = 50  # queries that Back finds with their pictures
+REMEMBERED = 50  # queries that Back finds with their images
 NOTHING = (
-    "There is nothing to search yet. **Make a collection** of your pictures on the tab Collections, or on this machine "
+    "There is nothing to search yet. **Make a collection** of your images on the tab Collections, or on this machine "
     "with `nnclr index PHOTOS --collection photos` while the server is stopped."
 )
 NOTHING_HERE = (
@@ -113,36 +113,36 @@ class Steps:
         return self._shown(replace(query, more=(), less=(), above=None), past)
 
     def reopen(self, past: dict[str, Query], kept_collection: Any, event: gr.EventData) -> tuple[Any, ...]:
-        """The query of a link that the browser went back to, with its picture if this session has it."""
+        """The query of a link that the browser went back to, with its image if this session has it."""
         query, shown = self._linked(str(event.fragment), past, kept_collection)
         return gr.Dropdown(value=query.collection or None), query.collection or None, *shown
 
     # ---- what to search by
 
     def upload(self, given: Uploaded | None, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
-        """A picture of one's own."""
+        """An image of one's own."""
         if given is None:  # taken away by us, when it was shown as a drawing
             return (gr.skip(),) * len(FIELDS)
         sample = Sample(path=given.path, name=given.name, lent=bool(UNNAMED.fullmatch(given.name)))
-        return self._by_picture(sample, query, past, k)
+        return self._by_image(sample, query, past, k)
 
     def try_example(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
         """One of the photos that are there for it."""
         path = examples().get(str(event.id))
         if path is None:
             raise InvalidRequest("There is no such example: choose one of those that are shown.")
-        return self._by_picture(Sample(path=path, name=path.name, lent=True), query, past, k)
+        return self._by_image(Sample(path=path, name=path.name, lent=True), query, past, k)
 
     def box(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
-        """A box on the picture, or the whole of it again."""
+        """A box on the image, or the whole of it again."""
         if len(query.more) != 1:
-            raise InvalidRequest("There is no picture to draw a box on: give one before.")
+            raise InvalidRequest("There is no image to draw a box on: give one before.")
         box: Box | None = checked_box(event.box)
         sample = self.finder.embedded(query.collection, replace(query.more[0], box=box, vector=None))
         return self._shown(replace(query, more=(sample,)), past, keep_drawing=True)
 
     def open(self, query: Query, past: dict[str, Query], k: float, event: gr.EventData) -> tuple[Any, ...]:
-        """The neighbours of a picture that was clicked."""
+        """The neighbors of an image that was clicked."""
         return self._shown(replace(query, more=(Sample(id=str(event.id)),), less=(), k=int(k), pages=1), past)
 
     def more(self, query: Query, past: dict[str, Query], event: gr.EventData) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ class Steps:
             gr.Warning(shown_text(error), title="This link leads nowhere")
             return at_hand, self._shown(at_hand, past)
 
-    def _by_picture(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
+    def _by_image(self, sample: Sample, query: Query, past: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
             if self.finder.names():  # the session that knew which one ended with the server
                 raise InvalidRequest("The server was started anew meanwhile: choose the collection again.")
@@ -220,7 +220,7 @@ class Steps:
         return self._shown(replace(query, more=(sample,), less=(), k=int(k), pages=1), past)
 
     def _shown(self, query: Query, past: dict[str, Query], *, keep_drawing: bool = False) -> tuple[Any, ...]:
-        """Finds, and says all of it; the picture that is drawn on stays where it is the same."""
+        """Finds, and says all of it; the image that is drawn on stays where it is the same."""
         found = self.finder.find(query) if query.collection else Found([], scored=False, has_more=False)
         link = query.fragment()
         if query.collection:
@@ -249,11 +249,11 @@ class Steps:
             return NOTHING if self._page.writable else NOTHING_HERE
         name, count = plain(query.collection), f"{found.count:,}"
         if not found.count:
-            todo = "add pictures to it on the tab Collections" if self._page.writable else "its operator fills it"
+            todo = "add images to it on the tab Collections" if self._page.writable else "its operator fills it"
             return f"**{name}** is empty: {todo}."
         if not found.hits:
             return f"Nothing in **{name}** passes your filter or your least score: change or clear it, beside."
-        among = f"{count} pictures in **{name}**"
+        among = f"{count} images in **{name}**"
         if found.passing is not None:
             among = f"{found.passing:,} that pass your filter, of {among}"
         if not found.scored:
@@ -261,11 +261,11 @@ class Steps:
             shown = f"All {among}" if whole else f"{len(found.hits)} of the {among}"
             return f"{shown}. Click one to find those like it, or give your own."
         told = f"The {len(found.hits)} most similar of {among}"
-        return f"{told}; a score of 1 is the same picture." if _is_of_one_picture(query) else f"{told}."
+        return f"{told}; a score of 1 is the same image." if _is_of_one_image(query) else f"{told}."
 
 
-def _is_of_one_picture(query: Query) -> bool:
-    """Whether it is of one whole picture; of a link's vector nobody knows."""
+def _is_of_one_image(query: Query) -> bool:
+    """Whether it is of one whole image; of a link's vector nobody knows."""
     if len(query.more) != 1 or query.less:
         return False
     [one] = query.more

@@ -4,10 +4,10 @@
     python benchmarks/attention.py --cpu-time               # on a machine that has other work: processor seconds
     python benchmarks/attention.py --networks vit_small --rounds 21 --sizes 224 448 1024
 
-"attention" is all of `encoder.attention` from a decoded picture to the values: its resizing, its forward pass, the row
-of [CLS] or the product with the query, and, for a point and for a box in another picture, their look-up. The baseline
+"attention" is all of `encoder.attention` from a decoded image to the values: its resizing, its forward pass, the row
+of [CLS] or the product with the query, and, for a point and for a box in another image, their look-up. The baseline
 is timm's network, of its own, on an input that is ready; ViT-S is built with `dynamic_img_size`. Both run in turn, so
-that what else the machine does hits both; a ratio is the median over rounds of their quotients. A map across pictures
+that what else the machine does hits both; a ratio is the median over rounds of their quotients. A map across images
 takes two forward passes, and its ratio is to two.
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
         for side in chosen.sizes:
             rounds = max(FEWEST, round(chosen.rounds * (224 / side) ** 2))
             print(row(name, encoder, side, rounds, clock), flush=True)
-    print("\n| picture | overlay as PNG |\n|---|---|")
+    print("\n| image | overlay as PNG |\n|---|---|")
     for size in ((640, 480), (4000, 3000)):
         found = encoder.attention(picture(size), max_side=224 * 2)
         print(f"| {size[0]} x {size[1]} | {min(timed(found.png, clock) for _ in range(2)):.2f} s |", flush=True)

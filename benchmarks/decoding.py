@@ -1,13 +1,13 @@
 """What it costs to bring a JPEG to a network's crop, with which decoder, and what it costs in fidelity.
 
-    python benchmarks/decoding.py                                   # pictures made from scikit-image's photos
+    python benchmarks/decoding.py                                   # images made from scikit-image's photos
     python benchmarks/decoding.py --images photos --rounds 9
     python benchmarks/decoding.py --cpu-time                        # on a machine that has other work
 
-Pictures are photos resized, whose detail is coarse, and mosaics of small ones, whose detail is as fine as it
+Images are photos resized, whose detail is coarse, and mosaics of small ones, whose detail is as fine as it
 gets: where a careless reduction shows. Every decoder hands its pixels to the same antialiased resize and crop.
-PSNR and cosine are with the crop of the whole picture decoded by Pillow; the cosine is of the starter's vectors,
-and each is the worst of the pictures. Decoders that are not installed are left out: simplejpeg,
+PSNR and cosine are with the crop of the whole image decoded by Pillow; the cosine is of the starter's vectors,
+and each is the worst of the images. Decoders that are not installed are left out: simplejpeg,
 opencv-python-headless, imagecodecs, torchvision.
 """
 
@@ -42,7 +42,7 @@ TRANSFORM = EvalTransform(Preprocessing(SIDE))
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--images", type=Path, default=None, help="a folder of small pictures for the mosaics")
+    arguments.add_argument("--images", type=Path, default=None, help="a folder of small images for the mosaics")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--cpu-time", action="store_true", help="count processor time, not the clock's")
     chosen = arguments.parse_args()
@@ -51,13 +51,13 @@ def main() -> None:
     print("| pixels | decoder | ms | times Pillow in full | lowest PSNR, dB | lowest cosine |")
     print("|---|---|---|---|---|---|")
     for size in SIZES:
-        files = make_pictures(size, chosen.images)
+        files = make_images(size, chosen.images)
         for row in compare(size, files, chosen.rounds, clock):
             print(row, flush=True)
 
 
 def compare(size: tuple[int, int], files: list[bytes], rounds: int, clock: Callable[[], float]) -> list[str]:
-    """Rows of the table for pictures of one size."""
+    """Rows of the table for images of one size."""
     runs = decoders()
     crops = {name: [run(data) for data in files] for name, run in runs.items()}
     encoder = load_encoder(default_model(), device="cpu")
@@ -154,12 +154,12 @@ def with_imagecodecs() -> dict[str, Decoder]:
 
 
 def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    """Peak signal to noise, dB; 99 for equal pictures."""
+    """Peak signal to noise, dB; 99 for equal images."""
     error = ((one.astype(float) - other) ** 2).mean()
     return 99.0 if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def make_pictures(size: tuple[int, int], small: Path | None) -> list[bytes]:
+def make_images(size: tuple[int, int], small: Path | None) -> list[bytes]:
     """Six JPEGs of that size: three photos, and three mosaics of tiles of 128, 256 and 512 pixels."""
     from skimage import data
 

@@ -57,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> None:
         chosen.networks, chosen.backends, chosen.pictures, chosen.batch = ["test_resnet"], ["torch"], 8, 4
     where, until = find_device(chosen.device), time.monotonic() + 60 * chosen.minutes
     report = Report(chosen.out, "encoder_gpu", where, COLUMNS)
-    files = pictures_of(chosen)
+    files = images_of(chosen)
     for name in chosen.networks:
         side = NETWORKS.get(name, 160 if chosen.toy else 224)
         ways = decoding_rows(files, side, chosen.batch, where, report)
@@ -75,7 +75,7 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def pictures_of(chosen: argparse.Namespace) -> list[Path]:
+def images_of(chosen: argparse.Namespace) -> list[Path]:
     if chosen.data:
         files = [path for path in list_images(chosen.data) if path.suffix.lower() in (".jpg", ".jpeg")]
         return files[: chosen.pictures]

@@ -1,6 +1,6 @@
 """Encoder.embed on a folder against the loop a user would write: timm, Pillow, torchvision, a DataLoader.
 
-    python benchmarks/folder.py                                        # pictures made from scikit-image's photos
+    python benchmarks/folder.py                                        # images made from scikit-image's photos
     python benchmarks/folder.py --images photos --source nnclr_resnet18_small_cpu_starter
     OMP_NUM_THREADS=1 python benchmarks/folder.py --cpu-time           # on a machine that has other work
     python benchmarks/folder.py --size 4000 3000 --count 24            # photographs as a camera makes them
@@ -35,14 +35,14 @@ from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.image_folder import list_images
 
 BATCH = 64
-SHARD = 100  # pictures; a few shards in each run
+SHARD = 100  # images; a few shards in each run
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--images", type=Path, default=None)
     arguments.add_argument("--count", type=int, default=192, help="pictures, made or taken")
-    arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="of the pictures that are made")
+    arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="of the images that are made")
     arguments.add_argument("--source", default="random:resnet50")
     arguments.add_argument("--backends", nargs="+", default=["torch", "auto"])
     arguments.add_argument("--workers", type=int, default=2, help="of the user's DataLoader")
@@ -52,7 +52,7 @@ def main() -> None:
     )
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = chosen.images or make_pictures(Path(scratch), chosen.count, tuple(chosen.size))
+        folder = chosen.images or make_images(Path(scratch), chosen.count, tuple(chosen.size))
         paths = list_images(folder)[: chosen.count]
         archive = Path(scratch) / "pictures.tar"
         with tarfile.open(archive, "w") as tar:
@@ -79,8 +79,8 @@ def compare(paths: list[Path], archive: Path, chosen: argparse.Namespace) -> Non
             run()
             times[name].append(clock() - began)
     with Image.open(paths[0]) as first:
-        print(f"{chosen.source}, {len(paths)} pictures such as {first.width} x {first.height} {first.format}\n")
-    print("| | ms a picture | times the user's loop | worst cosine |")
+        print(f"{chosen.source}, {len(paths)} images such as {first.width} x {first.height} {first.format}\n")
+    print("| | ms an image | times the user's loop | worst cosine |")
     print("|---|---|---|---|")
     for name, taken in times.items():
         ratio = statistics.median(a / b for a, b in zip(times["the user's loop"], taken, strict=True))
@@ -93,7 +93,7 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-class Pictures(Dataset):
+class Images(Dataset):
     """What a user would write."""
 
     def __init__(self, paths: list[Path], transform: Callable) -> None:
@@ -122,7 +122,7 @@ def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.
 
     @torch.inference_mode()
     def run() -> np.ndarray:
-        loader = DataLoader(Pictures(paths, transform), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
+        loader = DataLoader(Images(paths, transform), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
         return torch.cat([F.normalize(backbone(x)) for x in loader]).numpy()
 
     return run
@@ -139,7 +139,7 @@ def into_shards(encoder: Encoder, given: list[Path]) -> Callable[[], np.ndarray]
     return run
 
 
-def make_pictures(folder: Path, count: int, size: tuple[int, int]) -> Path:
+def make_images(folder: Path, count: int, size: tuple[int, int]) -> Path:
     """JPEGs of that size: crops of scikit-image's photos, resized, quality 90."""
     from skimage import data
 

@@ -5,11 +5,11 @@
     python benchmarks/forward.py --threads 1 --cpu-time   # on a machine that has other work: processor seconds
     python benchmarks/forward.py --starts                 # what a server's start costs instead
 
-The baseline is the loop that one writes first: timm's network in float32, pictures normalised by torch, under
+The baseline is the loop that one writes first: timm's network in float32, images normalized by torch, under
 inference_mode. Every backend takes the same crops as uint8 and is timed in turns with the baseline, so that
 what else the machine does hits both; a ratio is the median over rounds of their quotients. Networks without
 trained weights get random norms, biases and statistics: in a fresh ResNet the residual branches would be idle.
-Cosines are with the baseline, the worst of the pictures. "onnx" is what FastEmbed runs: ONNX Runtime in float32.
+Cosines are with the baseline, the worst of the images. "onnx" is what FastEmbed runs: ONNX Runtime in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nnclr_hub.encoder.backends import Backend
 from nnclr_hub.encoder.backends.choice import worst_cosine
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.opening import open_backend
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.encoder.preprocess import Preprocessing
@@ -63,7 +63,7 @@ def main() -> None:
     clock = time.process_time if chosen.cpu_time else time.perf_counter
     counted = "processor" if chosen.cpu_time else "wall"
     print(f"{device}, {counted} time, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| network | batch | backend | ms a picture | times the plain loop | worst cosine |")
+    print("| network | batch | backend | ms an image | times the plain loop | worst cosine |")
     print("|---|---|---|---|---|---|")
     for name in chosen.networks:
         for row in compare(name, chosen.backends, chosen.batches, device, (chosen.rounds, clock)):
@@ -75,7 +75,7 @@ def compare(
 ) -> list[str]:
     """Rows of the table for one network; `how`: rounds and clock."""
     backbone, preprocessing = network_of(name)
-    crops = probe_pictures(preprocessing.input_size, max(batches))
+    crops = probe_images(preprocessing.input_size, max(batches))
     plain = plain_loop(backbone.to(device), preprocessing, device)
     wanted = plain(crops)
     # channels last is the encoder's choice for convolutions, not the plain loop's: it gets weights of its own
@@ -163,8 +163,8 @@ print(imported - began, time.perf_counter() - imported, encoder.backend.name)
 
 
 def starts(names: list[str], rounds: int) -> None:
-    """Seconds of the imports that a server needs anyway, and of loading with the first picture on top."""
-    print("| network | backend | imports, s | load and first picture, s | of imports + load with torch |")
+    """Seconds of the imports that a server needs anyway, and of loading with the first image on top."""
+    print("| network | backend | imports, s | load and first image, s | of imports + load with torch |")
     print("|---|---|---|---|---|")
     for name in names:
         source = name if name in MODELS else f"random:{name}"
@@ -181,7 +181,7 @@ def starts(names: list[str], rounds: int) -> None:
 
 
 def start(source: str, backend: str) -> tuple[float, float, str]:
-    """A process of its own: seconds of its imports, of its load with the first picture, and what it picked."""
+    """A process of its own: seconds of its imports, of its load with the first image, and what it picked."""
     command = [sys.executable, "-c", START, source, backend]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     imports, load, picked = done.stdout.split()[-3:]

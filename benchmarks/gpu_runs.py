@@ -6,7 +6,7 @@
 
 Each call goes on where the last one stopped, run by run in the order of the list; WORK must be kept. A run that is
 finished is scored as the last epoch stands, never the best: 20-NN at T = 0.07 and 200-NN at T = 0.1 on the test
-pictures, a row in WORK/gpu_runs.md. Minutes are estimates until a run is done. lightly's own loop on the same pictures
+images, a row in WORK/gpu_runs.md. Minutes are estimates until a run is done. lightly's own loop on the same images
 is `benchmarks/pretrain_vs_lightly.py`.
 """
 
@@ -31,7 +31,7 @@ from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import load_encoder
 from training.data.datasets import evaluation_sets
 from training.evals.knn import knn
-from training.evals.labelled import LabelledSet
+from training.evals.labeled import LabeledSet
 from training.measuring import measuring
 from training.monitor import read_log
 from training.parcels import unpacked
@@ -64,9 +64,9 @@ RUNS = {
     ),
     "nnclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, *ONCE), 4),
     "simclr_crops_200": Run("imagenette_resnet18", IMAGENETTE, ("epochs=200", CROPS, "method=simclr", *ONCE), 4),
-    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", *ONCE), 10, "83.4, lightly, lossless pictures"),
+    "cifar10_nnclr_200": Run("cifar10_resnet18", CIFAR, ("epochs=200", *ONCE), 10, "83.4, lightly, lossless images"),
     "cifar10_simclr_200": Run(
-        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", *ONCE), 10, "84.7, lightly, lossless pictures"
+        "cifar10_resnet18", CIFAR, ("epochs=200", "method=simclr", *ONCE), 10, "84.7, lightly, lossless images"
     ),
     "nnclr_800": Run("imagenette_resnet18", IMAGENETTE, ("epochs=800", *ONCE), 15, "88.4, lightly at 160 px files"),
     "simclr_800": Run(
@@ -136,7 +136,7 @@ def tabulate(
         rates = [line["images_per_s"] for line in read_log(out) if "images_per_s" in line]
         settings = " ".join(f"--set {one}" for one in (*run.settings, f"seed={seed}", *given))
         for one in evaluation_sets([data]):
-            crops = LabelledSet(one, encoder.transform.preprocessing)
+            crops = LabeledSet(one, encoder.transform.preprocessing)
             with measuring():
                 features = crops.embed(encoder)
             report.add(

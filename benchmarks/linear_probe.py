@@ -117,7 +117,7 @@ def memory(rows: int, classes: int) -> None:
         features = torch.from_numpy(np.load(Path(folder) / "x.npy", mmap_mode="c"))
         to_fit = Rows(Stacked((features, None)), torch.from_numpy(y), None, classes)
         with watched() as seen:
-            _, seconds = timed(lambda: Solver(to_fit, torch.device("cpu")).minimise(1e-4, iterations=3))
+            _, seconds = timed(lambda: Solver(to_fit, torch.device("cpu")).minimize(1e-4, iterations=3))
     print(
         f"{rows:,} x 2048 float16 ({rows * 4096 / 1e9:.1f} GB), {classes} classes: 3 steps take {seconds:.0f} s and "
         f"{(max(seen) - before) / 1e9:.2f} GB of the process's own memory"
@@ -149,7 +149,7 @@ def watched() -> Iterator[list[float]]:
 
 
 def clouds(rows: int, dim: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows around class centres that are hard to tell apart."""
+    """Unit rows around class centers that are hard to tell apart."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, classes, rows)
     x = rng.normal(size=(classes, dim))[y] * 0.05 + rng.normal(size=(rows, dim))
@@ -157,7 +157,7 @@ def clouds(rows: int, dim: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss(x: np.ndarray, y: np.ndarray, l2: float, weight: Any, bias: Any) -> float:
-    """The penalised mean cross-entropy, in double precision."""
+    """The penalized mean cross-entropy, in double precision."""
     w, b = (torch.from_numpy(np.asarray(one, np.float64)) for one in (weight, bias))
     scores = torch.from_numpy(x.astype(np.float64)) @ w.T + b
     return float(F.cross_entropy(scores, torch.from_numpy(y)) + l2 / 2 * w.square().sum())

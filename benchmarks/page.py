@@ -5,12 +5,12 @@
 
 One server, one Chromium, turn by turn. Sections:
 
-    search    a click on a hit, until its neighbours stand there, less the same search over REST     at most 300 ms
+    search    a click on a hit, until its neighbors stand there, less the same search over REST     at most 300 ms
     beside    an action of the page, while programs search over REST without a pause
     load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
 
 An action is a search by an item of a visitor who came just now, queued as a browser's is; when all 50 are answered, the
-next 50 come. What is measured over REST is a search by a picture, and one by a vector, which is next to nothing. The
+next 50 come. What is measured over REST is a search by an image, and one by a vector, which is next to nothing. The
 same visitors also go to a second server with a page of its own: what that costs REST is the machine's, not the page's.
 """
 
@@ -105,7 +105,7 @@ def search(report: Report, url: str, clicks: int) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{url}/ui/")
-        page.wait_for_selector("#tiles .picture", timeout=120_000)
+        page.wait_for_selector("#tiles .image", timeout=120_000)
         for turn in range(clicks + 3):
             seconds, id = page.evaluate(CLICK, turn)
             begun = time.perf_counter()
@@ -115,13 +115,13 @@ def search(report: Report, url: str, clicks: int) -> None:
                 rest_s.append(time.perf_counter() - begun)
         browser.close()
     page_ms, rest_ms = (1000 * statistics.median(one) for one in (page_s, rest_s))
-    report.say("page_ms", page_ms, f"page: {page_ms:.0f} ms from a click to its neighbours, median of {clicks}")
+    report.say("page_ms", page_ms, f"page: {page_ms:.0f} ms from a click to its neighbors, median of {clicks}")
     report.say("rest_ms", rest_ms, f"REST: {rest_ms:.0f} ms for the same searches")
     report.say("page_less_rest_ms", page_ms - rest_ms, f"the page takes {page_ms - rest_ms:.0f} ms more; at most 300")
 
 
 CLICK = """turn => new Promise(done => {
-  const tiles = [...document.querySelectorAll('#tiles .picture')], chosen = tiles[(7 * turn) % tiles.length];
+  const tiles = [...document.querySelectorAll('#tiles .image')], chosen = tiles[(7 * turn) % tiles.length];
   const id = chosen.dataset.id, list = document.querySelector('#tiles .tiles'), begun = performance.now();
   new MutationObserver((_, observer) => {
     if (list.querySelector(`[data-id="${id}"]`)) return;

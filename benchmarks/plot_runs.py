@@ -2,7 +2,7 @@
 
     python benchmarks/plot_runs.py NNCLR=RUN/log.jsonl SimCLR=OTHER/log.jsonl --out docs/results/small_cpu
 
-writes OUT_loss.png and OUT_knn.png. A name given several times is several seeds: lines of one colour.
+writes OUT_loss.png and OUT_knn.png. A name given several times is several seeds: lines of one color.
 An evaluation that was made again after the last step, with other
 settings, is drawn as a star.
 """

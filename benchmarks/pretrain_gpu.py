@@ -5,10 +5,10 @@
     python benchmarks/pretrain_gpu.py --only lookup augment --out results
     python benchmarks/pretrain_gpu.py --toy --out /tmp/toy               # two minutes of a CPU: that it runs at all
 
-A source image is a picture of the data set; a step makes two views of each. "model only" is the whole optimizer step,
+A source image is an image of the data set; a step makes two views of each. "model only" is the whole optimizer step,
 compiled, channels last, bf16, on views made once; "whole loop" is the same step with its own augmentation, the decoded
-pictures on the device; "torchvision workers" feeds it from torchvision's transforms in DataLoader workers. All three
-run by turns on one learner. The roofline is FLOPs counted over the matrix rate measured in the same run. Pictures are
+images on the device; "torchvision workers" feeds it from torchvision's transforms in DataLoader workers. All three
+run by turns on one learner. The roofline is FLOPs counted over the matrix rate measured in the same run. Images are
 noise made here. Rows are appended to OUT/pretrain_gpu.md and .jsonl as they come.
 """
 
@@ -47,7 +47,7 @@ Row = dict[str, Figure]
 
 @dataclass(frozen=True)
 class Network:
-    """A network at a size: `pack_size` is what its pictures are kept at, as in the recipes."""
+    """A network at a size: `pack_size` is what its images are kept at, as in the recipes."""
 
     settings: tuple[str, ...]
     pictures: int = 2048
@@ -205,7 +205,7 @@ def profile(loops: Loops, place: Path) -> None:
 
 
 def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
-    """Two views x 256 at 224 from pictures of 256 pixels, eager and compiled."""
+    """Two views x 256 at 224 from images of 256 pixels, eager and compiled."""
     batch, size, side = (4, 32, 40) if chosen.toy else (256, 224, 256)
     images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8).to(where)
     views, aspect, draws = plan_views("byol", size), torch.ones(batch), torch.Generator()
@@ -214,7 +214,7 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
     forms = {"eager": EAGER, **({} if chosen.eager or chosen.toy else {"compiled": compiled()})}
     for form, operations in forms.items():
         began = time.perf_counter()
-        for _ in range(3):  # other draws pick other numbers of pictures, for which compiled code is made only once
+        for _ in range(3):  # other draws pick other numbers of images, for which compiled code is made only once
             make_views(images, aspect, views, draws, operations)
         wait(where)
         start = time.perf_counter() - began

@@ -5,7 +5,7 @@
     python benchmarks/pretrain_vs_lightly.py --data imagenette128 --side 128 --pack 128 --epochs 200 --workers 16 \
         --minutes 9 --out compared          # on a GPU; the same call goes on where it stopped
 
-Both train a ResNet-18 at the same size on the same decoded pictures with the same batch, steps, SGD, rate and queue,
+Both train a ResNet-18 at the same size on the same decoded images with the same batch, steps, SGD, rate and queue,
 and the head widths of lightly's example. lightly's side is its documented NNCLR loop: its transform in DataLoader
 workers, its memory bank, its loss with that loss's default temperature, fp32. Ours is `nnclr pretrain small` with
 these sizes. PHOTOS has train/ and test/ with classes; both encoders are scored by the same code.
@@ -43,7 +43,7 @@ from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files
 from training.data.image_pack import ImagePack, build_pack
 from training.evals.knn import knn
-from training.evals.labelled import LabelledSet
+from training.evals.labeled import LabeledSet
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import Recipe, find_recipe
@@ -57,7 +57,7 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--side", type=int, default=32, help="of the views, in pixels")
-    arguments.add_argument("--pack", type=int, default=48, help="side at which the pictures are decoded")
+    arguments.add_argument("--pack", type=int, default=48, help="side at which the images are decoded")
     arguments.add_argument("--minutes", type=float, default=1e6, help="of this call; the same one goes on")
     arguments.add_argument("--device", default=None)
     arguments.add_argument("--out", type=Path, required=True)
@@ -99,7 +99,7 @@ def main() -> None:
         f"ratio {statistics.median(own) / statistics.median(rates):.2f}"
     )
     for one in evaluation_sets([chosen.data]):
-        crops = LabelledSet(one, preprocessing)
+        crops = LabeledSet(one, preprocessing)
         for name, encoder in encoders.items():
             features = crops.embed(encoder)
             print(
@@ -121,8 +121,8 @@ def ours(epochs: int, seed: int, precision: str, side: int, pack: int) -> Recipe
 # ------------------------------------------------------------------------------ lightly's loop
 
 
-class Pictures(Dataset[tuple[list[Tensor], int]]):
-    """The decoded pictures as PIL, through lightly's transform."""
+class Images(Dataset[tuple[list[Tensor], int]]):
+    """The decoded images as PIL, through lightly's transform."""
 
     def __init__(self, pack: ImagePack, side: int) -> None:
         self.pixels, self.transform = pack.pixels, SimCLRTransform(input_size=side)
@@ -155,7 +155,7 @@ class Lightly:
         """Images a second of each epoch, up to the last one or until the time is up; goes on from OUT/lightly.pt."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.06)
         loader = DataLoader(
-            Pictures(pack, self.side),
+            Images(pack, self.side),
             BATCH,
             shuffle=True,
             drop_last=True,

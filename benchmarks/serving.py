@@ -6,9 +6,9 @@
 
 Ratios are the result, both sides measured in turns in this run; the medians of the turns are printed, with their
 range. The client runs in a process of its own, on the same cores as the server; a side that is not being measured is
-stopped. Pictures: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sections:
+stopped. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sections:
 
-    embed     images/s, one a request at concurrency 32, over Encoder.embed on the same pictures        at least 0.9
+    embed     images/s, one a request at concurrency 32, over Encoder.embed on the same images        at least 0.9
               ... 64 a request at concurrency 2                                                         at least 0.95
               ... one a request, over LitServe with the same decoding, forward pass and batching        at least 1.0
               p99 over that LitServe's p99                                                              at most 1.0
@@ -52,7 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the sides are ended too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:resnet50@0")
-    parser.add_argument("--requests", type=int, default=640, help="pictures a turn of each side")
+    parser.add_argument("--requests", type=int, default=640, help="images a turn of each side")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--items", type=int, default=ITEMS, help="of the search section")
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of the sections, by commas")
@@ -63,7 +63,7 @@ def main() -> None:
     report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, packages=versions(PACKAGES))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        pictures = make_pictures(folder / "pictures")
+        pictures = make_images(folder / "pictures")
         if "embed" in wanted or "latency" in wanted:
             embed(report, chosen, pictures, folder, wanted)
         if "search" in wanted:
@@ -149,7 +149,7 @@ def latency(report: Report, name: str, side: Side, pictures: Path, rate: float, 
 
 
 def search(report: Report, items: int, turns: int, folder: Path) -> None:
-    """A vector's neighbours over REST and by the store, one at a time, the same store and queries."""
+    """A vector's neighbors over REST and by the store, one at a time, the same store and queries."""
     place, bodies = str(folder / "search"), folder / "bodies"
     clusters = Clusters(items, DIM)
     queries = clusters.queries(QUERIES)
@@ -201,10 +201,10 @@ def ready(report: Report, model: str, turns: int, folder: Path) -> None:
     report.say("ready", {"ratios": ratios, "seconds": times}, f"ready in {spread(times)} s, over bare {spread(ratios)}")
 
 
-# ---------------------------------------------------------------- pictures
+# ---------------------------------------------------------------- images
 
 
-def make_pictures(folder: Path, count: int = 64) -> Path:
+def make_images(folder: Path, count: int = 64) -> Path:
     """Crops of 480 x 360 from scikit-image's photos."""
     from skimage import data
 

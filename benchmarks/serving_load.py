@@ -1,7 +1,7 @@
 """A client that costs little: asks a server as fast as so many connections can, or at a given rate; prints JSON.
 
-    python benchmarks/serving_load.py http://127.0.0.1:8000/api/v1/embed PICTURES --concurrency 32 --requests 640
-    python benchmarks/serving_load.py http://127.0.0.1:8000/predict PICTURES --form json --rate 20 --requests 400
+    python benchmarks/serving_load.py http://127.0.0.1:8000/api/v1/embed IMAGES --concurrency 32 --requests 640
+    python benchmarks/serving_load.py http://127.0.0.1:8000/predict IMAGES --form json --rate 20 --requests 400
 
 Requests are written ready made to plain sockets (uvloop, httptools): about 0.05 ms of Python each, where httpx takes
 a millisecond or more, which on two cores would be measured in the server's place. At a rate, requests come at random
@@ -107,7 +107,7 @@ class Load:
 
 
 def requests_of(url: str, pictures: list[bytes], each: int, form: str) -> list[bytes]:
-    """HTTP requests with `each` pictures in every one, as many as there are pictures."""
+    """HTTP requests with `each` images in every one, as many as there are images."""
     made = []
     for first in range(len(pictures)):
         chosen = [pictures[(first + i) % len(pictures)] for i in range(each)]
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("pictures", help="folder of the files to send")
     parser.add_argument("--form", choices=("multipart", "json", "body"), default="multipart")
-    parser.add_argument("--each", type=int, default=1, help="pictures a request")
+    parser.add_argument("--each", type=int, default=1, help="images a request")
     parser.add_argument("--requests", type=int, default=320)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--rate", type=float, help="requests a second, instead of a concurrency")

@@ -4,7 +4,7 @@
     python benchmarks/serving_queue.py --forward-ms 1:24 32:660         # simulates with times that are known
 
 A device is simulated that works whenever something waits, with the measured time of a forward pass at each batch size
-(between sizes, on a straight line) and nothing else: no network, no decoding. Pictures come as in `serving.py`, one a
+(between sizes, on a straight line) and nothing else: no network, no decoding. Images come as in `serving.py`, one a
 request, at 70% of what full batches reach. Policies say how many of those that wait make the next batch. "one, fixed
 time" is the queue M/D/1 of the textbooks, whose mean latency is known (Pollaczek-Khinchine) and is checked here.
 "half the device, twice" has two devices that take twice the time each, as one core each would. The last figure is
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-MOST = 32  # pictures a batch
+MOST = 32  # images a batch
 LONG, SHORT = 200_000, 320  # requests of the long run, and of a run of serving.py
 
 

@@ -1,6 +1,6 @@
 """What the server is compared with inside of this library, each in a process of its own.
 
-python benchmarks/serving_sides.py bulk MODEL PICTURES       # a number in: embeds so many, prints images a second
+python benchmarks/serving_sides.py bulk MODEL IMAGES       # a number in: embeds so many, prints images a second
 python benchmarks/serving_sides.py ready MODEL               # the imports that a server cannot do without, the model
 """
 
@@ -18,7 +18,7 @@ from nnclr_hub import load_encoder
 
 
 def bulk(model: str, pictures: str) -> None:
-    """`Encoder.embed` on the pictures, for every line of standard input."""
+    """`Encoder.embed` on the images, for every line of standard input."""
     encoder = load_encoder(model, backend="auto")
     images: list[Any] = [path.read_bytes() for path in sorted(Path(pictures).iterdir())]
     encoder.embed(images[:2])

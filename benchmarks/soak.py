@@ -3,7 +3,7 @@
     python benchmarks/soak.py --minutes 10 --plot soak.png
 
 More callers than the server has room for send embeddings, searches, uploads, vectors and deletions without a pause;
-5% of the pictures are damaged, 8% of the requests are broken off by their caller. At the end the server must be ready,
+5% of the images are damaged, 8% of the requests are broken off by their caller. At the end the server must be ready,
 hold exactly what it acknowledged, and end cleanly by SIGTERM. Exits with 1 if anything of that does not hold.
 """
 
@@ -26,7 +26,7 @@ if __name__ == "__main__":  # the checkout, wherever it is called from
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.server_process import ServerProcess
-from benchmarks.soak_load import COLLECTION, Caller, Heard, Ledger, make_pictures
+from benchmarks.soak_load import COLLECTION, Caller, Heard, Ledger, make_images
 
 SETTLED = 0.4  # share of the run after which memory has to be flat: pools, caches and the index have grown by then
 MAY_GROW = 0.05  # of it, over the rest of the run
@@ -85,7 +85,7 @@ async def load(
     def enough() -> bool:
         return time.monotonic() - began >= seconds and heard.requests >= requests
 
-    pictures = make_pictures(64)
+    pictures = make_images(64)
     # a connection that the server closes as idle, while it is being used again, would look like a lost request
     limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
@@ -116,7 +116,7 @@ def listed(http: httpx.Client) -> list[str]:
 
 def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48, model: str | None = None) -> Soak:
     """The whole run, from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
-    # room for a quarter of the callers' pictures, so that it is refused what it cannot take
+    # room for a quarter of the callers' images, so that it is refused what it cannot take
     with ServerProcess(folder / "store", model=model, capacity=max(4, callers // 4), deadline_s=20) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             dim = http.put(COLLECTION, json={}).json()["dim"]
@@ -179,7 +179,7 @@ def plot(done: Soak, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 3.5), layout="constrained")
     minutes = [one.at / 60 for one in done.samples]
     axes.plot(minutes, [one.rss for one in done.samples], label="resident memory")
-    axes.axvline(SETTLED * done.seconds / 60, color="grey", linestyle=":", label="flat from here on")
+    axes.axvline(SETTLED * done.seconds / 60, color="gray", linestyle=":", label="flat from here on")
     axes.set(
         xlabel="minutes", ylabel="MB", title=f"{done.heard.requests} requests at saturation, {done.slope:+.2f} MB/min"
     )

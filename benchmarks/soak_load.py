@@ -65,7 +65,7 @@ class Ledger:
         return found + ([f"{len(extra)} items nobody acknowledged, such as {min(extra)}"] if extra else [])
 
 
-def make_pictures(count: int, seed: int = 0) -> list[bytes]:
+def make_images(count: int, seed: int = 0) -> list[bytes]:
     """JPEGs of smooth noise, 64 to 320 pixels a side."""
     rng, files = np.random.default_rng(seed), []
     for _ in range(count):
@@ -82,7 +82,7 @@ class Caller:
 
     def __init__(self, number: int, http: httpx.AsyncClient, dim: int, pictures: list[bytes], heard: Heard) -> None:
         self.ledger = Ledger()
-        self._number, self._http, self._dim, self._pictures, self._heard = number, http, dim, pictures, heard
+        self._number, self._http, self._dim, self._images, self._heard = number, http, dim, pictures, heard
         self._rng = random.Random(number)
         self._made = 0
         self._ids = [self._new_id() for _ in range(IDS)]
@@ -114,8 +114,8 @@ class Caller:
         return _is_busy(response)
 
     async def _search_image(self) -> bool:
-        files = {"image": self._pictures[0], "query": (None, json.dumps({"k": 5}))}
-        return _is_busy(await self._ask("search by picture", "POST", f"{COLLECTION}/search", files=files))
+        files = {"image": self._images[0], "query": (None, json.dumps({"k": 5}))}
+        return _is_busy(await self._ask("search by image", "POST", f"{COLLECTION}/search", files=files))
 
     async def _search_vector(self) -> bool:
         body = {"vector": [self._rng.gauss(0, 1) for _ in range(self._dim)], "k": 5}
@@ -184,10 +184,10 @@ class Caller:
         return response
 
     def _files(self, count: int) -> list[tuple[str, tuple[str, bytes]]]:
-        """Pictures, a twentieth of them damaged: cut short, or noise."""
+        """Images, a twentieth of them damaged: cut short, or noise."""
         files = []
         for i in range(count):
-            data = self._rng.choice(self._pictures)
+            data = self._rng.choice(self._images)
             if self._rng.random() < CORRUPT:
                 data = self._rng.choice((data[: len(data) // 2], self._rng.randbytes(500)))
             files.append(("files", (f"{self._number}-{self._heard.requests}-{i}.jpg", data)))

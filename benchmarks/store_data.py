@@ -1,8 +1,8 @@
 """Vectors for the store's benchmarks: clusters on the sphere, as image encoders give, made chunk by chunk.
 
-A cluster has a random centre and a spread of its own; within one, two vectors have a cosine of 0.6 to 0.8 on average.
+A cluster has a random center and a spread of its own; within one, two vectors have a cosine of 0.6 to 0.8 on average.
 Inside of a cluster the variance of the directions falls like 1/j, the same for all clusters and turned at random, so
-that neighbours lie in some tens of dimensions, as those of real encoders do. Queries are further draws: no query is
+that neighbors lie in some tens of dimensions, as those of real encoders do. Queries are further draws: no query is
 stored. The same seed gives the same rows, whichever are asked for.
 """
 
@@ -47,7 +47,7 @@ class Rows:
         return [f"class-{label:02d}" for label in (self.cluster % LABELS).tolist()]
 
     def metadata(self) -> list[dict[str, Any]]:
-        """What an index of pictures would keep: a path, a label and two more fields."""
+        """What an index of images would keep: a path, a label and two more fields."""
         columns = zip(self.labels(), self.left.tolist(), self.part.tolist(), strict=True)
         return [
             {
@@ -77,20 +77,20 @@ class Clusters:
     items: int
     dim: int
     seed: int = 0
-    _centres: np.ndarray = field(init=False, repr=False)
+    _centers: np.ndarray = field(init=False, repr=False)
     _spread: np.ndarray = field(init=False, repr=False)
     _basis: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.dim])
-        centres = _unit(rng.standard_normal((CLUSTERS, self.dim), np.float32))
+        centers = _unit(rng.standard_normal((CLUSTERS, self.dim), np.float32))
         cosine = rng.uniform(*COSINE, CLUSTERS).astype(np.float32)
         # of two vectors c + s u with unit c and E|u|^2 = 1 the cosine is 1 / (1 + s^2)
         spread = np.sqrt(1 / cosine - 1)
         variance = 1 / np.arange(1, self.dim + 1)
         turned, _ = np.linalg.qr(rng.standard_normal((self.dim, self.dim)))
         basis = np.sqrt(variance / variance.sum())[:, None] * turned
-        for name, value in (("_centres", centres), ("_spread", spread), ("_basis", basis.astype(np.float32))):
+        for name, value in (("_centers", centers), ("_spread", spread), ("_basis", basis.astype(np.float32))):
             object.__setattr__(self, name, value)
 
     def chunks(self) -> Iterator[Rows]:
@@ -108,7 +108,7 @@ class Clusters:
         left = rng.random(count) < 0.5
         part = rng.integers(0, PARTS, count)
         noise = rng.standard_normal((count, self.dim), np.float32) @ self._basis
-        vectors = self._centres[cluster] + self._spread[cluster, None] * noise
+        vectors = self._centers[cluster] + self._spread[cluster, None] * noise
         return Rows(start, _unit(vectors), cluster, left, part)
 
 
@@ -118,7 +118,7 @@ def item_id(row: int) -> str:
 
 
 def exact(data: Clusters, queries: np.ndarray, k: int, filters: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """The true neighbours by brute force, best first.
+    """The true neighbors by brute force, best first.
 
     Args:
         queries: (n, D) float32.
@@ -147,7 +147,7 @@ def exact(data: Clusters, queries: np.ndarray, k: int, filters: tuple[str, ...] 
 
 
 def recall(found: list[list[str]], truth: np.ndarray) -> float:
-    """Share of the true neighbours that were found, over all queries; 1 if there are none to find."""
+    """Share of the true neighbors that were found, over all queries; 1 if there are none to find."""
     wanted = [{item_id(row) for row in rows if row >= 0} for rows in truth.tolist()]
     hits = sum(len(true.intersection(ids)) for true, ids in zip(wanted, found, strict=True))
     total = sum(map(len, wanted))

@@ -3,7 +3,7 @@
 The bare one has the same tables, indexes and pragmas (the schema is read from the collection's own file, the
 connection is opened by the store's own function), the same rows in the same transactions, and `executemany` for each
 table. Its rows are read from the collection's file beforehand, so it neither makes JSON nor checksums nor looks for
-an item of the same id: it does nothing but insert and commit. The second figure, "with rows made", lets it serialise
+an item of the same id: it does nothing but insert and commit. The second figure, "with rows made", lets it serialize
 the vectors, the metadata and the checksums from the same items, as any program must.
 """
 

@@ -178,7 +178,7 @@ def plot(figures: dict[str, Any], path: Path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    colours = plt.get_cmap("tab10")
+    colors = plt.get_cmap("tab10")
     for i, name in enumerate(PEERS):
         if not figures.get(name):
             continue
@@ -188,7 +188,7 @@ def plot(figures: dict[str, Any], path: Path, title: str) -> None:
             [max(1 - point["recall"], ALL_FOUND) for point in curve],
             [point["one"] for point in curve],
             "o-" if store else "^--",
-            color=colours(i),
+            color=colors(i),
             linewidth=2.6 if name == "nnclr_hub" else 1.4,
             markersize=5,
             label=f"{name} ({figures[name]['kind']})",
@@ -198,7 +198,7 @@ def plot(figures: dict[str, Any], path: Path, title: str) -> None:
     axes.set_xticks(ticks, [*(f"{1 - tick:g}" for tick in ticks[:-1]), "all"], minor=False)
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"recall@{K}")
-    axes.axvline(1 - TARGET, color="grey", linewidth=0.8)
+    axes.axvline(1 - TARGET, color="gray", linewidth=0.8)
     axes.set_title(f"Recall against speed, {title}, clustered vectors")
     axes.grid(which="major", alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -1,4 +1,4 @@
-"""The project's own step on pictures made here, and torchvision's way to feed it: what several benchmarks time."""
+"""The project's own step on images made here, and torchvision's way to feed it: what several benchmarks time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_v
 from training.data.batches import Batches
 from training.data.image_pack import ImagePack
 from training.distributed import Ranks
-from training.optimisation import Schedule, make_optimizer
+from training.optimization import Schedule, make_optimizer
 from training.recipes import Recipe
 from training.step import Stepper
 
@@ -28,7 +28,7 @@ MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
 
 
 def made_pack(pictures: int, side: int) -> ImagePack:
-    """Coloured noise: how fast it goes does not depend on what is shown."""
+    """Colored noise: how fast it goes does not depend on what is shown."""
     pixels = np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), dtype=np.uint8)
     return ImagePack(pixels, np.ones(pictures, np.float32), np.arange(pictures), ())
 
@@ -55,7 +55,7 @@ class Loops:
 
     Args:
         recipe: with a precision.
-        pack: the pictures.
+        pack: the images.
         where: the device.
         workers: torchvision's.
     """
@@ -116,8 +116,8 @@ class _views:
         steps_module.make_views = make_views
 
 
-class Pictures(Dataset[list[Tensor]]):
-    """The pack's pictures through torchvision's own transforms, one by one, twice."""
+class Images(Dataset[list[Tensor]]):
+    """The pack's images through torchvision's own transforms, one by one, twice."""
 
     def __init__(self, pack: ImagePack, recipe: Recipe) -> None:
         self.pixels = pack.pixels
@@ -145,7 +145,7 @@ def torchvision_views(
     pack: ImagePack, recipe: Recipe, workers: int, where: torch.device
 ) -> Generator[list[Tensor], None, None]:
     """Batches of two views on the device, as good as for ever; from pinned memory on a GPU."""
-    pictures = Pictures(pack, recipe)
+    pictures = Images(pack, recipe)
     # one long epoch: at the end of a short one most workers of a loader stand still
     drawn = RandomSampler(pictures, replacement=True, num_samples=recipe.batch_size * ENDLESS)
     loader = DataLoader(

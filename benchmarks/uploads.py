@@ -1,9 +1,9 @@
 """How fast a folder goes to a server: `index_folder` against the loop of requests that one would write.
 
-    python benchmarks/uploads.py --pictures 400 --rounds 3
+    python benchmarks/uploads.py --images 400 --rounds 3
 
-Both send the same files to the same server, into collections of their own, in turns; the loop posts one picture after
-another over one connection, and the same with 16 pictures a request.
+Both send the same files to the same server, into collections of their own, in turns; the loop posts one image after
+another over one connection, and the same with 16 images a request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_folder(folder: Path, count: int) -> list[Path]:
 
 
 def loop(http: httpx.Client, name: str, paths: list[Path], size: int) -> None:
-    """One request after another with `size` pictures each."""
+    """One request after another with `size` images each."""
     for batch in bounded(paths, lambda path: 0, most=size):
         files = [("files", (path.name, path.read_bytes())) for path in batch]
         items = json.dumps([{"id": path.stem} for path in batch])
@@ -89,7 +89,7 @@ def main() -> None:
     print(f"{chosen.pictures} JPEGs of 640 x 480, {shape}")
     for form, taken in seconds.items():
         median = statistics.median(taken)
-        print(f"{form:32} {chosen.pictures / median:7.0f} pictures/s   {base / median:5.2f} x the first")
+        print(f"{form:32} {chosen.pictures / median:7.0f} images/s   {base / median:5.2f} x the first")
 
 
 if __name__ == "__main__":

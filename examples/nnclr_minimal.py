@@ -1,4 +1,4 @@
-"""NNCLR in one file: the paper's Algorithm 1 on a folder of pictures, with nothing but torch.
+"""NNCLR in one file: the paper's Algorithm 1 on a folder of images, with nothing but torch.
 
     python examples/nnclr_minimal.py PHOTOS --epochs 10 --out backbone.pt
 
@@ -63,13 +63,13 @@ class NNCLR(nn.Module):
 
 
 def info_nce(nn_z: Tensor, p: Tensor, temperature: float = 0.1) -> Tensor:
-    """Eq. 3: neighbour i must pick out prediction i among those of the batch."""
+    """Eq. 3: neighbor i must pick out prediction i among those of the batch."""
     logits = F.normalize(nn_z, dim=1) @ F.normalize(p, dim=1).T / temperature  # (n, n)
     return F.cross_entropy(logits, torch.arange(len(p)))
 
 
 class TwoViews(Dataset[tuple[Tensor, Tensor]]):
-    """Each picture of a folder, augmented twice."""
+    """Each image of a folder, augmented twice."""
 
     def __init__(self, folder: Path, size: int) -> None:
         from torchvision.transforms import v2
@@ -114,9 +114,7 @@ def main() -> None:
     pictures = TwoViews(chosen.photos, chosen.size)
     loader = DataLoader(pictures, chosen.batch, shuffle=True, drop_last=True, num_workers=2)
     if not len(loader):
-        raise SystemExit(
-            f"{chosen.photos} holds {len(pictures)} pictures: give at least --batch {chosen.batch} of them."
-        )
+        raise SystemExit(f"{chosen.photos} holds {len(pictures)} images: give at least --batch {chosen.batch} of them.")
     backbone = torchvision.models.resnet18(weights=None)
     backbone.fc = nn.Identity()  # type: ignore[assignment]
     model = NNCLR(backbone, projection_head(512), prediction_head(), torch.randn(chosen.queue, 256))

@@ -1,4 +1,4 @@
-"""The folder for what can be made or fetched again: decoded pictures, the demo's gallery."""
+"""The folder for what can be made or fetched again: decoded images, the demo's gallery."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What hubconf.py offers to torch.hub: bare timm backbones with verified weights.
 
 backbone = torch.hub.load(CHECKOUT, "nnclr_resnet50", source="local", weights="./my-model")
-backbone(x)                                     # (B, 3, H, W) normalised -> (B, D)
-backbone.nnclr_info["transform"]                # a picture -> (3, S, S) normalised
+backbone(x)                                     # (B, 3, H, W) normalized -> (B, D)
+backbone.nnclr_info["transform"]                # an image -> (3, S, S) normalized
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _HELP = """{title}
             img_size=96; timm itself adapts the layers that these change.
 
     Returns:
-        The backbone in evaluation mode: (B, 3, H, W) normalised float -> (B, {dim}). Its nnclr_info
-        holds "transform" (a picture -> (3, H, W) normalised), "source" and "provenance".
+        The backbone in evaluation mode: (B, 3, H, W) normalized float -> (B, {dim}). Its nnclr_info
+        holds "transform" (an image -> (3, H, W) normalized), "source" and "provenance".
 
     Raises:
         UnknownModel: there are no such weights; never random ones instead.
@@ -65,7 +65,7 @@ def _title(model: ModelInfo) -> str:
     return (
         f"{model.architecture}, {model.parameters / 1e6:.1f} M weights, for {model.input.size} pixels.\n\n"
         f"    Recipe: {model.recipe}.\n    Data: {model.data}.\n    Measured: {measured}.\n"
-        f"    Licence of the weights: {model.license}."
+        f"    License of the weights: {model.license}."
     )
 
 

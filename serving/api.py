@@ -63,7 +63,7 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
     with open_store(store, read_only=settings.read_only, shared=shared) as opened:
         engines = Engines(model, settings)
         try:
-            bench = Workbench(engines, opened)  # type: ignore[arg-type]  # its models take pictures, and no tensors
+            bench = Workbench(engines, opened)  # type: ignore[arg-type]  # its models take images, and no tensors
             yield create_app(settings, engines, bench)
         finally:
             engines.close()

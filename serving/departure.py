@@ -1,6 +1,6 @@
 """Clients that go away: what is still to be done for them is dropped.
 
-vectors = await while_present(request, model.embed_each_async(pictures))
+vectors = await while_present(request, model.embed_each_async(images))
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     for operation, example in EXAMPLES:
         print(example.curl(), example.python())
 
-They want a picture called photo.jpg in the folder where they are run. A test runs them all.
+They want an image called photo.jpg in the folder where they are run. A test runs them all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from urllib.parse import urlencode
 
 BASE = "http://127.0.0.1:8000"
 PHOTO = "photo.jpg"
-PICTURE = "BASE64_OF_PHOTO"  # stands in JSON for the picture
+IMAGE = "BASE64_OF_PHOTO"  # stands in JSON for the image
 
 
 @dataclass(frozen=True)
 class Example:
     """A request.
 
-    files: fields of a form that take the picture.
+    files: fields of a form that take the image.
     form: its other fields.
     save: file to write the answer to, where it is no JSON.
     program: Python to show instead of the plain request.
@@ -64,10 +64,10 @@ class Example:
             return " \\\n  ".join(parts)
         parts.append("-H 'Content-Type: application/json'")
         body = json.dumps(self.json)
-        if PICTURE not in body:
+        if IMAGE not in body:
             return " \\\n  ".join([*parts, f"-d {shlex.quote(body)}"])
         read = f"$(base64 < {PHOTO} | tr -d '\\n')"  # a here-document: an argument could not be so long
-        return " \\\n  ".join([*parts, "-d @- <<END"]) + f"\n{body.replace(PICTURE, read)}\nEND"
+        return " \\\n  ".join([*parts, "-d @- <<END"]) + f"\n{body.replace(IMAGE, read)}\nEND"
 
     def python(self, base: str = BASE, *, key: bool = False) -> str:
         """A program; with `key` it sends the one in NNCLR_KEY."""
@@ -77,10 +77,10 @@ class Example:
             return ("import os\n" if key else "") + text
         imports, lines = ["import httpx"], []
         body = json.dumps(self.json).replace("true", "True").replace("false", "False")
-        if PICTURE in body:
+        if IMAGE in body:
             imports += ["import base64", "from pathlib import Path"]
             lines.append(f'photo = base64.b64encode(Path("{PHOTO}").read_bytes()).decode()')
-            body = body.replace(f'"{PICTURE}"', "photo")
+            body = body.replace(f'"{IMAGE}"', "photo")
         given = [f'"{base}{self.path}"']
         given += [f"params={dict(self.params)!r}"] if self.params else []
         given += [f"json={body}"] if self.json is not None else []
@@ -125,12 +125,12 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("health-metrics", Example("GET", "/metrics")),
     (
         "openai-embeddings",
-        Example("POST", "/v1/embeddings", json={"model": "default", "input": [PICTURE]}, program=_OPENAI),
+        Example("POST", "/v1/embeddings", json={"model": "default", "input": [IMAGE]}, program=_OPENAI),
     ),
     ("openai-models", Example("GET", "/v1/models")),
     ("openai-model", Example("GET", "/v1/models/default")),
     ("embed-embed", Example("POST", "/api/v1/embed", files=("files",), accept="application/x-npy", save="vectors.npy")),
-    ("embed-embed", Example("POST", "/api/v1/embed", json={"images": [PICTURE]})),
+    ("embed-embed", Example("POST", "/api/v1/embed", json={"images": [IMAGE]})),
     (
         "attention-attention",
         Example(
@@ -144,7 +144,7 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ),
     (
         "attention-attention",
-        Example("POST", "/api/v1/attention", json={"image": PICTURE, "box": [8, 8, 40, 40], "target": [PICTURE]}),
+        Example("POST", "/api/v1/attention", json={"image": IMAGE, "box": [8, 8, 40, 40], "target": [IMAGE]}),
     ),
     ("collections-create", Example("PUT", _PHOTOS, json={"indexed": ["label"]})),
     ("collections-list-collections", Example("GET", "/api/v1/collections")),
@@ -168,9 +168,7 @@ EXAMPLES: tuple[tuple[str, Example], ...] = (
     ("search-search", Example("POST", f"{_PHOTOS}/search", files=("image",), form={"query": '{"k": 5}'})),
     (
         "search-search-batch",
-        Example(
-            "POST", f"{_PHOTOS}/search/batch", json={"queries": [{"id": "tom", "k": 5}, {"image": PICTURE, "k": 5}]}
-        ),
+        Example("POST", f"{_PHOTOS}/search/batch", json={"queries": [{"id": "tom", "k": 5}, {"image": IMAGE, "k": 5}]}),
     ),
     ("collections-snapshot", Example("POST", f"{_PHOTOS}/snapshot")),
     ("collections-verify", Example("POST", f"{_PHOTOS}/verify")),

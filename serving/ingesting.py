@@ -1,4 +1,4 @@
-"""Uploaded pictures into a collection: the engine is awaited, and threads only decode and write.
+"""Uploaded images into a collection: the engine is awaited, and threads only decode and write.
 
     ingest = Ingest(settings.decode_threads)
     errors = await ingest.add(request, bench, "photos", images)
@@ -29,7 +29,7 @@ class Ingest:
     """See the module.
 
     Args:
-        threads: that decode, for thumbnails and hashes; each holds one picture, of up to 120 MB.
+        threads: that decode, for thumbnails and hashes; each holds one image, of up to 120 MB.
     """
 
     def __init__(self, threads: int) -> None:
@@ -61,4 +61,4 @@ class Ingest:
         )
 
     def _read(self, adding: Adding, index: int) -> None:
-        adding.read(index)  # the picture itself is let go of at once
+        adding.read(index)  # the image itself is let go of at once

@@ -1,7 +1,7 @@
 """Questions of REST about attention: what the library is asked, and how its maps are sent.
 
 maps = await model.look_async(settings_of(question, 1024), image, targets)
-response = rendered(maps, PNG, question, "default")      # in a thread: of a large picture it takes seconds
+response = rendered(maps, PNG, question, "default")      # in a thread: of a large image it takes seconds
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnclr_hub.errors import InvalidRequest, RequestTooLarge
 from .responses import JSON, NPY, PNG, VectorResponse, array_response
 from .schemas import AttentionQuestion
 
-AT_ONCE = 3  # questions in work: one is decoded, one on the device, one rendered, each with all its pictures in memory
+AT_ONCE = 3  # questions in work: one is decoded, one on the device, one rendered, each with all its images in memory
 WAITING = 64
 MOST_DRAWN = MAX_PIXELS  # pixels of all PNGs in one JSON
 
@@ -38,7 +38,7 @@ def settings_of(question: AttentionQuestion, most_side: int) -> AttentionSetting
         query = Box(*question.box)
     side = min(MAX_SIDE, most_side) if question.max_side is None else question.max_side
     if side > most_side:
-        raise InvalidRequest(f"max_side={side} is more than this server gives a picture: ask for {most_side} at most.")
+        raise InvalidRequest(f"max_side={side} is more than this server gives an image: ask for {most_side} at most.")
     return AttentionSettings(query, question.similarity, question.head, question.threshold, side)
 
 

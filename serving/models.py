@@ -32,7 +32,7 @@ class Model(Attends):
     """An `Embedder` whose engine may go out of memory and come back: good for as long as anybody wants.
 
     config: the model folder's config.json, if it came from one.
-    preprocessing: what its encoder wants done to a picture.
+    preprocessing: what its encoder wants done to an image.
 
     Args:
         memory: where its engine is.
@@ -127,7 +127,7 @@ class Model(Attends):
 
     @contextmanager
     def _counted(self, images: int) -> Iterator[Engine]:
-        """The engine for who asks from a thread: for a request, its pictures count, as those of a route do when read.
+        """The engine for who asks from a thread: for a request, its images count, as those of a route do when read.
 
         Raises:
             RateLimited: the request's caller sent too many in the last minute.
@@ -224,7 +224,7 @@ class Engines:
 
     @property
     def in_work(self) -> int:
-        """Pictures that hold a permit."""
+        """Images that hold a permit."""
         return sum(engine.in_work for engine in self._memory.engines)
 
     def drain(self) -> None:

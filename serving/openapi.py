@@ -36,13 +36,13 @@ an `X-Request-ID`, yours if you send one, and a `Server-Timing`. Where the serve
 `Authorization: Bearer KEY`."""
 TAGS = {
     "health": "Whether the server lives, is ready, and what it counted.",
-    "openai": "What OpenAI's clients speak, for pictures.",
-    "embed": "Pictures to vectors.",
-    "attention": "What an encoder looks at in a picture.",
+    "openai": "What OpenAI's clients speak, for images.",
+    "embed": "Images to vectors.",
+    "attention": "What an encoder looks at in an image.",
     "collections": "Named sets of vectors, each bound to one encoder.",
     "aliases": "Further names of collections.",
     "items": "What is in a collection.",
-    "search": "Neighbours.",
+    "search": "Neighbors.",
     "jobs": "Work in the background: how far it is, cancelling it, and what starts it.",
     "probes": "Linear classifiers on vectors: fitted from labels, used, exported.",
     "runs": "Pretraining runs below the server's folder of them, and their reports.",

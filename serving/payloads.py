@@ -1,4 +1,4 @@
-"""Pictures and vectors as text: base64, data URIs, and web addresses where they may be fetched."""
+"""Images and vectors as text: base64, data URIs, and web addresses where they may be fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOSE = str.maketrans("-_", "+/", " \t\r\n")
 
 
 def is_address(text: str) -> bool:
-    """Whether a picture is given by its web address."""
+    """Whether an image is given by its web address."""
     return text[:8].lower().startswith(("http://", "https://"))
 
 
@@ -29,9 +29,7 @@ def decode_text(text: str, what: str, fetched: Mapping[str, bytes | str] | None 
         InvalidRequest: it is none of these, or could not be fetched.
     """
     if is_address(text):
-        found = (fetched or {}).get(
-            text, "is a web address, which this server does not fetch: send the picture itself."
-        )
+        found = (fetched or {}).get(text, "is a web address, which this server does not fetch: send the image itself.")
         if isinstance(found, str):
             raise InvalidRequest(f"{what} {found}")
         return found

@@ -1,4 +1,4 @@
-"""Queries of REST to matches: pictures are embedded together, then the store is asked.
+"""Queries of REST to matches: images are embedded together, then the store is asked.
 
 await search_each(request, bench, metrics, "photos", [query, ...], ...)       # matches or an error for each
 """
@@ -72,10 +72,10 @@ async def search_each(
 
     Args:
         name: of the collection.
-        limit: pictures in all queries together.
-        request: whose client is to be there while pictures are embedded.
-        cropping: how many searches may decode a picture at once to cut a box out of it; others never wait for it.
-        fetcher: of pictures that are given by their web addresses.
+        limit: images in all queries together.
+        request: whose client is to be there while images are embedded.
+        cropping: how many searches may decode an image at once to cut a box out of it; others never wait for it.
+        fetcher: of images that are given by their web addresses.
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
@@ -93,12 +93,12 @@ async def search_each(
 
 
 async def _prepared(query: SearchRequest, fetched: Fetched, cropping: CapacityLimiter) -> Any:
-    """The pictures of a query, or what is wrong with it: in a thread only where there is something to decode."""
+    """The images of a query, or what is wrong with it: in a thread only where there is something to decode."""
     given = [example for example in _examples(query) if example.has_image]
     if not given:
-        return _attempt(_pictures_of, query, fetched)
+        return _attempt(_images_of, query, fetched)
     limiter = cropping if any(example.box is not None for example in given) else None
-    return await to_thread.run_sync(_attempt, _pictures_of, query, fetched, limiter=limiter)
+    return await to_thread.run_sync(_attempt, _images_of, query, fetched, limiter=limiter)
 
 
 def _attempt(work: Any, *arguments: Any) -> Any:
@@ -116,12 +116,12 @@ def _examples(query: SearchRequest) -> list[Example]:
     return [*([query] if query.positive is None else query.positive), *query.negative]
 
 
-def _pictures_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.Image]:
-    """The pictures of a query whose form is right, boxes cut out."""
+def _images_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.Image]:
+    """The images of a query whose form is right, boxes cut out."""
     if sum(given is not None for given in (query.id, query.picture, query.vector, query.positive)) != 1:
         raise InvalidRequest("A search takes exactly one of id, image, vector and positive.")
     if query.positive is not None and query.box is not None:
-        raise InvalidRequest("A box goes with an image: give it beside the picture that it lies on.")
+        raise InvalidRequest("A box goes with an image: give it beside the image that it lies on.")
     check_asked(query.k, query.effort)
     if query.group_by is not None and (query.positive is not None or query.negative):
         raise InvalidRequest("group_by goes with one id, image or vector, without further examples.")
@@ -130,7 +130,7 @@ def _pictures_of(query: SearchRequest, fetched: Fetched) -> list[bytes | Image.I
         if sum(given is not None for given in (example.id, example.picture, example.vector)) != 1:
             raise InvalidRequest("An example is exactly one of id, image and vector.")
         if example.box is not None and not example.has_image:
-            raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
+            raise InvalidRequest("A box goes with an image: give the image that it lies on.")
         if example.picture is not None:
             given = example.picture
             data = decode_text(given, "image", fetched) if isinstance(given, str) else given
@@ -146,7 +146,7 @@ async def _embedded(
 
 
 def _resolved(query: SearchRequest, vectors: Sequence[np.ndarray | ImageError]) -> Resolved:
-    """The query with a vector for each of its pictures."""
+    """The query with a vector for each of its images."""
     left = iter(vectors)
 
     def resolve(example: Example) -> str | np.ndarray:

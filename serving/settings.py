@@ -29,20 +29,20 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     backend: str = Field("auto", description="what runs the networks, as in `nnclr embed --backend`")
-    max_batch: int = Field(32, ge=1, description="pictures a forward pass")
+    max_batch: int = Field(32, ge=1, description="images a forward pass")
     max_wait_ms: float = Field(2.0, ge=0, description="milliseconds a busy device gives a batch to fill")
     decode_threads: int = Field(
-        default_factory=lambda: os.cpu_count() or 1, ge=1, description="threads that decode pictures; a core each"
+        default_factory=lambda: os.cpu_count() or 1, ge=1, description="threads that decode images; a core each"
     )
-    capacity: int = Field(512, ge=1, description="pictures in work at once; above, 429")
-    capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of pictures in work at once; above, 429")
+    capacity: int = Field(512, ge=1, description="images in work at once; above, 429")
+    capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in work at once; above, 429")
     deadline_s: float = Field(30.0, gt=0, description="seconds after which a request is given up")
     stall_s: float = Field(60.0, gt=0, description="seconds a thread may be at one thing before it is replaced")
     model_memory: int | None = Field(
         None, ge=1, description="bytes of weights in memory, or 4GB; above, idle models go"
     )
     attention_side: int = Field(1024, ge=224, description="pixels of the long side that attention is given at most")
-    max_images: int = Field(64, ge=1, description="pictures a request")
+    max_images: int = Field(64, ge=1, description="images a request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
     bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of bodies in memory at once; above, 429")
     connections: int = Field(512, ge=1, description="connections at once; above, 503")
@@ -59,8 +59,8 @@ class Settings(BaseSettings):
     frame_ancestors: tuple[str, ...] = Field((), description="origins of pages that may show ours in a frame, as JSON")
     trusted_proxies: tuple[str, ...] = Field((), description="addresses whose X-Forwarded headers count, as JSON")
     rate_requests: int = Field(0, ge=0, description="requests a minute and key; 0: no limit")
-    rate_images: int = Field(0, ge=0, description="pictures a minute and key; 0: no limit")
-    allow_urls: bool = Field(False, description="fetch pictures that are given as web addresses")
+    rate_images: int = Field(0, ge=0, description="images a minute and key; 0: no limit")
+    allow_urls: bool = Field(False, description="fetch images that are given as web addresses")
     url_domains: tuple[str, ...] = Field((), description="the only domains to fetch from, as JSON; none: any public")
     url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
     log_format: Literal["text", "json"] = Field("text", description="of the log: for a person, or for a program")

@@ -27,7 +27,7 @@ class Timings:
     """What one request came to.
 
     seconds: spent in each stage, in the order in which the stages were first entered.
-    images: pictures that it brought.
+    images: images that it brought.
     refusal: the code that it was refused with, or "".
     """
 
@@ -49,7 +49,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def note_images(count: int) -> None:
-    """Adds to the pictures of the current request, for its line in the log."""
+    """Adds to the images of the current request, for its line in the log."""
     timings = current.get()
     if timings is not None:
         timings.images += count
@@ -59,7 +59,7 @@ class Metrics:
     """Prometheus metrics in a registry of their own, so that two apps in one process do not meet.
 
     Stages: decode, queue, forward (engine); embed or, of feature and attention maps, map (all of the engine, as a
-    request sees it); body (reading it), search, store, ingest (pictures into a collection, embedding and storing),
+    request sees it); body (reading it), search, store, ingest (images into a collection, embedding and storing),
     render (attention maps to what is sent), fetch.
     """
 
@@ -80,15 +80,15 @@ class Metrics:
         self.refused = Counter("nnclr_refused", "Requests that were not let in.", ("reason",), **on)
         self.images = Counter(
             "nnclr_images",
-            "Pictures by outcome: embedded, mapped, broken, failed, expired, cancelled.",
+            "Images by outcome: embedded, mapped, broken, failed, expired, cancelled.",
             ("model", "outcome"),
             **on,
         )
-        self.images_in_work = Gauge("nnclr_images_in_work", "Pictures that hold a permit.", **on)
-        self.bytes_in_work = Gauge("nnclr_bytes_in_work", "Bytes of pictures that hold a permit.", **on)
-        self.queued = Gauge("nnclr_queued_images", "Decoded pictures that wait for the device.", ("model",), **on)
+        self.images_in_work = Gauge("nnclr_images_in_work", "Images that hold a permit.", **on)
+        self.bytes_in_work = Gauge("nnclr_bytes_in_work", "Bytes of images that hold a permit.", **on)
+        self.queued = Gauge("nnclr_queued_images", "Decoded images that wait for the device.", ("model",), **on)
         self.batch_images = Histogram(
-            "nnclr_batch_images", "Pictures of a forward pass.", ("model",), buckets=IMAGES, **on
+            "nnclr_batch_images", "Images of a forward pass.", ("model",), buckets=IMAGES, **on
         )
         self.device_restarts = Counter(
             "nnclr_device_restarts", "Device threads that died or stalled and were replaced.", ("model",), **on

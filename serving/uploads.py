@@ -1,8 +1,8 @@
-"""Pictures out of requests, in whatever form they come.
+"""Images out of requests, in whatever form they come.
 
 multipart/form-data      files, beside further fields
 application/json         data URIs or base64
-image/*                  the body is one picture
+image/*                  the body is one image
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a request: its bytes, or why there are none; `name` is that of its file."""
+    """One image of a request: its bytes, or why there are none; `name` is that of its file."""
 
     data: bytes | ImageError
     name: str | None = None
@@ -47,8 +47,8 @@ class Picture:
 class Form:
     """A multipart body.
 
-    files: (field, picture), in order.
-    texts: values of the other fields by name; also of parts that are files but no pictures.
+    files: (field, image), in order.
+    texts: values of the other fields by name; also of parts that are files but no images.
     """
 
     files: list[tuple[str, Picture]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Form:
         """
         found = [picture for name, picture in self.files if name == field]
         if not found:
-            raise InvalidRequest(f"There is no file part named {field}: send at least one picture as {field}.")
+            raise InvalidRequest(f"There is no file part named {field}: send at least one image as {field}.")
         check_count(len(found), limit)
         return found
 
@@ -108,12 +108,12 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
     """The whole multipart body.
 
     Args:
-        files: the fields that hold pictures.
+        files: the fields that hold images.
         texts: fields that are text, even where a client sends them as files.
 
     Raises:
         HTTPException: it is not whole.
-        InvalidRequest: it has another field, or text where a picture belongs, so that nothing is silently ignored.
+        InvalidRequest: it has another field, or text where an image belongs, so that nothing is silently ignored.
     """
     form = Form()
     # a part that is text may be as large as the body, which was limited before
@@ -122,7 +122,7 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
             if name not in (*files, *texts):
                 raise InvalidRequest(f"The form has no field {name!r:.100}: it takes {', '.join((*files, *texts))}.")
             if isinstance(part, str) and name in files:
-                raise InvalidRequest(f"The field {name} came as text: send the picture itself, as a file part.")
+                raise InvalidRequest(f"The field {name} came as text: send the image itself, as a file part.")
             if isinstance(part, str):
                 form.texts[name] = part
             elif name in texts:
@@ -184,7 +184,7 @@ async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
 
 
 async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[Picture]:
-    """Pictures that came as text; a text that is none is an error of its own."""
+    """Images that came as text; a text that is none is an error of its own."""
 
     def decode(index: int, text: str) -> Picture:
         try:
@@ -196,14 +196,14 @@ async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list
 
 
 def check_count(count: int, limit: int) -> None:
-    """Notes how many pictures a request brought, and counts them against its key's rate.
+    """Notes how many images a request brought, and counts them against its key's rate.
 
     Raises:
         RequestTooLarge: more than it may.
         RateLimited: more than its key may send in a minute.
     """
     if count > limit:
-        raise RequestTooLarge(f"{count} pictures are too many for one request: send at most {limit}.")
+        raise RequestTooLarge(f"{count} images are too many for one request: send at most {limit}.")
     charge_images(count)
     note_images(count)
 

@@ -1,4 +1,4 @@
-"""What tests do with pictures that are added on the tab Collections."""
+"""What tests do with images that are added on the tab Collections."""
 
 from typing import Any
 

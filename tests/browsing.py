@@ -35,8 +35,8 @@ def until_shown(page: Any, selector: str, act: Callable[[], object]) -> None:
     raise AssertionError(f"{selector} never shows")
 
 
-def wait_for_pictures(page: Any, selector: str, count: int = 4) -> None:
-    """Until the first pictures there have come."""
+def wait_for_images(page: Any, selector: str, count: int = 4) -> None:
+    """Until the first images there have come."""
     script = """([selector, count]) => { const found = [...document.querySelectorAll(selector)].slice(0, count);
       return found.length > 0 && found.every(image => image.complete && image.naturalWidth > 0) }"""
     page.wait_for_function(script, arg=[selector, count])

@@ -1,4 +1,4 @@
-"""What the tests share: pictures that scikit-image carries, packs where they are, one small model folder."""
+"""What the tests share: images that scikit-image carries, packs where they are, one small model folder."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> Path:
-    """60 small pictures in three class folders: crops of three of scikit-image's photos."""
+    """60 small images in three class folders: crops of three of scikit-image's photos."""
     from skimage import data
 
     folder = tmp_path_factory.mktemp("photos")
@@ -72,7 +72,7 @@ def data(photos, tmp_path_factory) -> Path:
     return folder
 
 
-def randomised(backbone: nn.Module, seed: int = 0) -> nn.Module:
+def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
     """Random norms, biases and statistics: in a fresh ResNet the residual branches count for nothing."""
     generator = torch.Generator().manual_seed(seed)
     for module in backbone.modules():
@@ -95,7 +95,7 @@ def make_model(tmp_path_factory) -> Callable[..., Path]:
 
     def make(architecture="resnet18", model_args=NARROW, input_size=48, dtype="fp32", seed=0) -> Path:
         torch.manual_seed(seed)
-        backbone = randomised(create_backbone(architecture, model_args=model_args), seed)
+        backbone = randomized(create_backbone(architecture, model_args=model_args), seed)
         return export_model(
             backbone,
             tmp_path_factory.mktemp("model") / architecture,

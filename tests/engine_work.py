@@ -24,7 +24,7 @@ def sample(engine: Engine, name: str, **labels: str) -> float:
 
 @contextmanager
 def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
-    """The device has a picture in hand, and nothing goes on before the release."""
+    """The device has an image in hand, and nothing goes on before the release."""
     begun = threading.Event()
     encoder.before = lambda: (begun.set(), release.wait(120))
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""An encoder of twenty lines, whose pictures are numbers and do what the test wants of them."""
+"""An encoder of twenty lines, whose images are numbers and do what the test wants of them."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ SIDE = 4
 
 
 class FakeEncoder:
-    """Picture b"7" has the vector (7, 1); b"bad" cannot be read; any other word is done by the function of that name.
+    """Image b"7" has the vector (7, 1); b"bad" cannot be read; any other word is done by the function of that name.
 
     Args:
         decoding: word -> called in the decoding thread.
@@ -38,7 +38,7 @@ class FakeEncoder:
             return image
         word = image.decode().partition(":")[0]
         if word == "bad":
-            raise ImageError("It is no picture.")
+            raise ImageError("It is no image.")
         if word in self.decoding:
             self.decoding[word]()
         with self._lock:

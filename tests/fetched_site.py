@@ -1,4 +1,4 @@
-"""A site on this machine that pictures are fetched from."""
+"""A site on this machine that images are fetched from."""
 
 import asyncio
 import ipaddress
@@ -96,4 +96,4 @@ def refused(fetcher: Fetcher, url: str) -> str:
     return str(caught.value)
 
 
-GENERIC = "input[0] could not be fetched: check its address, or send the picture itself."
+GENERIC = "input[0] could not be fetched: check its address, or send the image itself."

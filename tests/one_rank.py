@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import make
 
 from nnclr_hub.method import GatherRanks
-from training.distributed import Ranks, share_gradients, synchronise_norms
+from training.distributed import Ranks, share_gradients, synchronize_norms
 
 PICTURES = 12
 
@@ -35,7 +35,7 @@ def main(where: torch.device) -> None:
     assert torch.equal(x.grad, 2 * x.detach())
 
     learner = make("momentum_nnclr", {}).to(where)
-    synchronise_norms(learner, where)
+    synchronize_norms(learner, where)
     # as one of several, or nothing would be shared
     shared = share_gradients(learner, Ranks(0, 2, where, gather))
     assert isinstance(shared, DistributedDataParallel)

@@ -13,7 +13,7 @@ def upload(paths: Iterable[Path]) -> list:
 
 
 def as_text(path: Path) -> str:
-    """A picture as base64."""
+    """An image as base64."""
     return base64.b64encode(path.read_bytes()).decode()
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
-from training.distributed import Ranks, joined, share_gradients, synchronise_norms
+from training.distributed import Ranks, joined, share_gradients, synchronize_norms
 
 BATCH = 12
-# name -> (method, options of the learner, share of neighbours, small views)
+# name -> (method, options of the learner, share of neighbors, small views)
 CASES = {
     **{method: (method, {}, 1.0, 0) for method in METHODS},
     "transposed": ("nnclr", {"transposed_term": True}, 1.0, 0),
@@ -51,7 +51,7 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
     method, options, share, small = CASES[case]
     learner = make(method, options)
     if ranks.world > 1:
-        synchronise_norms(learner, ranks.where)
+        synchronize_norms(learner, ranks.where)
     shared = share_gradients(learner, ranks)
     optimizer = torch.optim.SGD([p for p in learner.parameters() if p.requires_grad], lr=0.1)
     draws = torch.Generator().manual_seed(1)
@@ -61,7 +61,7 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
         sides = [10, 10, *[6] * small]
         views = [torch.randn(BATCH, 3, side, side, generator=draws)[part] for side in sides]
         ids = torch.arange(step * BATCH, (step + 1) * BATCH)[part]
-        result = shared(views, ids=ids, labels=ids % 3, neighbour_share=share)
+        result = shared(views, ids=ids, labels=ids % 3, neighbor_share=share)
         optimizer.zero_grad()
         result.loss.backward()
         losses.append(ranks.gather(result.loss.detach()[None]).mean())

@@ -1,1 +1,1 @@
-"""The pretraining program: NNCLR and its baselines on a folder of unlabelled images."""
+"""The pretraining program: NNCLR and its baselines on a folder of unlabeled images."""

@@ -93,7 +93,7 @@ def ablate(
 
 
 def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, say: Console) -> Recipe:
-    """What `auto` makes of the pictures; queue and batch no larger than they allow, so that rows differ as they say."""
+    """What `auto` makes of the images; queue and batch no larger than they allow, so that rows differ as they say."""
     paths = training_files(find_data(data, say)).paths
     images = len(paths)
     recipe = base.for_data(images, typical_side(paths), find_device(device).type == "cuda")
@@ -115,7 +115,7 @@ def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], say: Cons
         require_labels(training_files(folders).labels)
     if not evaluation_sets(folders):
         say.print(
-            "[yellow]note[/] no folder has labelled pictures in train/ and val/ or test/: the rows are trained, and no "
+            "[yellow]note[/] no folder has labeled images in train/ and val/ or test/: the rows are trained, and no "
             "score tells them apart",
             highlight=False,
         )

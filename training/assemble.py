@@ -15,7 +15,7 @@ from nnclr_hub.encoder.outputs import vector_length
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 
-from .distributed import Ranks, synchronise_norms
+from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
 
@@ -23,15 +23,15 @@ LEAST_IN_BF16 = 16  # pixels of a view; see `settle_precision`
 
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
-    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of pictures.
+    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of images.
 
     Raises:
-        NoImages: too few pictures to learn from.
+        NoImages: too few images to learn from.
         InvalidRequest: an option needs labels, and there are none; a batch that the ranks cannot share.
     """
     if images < 8 * world:
         raise NoImages(
-            f"{images} readable pictures are too few to learn from: give at least {8 * world}, better some thousands."
+            f"{images} readable images are too few to learn from: give at least {8 * world}, better some thousands."
         )
     if recipe.pick == "oracle":
         require_labels(labels)
@@ -48,7 +48,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
         changes["warmup_epochs"] = recipe.epochs / 10
     for setting, value in changes.items():
         if value != getattr(recipe, setting):
-            what = f"{recipe.epochs} epochs" if setting == "warmup_epochs" else f"{images} pictures"
+            what = f"{recipe.epochs} epochs" if setting == "warmup_epochs" else f"{images} images"
             said = f"{setting}: {getattr(recipe, setting)} is too much for {what}, using {value}"
             say.print(said, highlight=False)
     recipe = dataclasses.replace(recipe, **changes)
@@ -64,7 +64,7 @@ def require_labels(labels: np.ndarray) -> None:
     """Raises InvalidRequest unless some of the (N,) int64 labels are known, as pick=oracle needs."""
     if not (labels >= 0).any():
         raise InvalidRequest(
-            "pick=oracle takes neighbours of the same label, and the pictures have none: put them into one folder a "
+            "pick=oracle takes neighbors of the same label, and the images have none: put them into one folder a "
             "class, or leave it out."
         )
 
@@ -132,7 +132,7 @@ def placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
     if recipe.channels_last and is_convolutional(learner.backbone):  # as the encoder that is scored has it
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.world > 1:
-        synchronise_norms(learner, ranks.where)
+        synchronize_norms(learner, ranks.where)
     if recipe.compile:
         networks = [learner.backbone, *([] if learner.momentum is None else [learner.target[0]])]
         for network in networks:  # few sizes, each met at every step: a program for each, and none for sizes in general

@@ -25,7 +25,7 @@ NAME = "checkpoint.pt"
 # settings that may differ between the parts of one run: the weights do not depend on them, but for the last digits
 # (and on chunk by the batch norm of a chunk)
 FREE = (
-    *("eval_size", "eval_crop", "eval_pictures", "log_every", "checkpoint_every", "tensorboard"),
+    *("eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "tensorboard"),
     *("residency", "channels_last", "compile", "compile_views", "chunk", "fixed"),
 )
 
@@ -90,7 +90,7 @@ def check_same_run(
     if saved["init"] != start:
         changed.append(f"--init was {saved['init']}, is {start}")
     if saved["files"] != digest(files):
-        changed.append("the pictures are not the same")
+        changed.append("the images are not the same")
     if changed:
         raise CheckpointError(
             f"The checkpoint in {out} is of another run ({'; '.join(changed)}): call it with its own settings again, "
@@ -99,11 +99,11 @@ def check_same_run(
 
 
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether the encoder is to take its pictures otherwise than the checkpoint's was."""
+    """Whether the encoder is to take its images otherwise than the checkpoint's was."""
     return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
 
 
 def digest(files: ImageFiles) -> str:
-    """A hash of the pictures in their order, by folder, name and size: rows of the queue carry places in that list."""
+    """A hash of the images in their order, by folder, name and size: rows of the queue carry places in that list."""
     lines = (f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in files.paths)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

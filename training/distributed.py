@@ -81,7 +81,7 @@ class Ranks:
             if len(others) > 1:
                 raise InvalidRequest(
                     f"The processes do not agree on {name} ({', '.join(sorted(others))}; the first has {here}): give "
-                    "all machines the same pictures, the same --out on a disk that they share, and devices of a kind."
+                    "all machines the same images, the same --out on a disk that they share, and devices of a kind."
                 )
 
 
@@ -108,7 +108,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
 
 
 def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
-    """The learner with gradients averaged over ranks and batch norm over all their pictures.
+    """The learner with gradients averaged over ranks and batch norm over all their images.
 
     The support set stays out of what torch broadcasts: every rank enqueues the same rows, so it is the
     same everywhere already; a broadcast would send the whole bank at each step.
@@ -124,13 +124,13 @@ def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, bank)
     devices = [ranks.where] if ranks.where.type == "cuda" else None
     known = signature(DistributedDataParallel).parameters
-    # torch 2.15 renamed it: running statistics are the same everywhere, since batch norm is synchronised
+    # torch 2.15 renamed it: running statistics are the same everywhere, since batch norm is synchronized
     silent = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     return DistributedDataParallel(learner, device_ids=devices, **{silent: False})  # type: ignore[arg-type]
 
 
-def synchronise_norms(module: nn.Module, where: torch.device) -> nn.Module:
-    """Batch norm over the pictures of all ranks: torch's on GPUs; on the CPU, which torch's refuses, ours."""
+def synchronize_norms(module: nn.Module, where: torch.device) -> nn.Module:
+    """Batch norm over the images of all ranks: torch's on GPUs; on the CPU, which torch's refuses, ours."""
     if where.type == "cuda":
         return convert_sync_batchnorm(module)
     for norm in module.modules():
@@ -141,7 +141,7 @@ def synchronise_norms(module: nn.Module, where: torch.device) -> nn.Module:
 
 def _with_base(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     """The same batch norm, its statistics over all ranks; what it holds stays as it is."""
-    return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
+    return type(f"Synchronised{kind.__name__}", (_Synchronized, kind), {})
 
 
 class _Sum(torch.autograd.Function):
@@ -160,7 +160,7 @@ class _Sum(torch.autograd.Function):
         return total
 
 
-class _Synchronised(_BatchNorm):
+class _Synchronized(_BatchNorm):
     """Mean and variance by differentiable sums over ranks, which hold equally many values."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -171,8 +171,8 @@ class _Synchronised(_BatchNorm):
         x = input.float()
         world = dist.get_world_size()
         mean = _Sum.apply(x.mean(dim=over)) / world  # (C,)
-        centred = x - mean.view(shape)
-        variance = _Sum.apply(centred.square().mean(dim=over)) / world
+        centerd = x - mean.view(shape)
+        variance = _Sum.apply(centerd.square().mean(dim=over)) / world
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             count = world * x.numel() // x.shape[1]
             with torch.no_grad():
@@ -181,7 +181,7 @@ class _Synchronised(_BatchNorm):
                 self.running_var.lerp_(variance * count / max(1, count - 1), rate)
                 if self.num_batches_tracked is not None:
                     self.num_batches_tracked.add_(1)
-        out = centred * (variance + self.eps).rsqrt().view(shape)
+        out = centerd * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         out = out.to(input.dtype)

@@ -18,7 +18,7 @@ from nnclr_hub.progress import bar
 from .checkpoint import digest
 from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.knn import knn
-from .evals.labelled import LabelledSet
+from .evals.labeled import LabeledSet
 from .evals.linear import quick_linear
 from .evals.pixels import Pixels
 from .measuring import measuring
@@ -38,14 +38,14 @@ class Evaluation:
         where: the device.
         say: where progress is shown.
 
-    `pictures` is {"NAME": digest} of what each set is scored with.
+    `images` is {"NAME": digest} of what each set is scored with.
     """
 
     def __init__(
         self, folders: Sequence[Path], preprocessing: Preprocessing, recipe: Recipe, where: torch.device, say: Console
     ) -> None:
         self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, say
-        self._sets, self.pictures = labelled_sets(folders, preprocessing, recipe.eval_pictures, say)
+        self._sets, self.pictures = labeled_sets(folders, preprocessing, recipe.eval_images, say)
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
         """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
@@ -58,13 +58,13 @@ class Evaluation:
         return scores
 
     def warn_if_no_better_than_pixels(self, scores: Mapping[str, float]) -> None:
-        """Says so where the pictures of a class are found as well without an encoder."""
+        """Says so where the images of a class are found as well without an encoder."""
         for one in self._sets:
             for name, floor in knn(one.embed(Pixels())):
                 if scores.get(name, 1.0) <= floor:
                     self._say.print(
                         f"[yellow]warning[/] {name} is {scores[name]:.3f}, no better than raw pixels ({floor:.3f}): "
-                        "train for longer (--set epochs=...), on more pictures, or from an encoder that has learned "
+                        "train for longer (--set epochs=...), on more images, or from an encoder that has learned "
                         "something already (--init).",
                         highlight=False,
                     )
@@ -76,15 +76,15 @@ class Evaluation:
             self._say.print(f"epoch {epoch:g}  {shown}", highlight=False)
 
 
-def labelled_sets(
+def labeled_sets(
     folders: Sequence[Path], preprocessing: Preprocessing, most: int, say: Console
-) -> tuple[list[LabelledSet], dict[str, str]]:
-    """The data folders that can score an encoder, decoded, and {"NAME": digest} of their pictures.
+) -> tuple[list[LabeledSet], dict[str, str]]:
+    """The data folders that can score an encoder, decoded, and {"NAME": digest} of their images.
 
     Args:
         folders: data folders; those without classes or a held-out part are passed over.
         preprocessing: the encoder's.
-        most: pictures of a part that are looked at.
+        most: images of a part that are looked at.
         say: where progress is shown.
     """
     sets, digests = [], {}
@@ -92,7 +92,7 @@ def labelled_sets(
         one = _at_most(found, most, say)
         digests[one.name] = hashlib.sha256(f"{digest(one.train)} {digest(one.test)}".encode()).hexdigest()[:16]
         with bar(say, f"decoding {one.name} for evaluation") as advance:
-            sets.append(LabelledSet(one, preprocessing, advance))
+            sets.append(LabeledSet(one, preprocessing, advance))
     return sets, digests
 
 
@@ -103,5 +103,5 @@ def _at_most(data: EvaluationSet, pictures: int, say: Console) -> EvaluationSet:
         if len(part.paths) > pictures:
             chosen = np.random.default_rng(0).permutation(len(part.paths))[:pictures]
             parts[number] = part.keep(np.sort(chosen))
-            say.print(f"{data.name}: scored with {pictures} of {len(part.paths)} pictures of a part", highlight=False)
+            say.print(f"{data.name}: scored with {pictures} of {len(part.paths)} images of a part", highlight=False)
     return EvaluationSet(data.name, *parts)

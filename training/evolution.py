@@ -1,4 +1,4 @@
-"""RUN/neighbours.jsonl: what the support set holds nearest to a few fixed pictures, as training proceeds.
+"""RUN/neighbors.jsonl: what the support set holds nearest to a few fixed images, as training proceeds.
 
 The paper's figure "Evolution of Nearest-Neighbors". A line a checkpoint, with the thumbnails in it, so that
 the report needs nothing but the run folder.
@@ -25,27 +25,27 @@ from .measuring import measuring
 from .monitor import read_lines, replace_text
 from .recipes import Recipe
 
-NAME = "neighbours.jsonl"
+NAME = "neighbors.jsonl"
 QUERIES = 8
-NEIGHBOURS = 5
+NEIGHBORS = 5
 THUMBNAIL = 56  # pixels of the longer side
-# the whole picture, as it is
-PLAIN = View(scale=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+# the whole image, as it is
+PLAIN = View(scale=(1.0, 1.0), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
 def fixed_queries(pictures: int, seed: int) -> Tensor:
-    """The places of the pictures that are followed: (up to 8,) int64."""
+    """The places of the images that are followed: (up to 8,) int64."""
     return torch.randperm(pictures, generator=torch.Generator().manual_seed(seed))[:QUERIES].sort().values
 
 
 @torch.no_grad()
-def record_neighbours(run: Path, learner: Learner, batches: Batches, recipe: Recipe, step: int, epoch: float) -> None:
+def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Recipe, step: int, epoch: float) -> None:
     """Appends a line; nothing for methods without a support set. Lines of later steps are dropped.
 
     Args:
         run: the run folder.
         learner: in training mode before and after.
-        batches: of the training pictures.
+        batches: of the training images.
         recipe: for the network's input, and the seed of the choice of queries.
         step, epoch: when.
     """
@@ -60,24 +60,24 @@ def record_neighbours(run: Path, learner: Learner, batches: Batches, recipe: Rec
         z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
     learner.train()
     similarity = z @ learner.support_set.queue.T
-    similarity[:, learner.support_set.ids < 0] = -2  # rows of the random start, or without a picture
+    similarity[:, learner.support_set.ids < 0] = -2  # rows of the random start, or without an image
     similarity[batch.ids[:, None] == learner.support_set.ids[None]] = -2
-    value, place = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=1)
+    value, place = similarity.topk(min(NEIGHBORS, similarity.shape[1]), dim=1)
     ids = learner.support_set.ids[place].cpu()
     line = {
         "step": step,
         "epoch": round(epoch, 4),
         "queries": queries.tolist(),
-        "neighbours": ids.tolist(),
+        "neighbors": ids.tolist(),
         "similarity": [[round(v, 4) for v in row] for row in value.tolist()],
         "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches),
     }
-    lines = [json.dumps(one) for one in read_neighbours(run) if one["step"] < step]
+    lines = [json.dumps(one) for one in read_neighbors(run) if one["step"] < step]
     replace_text(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
 
 
-def read_neighbours(run: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/neighbours.jsonl, if there are any."""
+def read_neighbors(run: Path) -> list[dict[str, Any]]:
+    """The lines of RUN/neighbors.jsonl, if there are any."""
     return read_lines(run / NAME)
 
 

@@ -3,8 +3,8 @@
     export(Path("runs/photos"), Path("models/photos"), data=["photos"])     # the encoder that the run scored
     export(run, folder, encoder="momentum", data=["photos"])                # the other one of its two networks
 
-What is measured again is 20-NN, on the pictures that the caller names, with the weights as they were written. A
-figure that differs by more than 0.1 point on the same pictures stops the export; on others, or on none, it stands
+What is measured again is 20-NN, on the images that the caller names, with the weights as they were written. A
+figure that differs by more than 0.1 point on the same images stops the export; on others, or on none, it stands
 as "not checked". A run that was stopped has the figures of its last checkpoint: what is measured takes their place.
 """
 
@@ -28,12 +28,12 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from .checkpoint import NAME, load_checkpoint
 from .data.named import find_data
 from .evals.knn import knn
-from .evaluation import labelled_sets
+from .evaluation import labeled_sets
 from .measuring import measuring
 from .recipes import Recipe
 
 TOLERANCE = 0.001  # of an accuracy in [0, 1]
-FLIPS = 2  # pictures of a small set that rounding may move to another class
+FLIPS = 2  # images of a small set that rounding may move to another class
 ONLINE, MOMENTUM = "online", "momentum"
 PLACES = {ONLINE: ("backbone.", "projection."), MOMENTUM: ("momentum.encoder.0.", "momentum.encoder.1.")}
 
@@ -80,7 +80,7 @@ def export(
     Raises:
         InvalidRequest: the run has no such network or no support set, or `folder` holds something else.
         CheckpointError: the checkpoint that they would come from is missing or damaged.
-        WeightsMismatch: the weights are not whole, or do not measure what the run measured on the same pictures.
+        WeightsMismatch: the weights are not whole, or do not measure what the run measured on the same images.
     """
     console = say or Console(stderr=True)
     require_free(folder)
@@ -89,7 +89,7 @@ def export(
     about |= provenance or {}
     with tempfile.TemporaryDirectory() as folder_to_measure:
         written = export_run(source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, **parts)
-        pictures = int(_settings(Path(run)).get("eval_pictures", Recipe().eval_pictures))
+        pictures = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
         measured, seen, counts = _measure(written, data, pictures, device, console)
         metrics, checks = _compared(about, measured, seen, counts)
         about |= {"metrics": metrics, "rechecked": checks}
@@ -158,12 +158,12 @@ def _settings(run: Path) -> dict[str, Any]:
 def _measure(
     folder: Path, data: Sequence[str | Path], pictures: int, device: str | None, say: Console
 ) -> tuple[dict[str, float], dict[str, str], dict[str, int]]:
-    """20-NN of each labelled set, {"knn20/NAME": accuracy}; which pictures each set is, {"NAME": digest}; and of how
-    many that is the accuracy, {"NAME": pictures}."""
+    """20-NN of each labeled set, {"knn20/NAME": accuracy}; which images each set is, {"NAME": digest}; and of how
+    many that is the accuracy, {"NAME": images}."""
     if not data:
         return {}, {}, {}
     encoder = load_encoder(folder, device=device)
-    sets, digests = labelled_sets(find_data(data, say), encoder.transform.preprocessing, pictures, say)
+    sets, digests = labeled_sets(find_data(data, say), encoder.transform.preprocessing, pictures, say)
     if not sets:
         raise InvalidRequest(
             f"{', '.join(map(str, data))} cannot be measured on: give a folder with train/ and val/ or test/, in which "
@@ -195,6 +195,6 @@ def _compared(
             when = "" if "measured_at_step" in about else ", perhaps at an earlier step"
             raise WeightsMismatch(
                 f"The exported weights measure {name} {value}, and the run measured {known[name]} on the same "
-                f"pictures{when}: go on with --resume to the run's end and export it again."
+                f"images{when}: go on with --resume to the run's end and export it again."
             )
     return {**known, **{name: value for name, value in measured.items() if name not in known}}, checks

@@ -32,13 +32,13 @@ SIGNS = (
     Sign(
         "nothing learned",
         lambda line: line.get("loss", 0.0) >= line.get("chance", float("inf")) * 0.98,
-        "The loss is {loss:.2f}, and a guess has {chance:.2f}: the encoder tells no picture from another. Look whether "
-        "the pictures differ at all, and lower base_lr.",
+        "The loss is {loss:.2f}, and a guess has {chance:.2f}: the encoder tells no image from another. Look whether "
+        "the images differ at all, and lower base_lr.",
     ),
     Sign(
         "collapse",
         lambda line: line.get("z_std", 1.0) < 0.1,
-        "The projections of all pictures are nearly the same (z_std {z_std:.2f}; healthy is near 1): the encoder has "
+        "The projections of all images are nearly the same (z_std {z_std:.2f}; healthy is near 1): the encoder has "
         "collapsed. Lower base_lr, or train longer with the view as positive (warm_start).",
     ),
     Sign(
@@ -48,21 +48,21 @@ SIGNS = (
         "the view as positive (warm_start).",
     ),
     Sign(
-        "one neighbour for all",
+        "one neighbor for all",
         lambda line: line.get("nn_distinct", 1.0) < 0.1,
-        "The pictures of a batch share {nn_distinct:.0%} as many neighbours as there are pictures: the support set has "
+        "The images of a batch share {nn_distinct:.0%} as many neighbors as there are images: the support set has "
         "collapsed. Raise queue_size or warm_start.",
     ),
     Sign(
         "self-matches",
         lambda line: line.get("nn_similarity", 0.0) > 0.999 and line.get("nn_distinct", 0.0) > 0.5,
-        "Neighbours are as good as equal to their queries (similarity {nn_similarity:.4f}): the support set gives "
-        "pictures back to themselves. Leave mask_own on, and look for duplicates among the pictures.",
+        "Neighbors are as good as equal to their queries (similarity {nn_similarity:.4f}): the support set gives "
+        "images back to themselves. Leave mask_own on, and look for duplicates among the images.",
     ),
     Sign(
         "queue not filled",
-        lambda line: line.get("queue_fill", 1.0) < 0.5 and line.get("neighbour_share", 0.0) > 0.5,
-        "Most of the support set ({queue_fill:.0%} filled) is still its random start, and the neighbours come from "
+        lambda line: line.get("queue_fill", 1.0) < 0.5 and line.get("neighbor_share", 0.0) > 0.5,
+        "Most of the support set ({queue_fill:.0%} filled) is still its random start, and the neighbors come from "
         "it. Lower queue_size, or raise warm_start.",
     ),
 )

@@ -14,7 +14,7 @@ def measuring() -> Iterator[None]:
 
     - Eagerly, and without cuDNN trying its algorithms: the last batch of each set has a size of its own, and each
       size would cost seconds of compiling or trying, for a pass or two.
-    - In float32 without TF32: rounded to ten bits, some pictures change their neighbours, and the figure is no longer
+    - In float32 without TF32: rounded to ten bits, some images change their neighbors, and the figure is no longer
       the one that another device finds.
     """
     cudnn = torch.backends.cudnn

@@ -42,8 +42,8 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Figure
     """
     z = F.normalize(step.z1.float(), dim=1)  # (B, D)
     figures: Figures = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
-    if step.neighbours is not None and queue is not None:
-        found = step.neighbours
+    if step.neighbors is not None and queue is not None:
+        found = step.neighbors
         batch, index = len(found.index), found.index.sort().values
         theirs = queue.labels[found.index]
         known = (labels >= 0) & (theirs >= 0)
@@ -53,7 +53,7 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Figure
             "nn_age": (queue.age(found.index).sum(), batch),
             "self_match_rate": (found.own.sum(), batch),
             "queue_fill": (queue.fill(), 1),
-            "neighbour_share": (step.took_neighbour, 1),
+            "neighbor_share": (step.took_neighbor, 1),
             "nn_accuracy": ((known & (labels == theirs)).sum(), known.sum()),
         }
     return figures
@@ -107,7 +107,7 @@ class Monitor:
         }
 
     def add(self, figures: Figures, images: int, data_wait: float) -> None:
-        """Counts one step: its figures, its pictures, and the seconds it waited for data."""
+        """Counts one step: its figures, its images, and the seconds it waited for data."""
         for name, (total, count) in figures.items():
             before = self._sums.get(name, (0, 0))
             self._sums[name] = before[0] + total, before[1] + count

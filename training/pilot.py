@@ -18,7 +18,7 @@ from rich.console import Console
 
 from .assemble import build_learner, placed
 from .distributed import Ranks, joined
-from .optimisation import Schedule, make_optimizer
+from .optimization import Schedule, make_optimizer
 from .prepare import prepare
 from .recipes import Recipe
 from .step import Stepper
@@ -31,7 +31,7 @@ STEPS = 1000  # of the run that the steps are taken from: only the share that li
 class Pace:
     """What was measured.
 
-    steps_per_epoch: of this recipe on these pictures.
+    steps_per_epoch: of this recipe on these images.
     early, late: seconds a step at the early size and at the full one; the same where there is no early size.
     start: seconds until all this was known: decoding and compiling, much of which the run itself is spared.
     """
@@ -55,7 +55,7 @@ def measure_pace(
     device: str | None = None,
     console: Console | None = None,
 ) -> Pace:
-    """Takes some steps of the recipe on the pictures, which are decoded and stay so for the run.
+    """Takes some steps of the recipe on the images, which are decoded and stay so for the run.
 
     Args:
         recipe: with its settings made.

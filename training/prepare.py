@@ -1,4 +1,4 @@
-"""What a run works on, made ready: the device, the pictures, and the recipe with sizes that fit them."""
+"""What a run works on, made ready: the device, the images, and the recipe with sizes that fit them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prepared:
 
     recipe: decided, with sizes that fit the data and a precision that fits the device.
     folders: the data.
-    files: the pictures to learn from, without the broken ones.
+    files: the images to learn from, without the broken ones.
     batches: of them.
     """
 
@@ -41,7 +41,7 @@ class Prepared:
 def prepare(
     recipe: Recipe, data: Sequence[str | Path], start: StartingPoint | None, ranks: Ranks, say: Console
 ) -> Prepared:
-    """Finds the pictures, settles the recipe and decodes.
+    """Finds the images, settles the recipe and decodes.
 
     Args:
         recipe: as it was asked for.
@@ -60,7 +60,7 @@ def prepare(
     ranks.wait()
     folders = find_data(data, say)
     files = training_files(folders)
-    recipe = _decide(recipe, files, start, where, say)  # before the pictures are decoded, which may take hours
+    recipe = _decide(recipe, files, start, where, say)  # before the images are decoded, which may take hours
     pack = _decode(files, recipe, say)
     files = files.keep(pack.kept)
     recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
@@ -88,7 +88,7 @@ def _set_up(where: torch.device) -> None:
 def _decide(
     recipe: Recipe, files: ImageFiles, start: StartingPoint | None, where: torch.device, say: Console
 ) -> Recipe:
-    """The recipe for these pictures, this start and this device; what `auto` has chosen is told.
+    """The recipe for these images, this start and this device; what `auto` has chosen is told.
 
     Raises:
         InvalidRequest, UnknownModel: no such network can be built.
@@ -108,7 +108,7 @@ def _decide(
 
 
 def _decode(files: ImageFiles, recipe: Recipe, say: Console) -> ImagePack:
-    """The pictures that can be read; the others are named."""
+    """The images that can be read; the others are named."""
     with bar(say, "decoding") as advance:
         pack = build_pack(files.paths, recipe.pack_size, progress=advance)
     for path, reason in pack.broken:

@@ -31,11 +31,11 @@ from .assemble import build_learner, placed
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
 from .distributed import Ranks, joined
 from .evaluation import Evaluation
-from .evolution import record_neighbours
+from .evolution import record_neighbors
 from .health import symptoms
 from .interrupt import stop_signals
 from .monitor import Monitor, rankme, stop_if_diverged
-from .optimisation import Schedule, make_optimizer
+from .optimization import Schedule, make_optimizer
 from .prepare import prepare
 from .recipes import Recipe
 from .report import write_report
@@ -72,7 +72,7 @@ def pretrain(
     minutes: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Runs a recipe on pictures until its epochs are done, its time is up or a signal comes.
+    """Runs a recipe on images until its epochs are done, its time is up or a signal comes.
 
     Under torchrun every process calls this, and they work together.
 
@@ -182,7 +182,7 @@ def _pretrain(
             if (scored := monitor.last_scored(scores)) is not None:  # a stop saves weights without measuring them
                 figures["measured_at_step"] = scored
             export_encoder(learner, preprocessing, recipe, out, name, step, steps, figures if scores else {})
-            record_neighbours(out, learner, batches, recipe, step, step / steps_per_epoch)
+            record_neighbors(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()
 

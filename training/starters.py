@@ -79,9 +79,9 @@ def run_stretch(stretch: Stretch, say: Console) -> Outcome:
     data = [unpacked(Path(one), stretch.out / "data") for one in stretch.data]
     recipe = find_recipe(stretch.recipe).with_settings(stretch.settings)
     plan = _plan(stretch, recipe, data, until, say)
-    # three times, and on few pictures: scores on whole packs take as long as many steps; and at each log line the
+    # three times, and on few images: scores on whole packs take as long as many steps; and at each log line the
     # device stands still until its figures are read
-    seldom = [f"checkpoint_every={-(-plan['epochs'] // 3)}", "eval_pictures=2000", "log_every=50"]
+    seldom = [f"checkpoint_every={-(-plan['epochs'] // 3)}", "eval_images=2000", "log_every=50"]
     seldom += [f"epochs={plan['epochs']}"]
     recipe = recipe.with_settings([*seldom, *stretch.settings])
     run = stretch.out / stretch.recipe

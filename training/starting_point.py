@@ -35,7 +35,7 @@ class StartingPoint:
     architecture: timm's name.
     channels: widths of a ResNet's stages; empty for timm's own.
     folder: its model folder; None for timm's own weights.
-    preprocessing: what it wants done to pictures; its mean and std are taken over.
+    preprocessing: what it wants done to images; its mean and std are taken over.
     """
 
     source: str
@@ -76,7 +76,7 @@ def find_start(source: str) -> StartingPoint:
 
 
 def adopt(recipe: Recipe, start: StartingPoint, say: Console) -> Recipe:
-    """The recipe with the start's colours and its network, unless --set names another, which is refused.
+    """The recipe with the start's colors and its network, unless --set names another, which is refused.
 
     Raises:
         InvalidRequest: the recipe was told to use another network.

@@ -25,7 +25,7 @@ from .data.operations import EAGER, compiled
 from .data.order import seed_of
 from .distributed import Ranks, share_gradients
 from .monitor import Figures, measure_step
-from .optimisation import Schedule
+from .optimization import Schedule
 from .recipes import Recipe
 
 
@@ -55,7 +55,7 @@ class Stepper:
         optimizer, schedule: of it.
         recipe: with sizes that fit the data.
         ranks: this process among those of the run.
-        batches: where random pictures come from, for a support set made by the current encoder.
+        batches: where random images come from, for a support set made by the current encoder.
         steps: of the whole run.
     """
 
@@ -98,7 +98,7 @@ class Stepper:
         return Taken(loss, last.z1, figures, lr, self._augmenting)
 
     def views(self, step: int) -> list[View]:
-        """What is made of each picture at a step."""
+        """What is made of each image at a step."""
         recipe = self._recipe
         return plan_views(
             recipe.augmentation,
@@ -144,12 +144,12 @@ class Stepper:
             began = time.perf_counter()
             views = make_views(part.images, part.aspect, self.views(step), self._draws, self._operations)
             self._augmenting += time.perf_counter() - began
-            with self._autocast(), self._synchronised(last):
+            with self._autocast(), self._synchronized(last):
                 result: Step = self._shared(
                     views,
                     ids=part.ids,
                     labels=part.labels,
-                    neighbour_share=self._recipe.neighbour_share(progress),
+                    neighbor_share=self._recipe.neighbor_share(progress),
                 )
                 (result.loss / self._recipe.accumulate).backward()
             results.append(result)
@@ -167,7 +167,7 @@ class Stepper:
         return torch.autocast(self._ranks.where.type, torch.bfloat16, enabled=self._recipe.precision == "bf16")
 
     @contextmanager
-    def _synchronised(self, last: bool) -> Iterator[None]:
+    def _synchronized(self, last: bool) -> Iterator[None]:
         """Ranks exchange their gradients once a step, with the last part."""
         shared = self._shared
         wait = isinstance(shared, DistributedDataParallel) and not last
@@ -175,7 +175,7 @@ class Stepper:
             yield
 
     def _refill(self, step: int) -> None:
-        """ "NNs from current encoder": a random set of pictures, each rank's share of it, embedded anew."""
+        """ "NNs from current encoder": a random set of images, each rank's share of it, embedded anew."""
         support = self._learner.support_set
         assert support is not None
         # a number that no rank has, and all ranks alike
@@ -183,7 +183,7 @@ class Stepper:
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
         own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
-        for some in own.tensor_split(-(-len(own) // most)):  # equal pieces: batch norm cannot take one of one picture
+        for some in own.tensor_split(-(-len(own) // most)):  # equal pieces: batch norm cannot take one of one image
             part = self._batches.of(some)
             view = make_views(part.images, part.aspect, self.views(step)[:1], self._draws)[0]
             with self._autocast():
@@ -201,18 +201,18 @@ class Stepper:
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
         if not fits:
             return OutOfMemory(
-                f"A step of {pictures} pictures does not fit into the memory of {where}, nor do 2: take a smaller "
+                f"A step of {pictures} images does not fit into the memory of {where}, nor do 2: take a smaller "
                 "backbone or image_size."
             )
         do = "do" if self._ranks.world == 1 else "may"  # a trial would leave the other ranks waiting
         return OutOfMemory(
-            f"A step of {pictures} pictures does not fit into the memory of {where}, {fits} {do}: "
+            f"A step of {pictures} images does not fit into the memory of {where}, {fits} {do}: "
             f"--set batch_size={fits * self._ranks.world * self._recipe.accumulate}, or keep the batch and its "
             f"negatives by --set chunk={fits}, which makes the activations twice."
         )
 
     def _largest(self, batch: Batch, step: int) -> int:
-        """The largest half of a half ... of the batch whose gradients can be made; 0 if not even two pictures'."""
+        """The largest half of a half ... of the batch whose gradients can be made; 0 if not even two images'."""
         size = len(batch.images) // self._recipe.accumulate
         while (size := size // 2) >= 2:
             if self._ranks.world > 1:

@@ -16,7 +16,7 @@ INTRO = (
     "Whatever the page does, **REST can do too**. Here stands the last thing that you did on another tab, as a command "
     "for the shell and as a Python program: copy one and run it."
 )
-NOTHING = "You have not done anything yet: search for a picture on the tab Search, then come back."
+NOTHING = "You have not done anything yet: search for an image on the tab Search, then come back."
 ORIGIN = "() => [null, window.location.origin]"  # behind a proxy only the browser knows it
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]{1,253}")
 

@@ -1,4 +1,4 @@
-"""Attention: what the encoder looks at in a picture, and where it finds the same in others."""
+"""Attention: what the encoder looks at in an image, and where it finds the same in others."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..actions import Action, attention_call
 from ..gallery import examples
 from ..looking import maps_beside
 from ..page import Page
-from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, picture_value
+from ..widgets.drawing import Drawing, checked_box, checked_point, data_uri, image_value
 from ..widgets.figures import Figures, figure
 from ..widgets.raw_files import RawFiles
 from ..widgets.raw_image import raw_image
 from ..widgets.tiles import Tile, Tiles, shown
 from ..widgets.uploaded import Uploaded
 
-SIDE = 640  # pixels of the maps that are shown, and of the pictures that the encoder is given
+SIDE = 640  # pixels of the maps that are shown, and of the images that the encoder is given
 ALL_HEADS = "all of them"
 NO_HEADS = (
     "Heads, and a share of the attention to keep, are of vision transformers that have a class token; the encoder that "
     "is served here has none to choose from."
 )
 INTRO = (
-    "Give a picture: **bright is what the encoder looks at**. Click a point or drag a box to ask instead where it sees "
-    "*the same as there*, in this picture and in up to six others."
+    "Give an image: **bright is what the encoder looks at**. Click a point or drag a box to ask instead where it sees "
+    "*the same as there*, in this image and in up to six others."
 )
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "minimal"}
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at: a picture, a point or a box on it, and the pictures beside it."""
+    """What is looked at: an image, a point or a box on it, and the images beside it."""
 
     path: Path | None = None
     name: str = ""
@@ -75,15 +75,15 @@ class AttentionTab:
     def _ask(self) -> None:
         self.picker = raw_image("Picture", elem_id="attention-image")
         self.drawing = Drawing(
-            elem_id="attention-picture", draws=("box", "point"), says="The picture that is looked at", visible=False
+            elem_id="attention-picture", draws=("box", "point"), says="The image that is looked at", visible=False
         )
-        self.another = gr.Button("Another picture", elem_id="attention-another", size="sm", visible=False)
+        self.another = gr.Button("Another image", elem_id="attention-another", size="sm", visible=False)
         tries = [Tile(name, data_uri(decode_image(path), 160), name) for name, path in examples().items()]
         if tries:
             gr.Markdown("Or try one of these:", elem_classes="small")
         self.tries = Tiles(shown(tries), elem_id="attention-tries", elem_classes="four")
         self.others = RawFiles(
-            label=f"Other pictures to look in, {MOST_TARGETS} at most",
+            label=f"Other images to look in, {MOST_TARGETS} at most",
             file_count="multiple",
             elem_id="attention-others",
             height=150,
@@ -158,7 +158,7 @@ class AttentionTab:
         self, others: Sequence[Uploaded], look: Look, similarity: str, head: str, threshold: str
     ) -> tuple[Any, ...]:
         if len(others) > MOST_TARGETS:
-            raise InvalidRequest(f"{len(others)} pictures are too many to look in: give at most {MOST_TARGETS}.")
+            raise InvalidRequest(f"{len(others)} images are too many to look in: give at most {MOST_TARGETS}.")
         return self._seen(replace(look, others=tuple(others)), (similarity, head, threshold))
 
     def _again(self, look: Look, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class AttentionTab:
     # ---- inside
 
     def _picture(self, given: Uploaded, look: Look, ways: Sequence[str]) -> tuple[Any, ...]:
-        value = picture_value(given.path)
+        value = image_value(given.path)
         look = replace(look, path=given.path, name=given.name, point=None, box=None)
         return *self._seen(look, ways), *_asked(value)
 
@@ -175,16 +175,16 @@ class AttentionTab:
         if look.path is None:
             return look, "", []
         if not look.path.is_file() or not all(one.path.is_file() for one in look.others):
-            raise InvalidRequest("Your picture was forgotten, as uploads are after an hour: give it again.")
+            raise InvalidRequest("Your image was forgotten, as uploads are after an hour: give it again.")
         ways = read_ways(*given)
         query = Point(*look.point) if look.point else Box(*look.box) if look.box else None
         embedder = self._page.bench.models.get()
         options: dict[str, Any] = {**vars(ways), "max_side": SIDE}
         maps = maps_beside(embedder, look.path, query, [one.path for one in look.others], **options)
         self._page.did(attention_action(look, ways))
-        names = ["this picture", *(one.name for one in look.others)]
+        names = ["this image", *(one.name for one in look.others)]
         figures = [
-            figure(data_uri(one.picture, SIDE), data_uri(one.coloured(), SIDE), name)
+            figure(data_uri(one.picture, SIDE), data_uri(one.colored(), SIDE), name)
             for name, one in zip(names, maps, strict=True)
         ]
         return look, _told(look, ways), figures
@@ -194,7 +194,7 @@ def _heads(page: Page) -> int | None:
     """Those of the encoder that is served, to choose from."""
     try:
         return page.bench.models.get().heads
-    except NNCLRHubError:  # it cannot be had: who gives a picture is told why
+    except NNCLRHubError:  # it cannot be had: who gives an image is told why
         return None
 
 

@@ -1,4 +1,4 @@
-"""Collections: make one, put pictures into it, look through it, take things away again."""
+"""Collections: make one, put images into it, look through it, take things away again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..widgets.viewer import Viewer
 from ..widgets.works import Works
 
 INTRO = (
-    "A **collection** is a set of pictures that are searched together. What you add here stays on this server, and "
+    "A **collection** is a set of images that are searched together. What you add here stays on this server, and "
     "goes on being added when you close the page."
 )
-INTRO_READ_ONLY = "A **collection** is a set of pictures that are searched together. This server shows them only."
+INTRO_READ_ONLY = "A **collection** is a set of images that are searched together. This server shows them only."
 GO_SEARCH = "() => document.querySelector('#tabs button[role=tab]').click()"  # it is the first
 SHOW_SURE = "() => requestAnimationFrame(() => document.querySelector('#drop-sure')?.scrollIntoView({block: 'end'}))"
 
@@ -72,7 +72,7 @@ class CollectionsTab:
             self.folder = gr.Textbox(
                 label="Folder below it", placeholder="all of it", max_lines=1, elem_id="source-folder"
             )
-            self.add_folder = gr.Button("Add its pictures", elem_id="source-add")
+            self.add_folder = gr.Button("Add its images", elem_id="source-add")
 
     def _show(self) -> None:
         self.status = gr.Markdown(elem_id="shelf-status")
@@ -140,7 +140,7 @@ class CollectionsTab:
         return *self._shelves.create(name), name.strip()
 
     def _view(self, shelf: Shelf, event: gr.EventData) -> dict[str, Any]:
-        """The original of a picture, or its thumbnail, and says which."""
+        """The original of an image, or its thumbnail, and says which."""
         return original_view(self._shelves.finder, shelf.collection, str(event.id))
 
     def _blank(self) -> str:
@@ -158,7 +158,7 @@ class CollectionsTab:
     def _ask_sure(self, shelf: Shelf) -> tuple[Any, str, str]:
         """Asks before a collection goes; what is meant stays meant, whatever is chosen meanwhile."""
         count = self._page.bench.collection(shelf.collection).count()
-        what = f"**{plain(shelf.collection)}** with its {count:,} pictures"
+        what = f"**{plain(shelf.collection)}** with its {count:,} images"
         return (
             gr.update(visible=True),
             f"{what} will be gone for good. The files that they came from stay.",
@@ -185,8 +185,8 @@ class CollectionsTab:
         return self._additions.jobs(browser)
 
     def _cancel(self, event: gr.EventData) -> None:
-        """Ends a job that adds pictures; others are no affair of this tab."""
+        """Ends a job that adds images; others are no affair of this tab."""
         assert self._page.jobs is not None
         if self._page.jobs.get(str(event.id)).kind not in ("add", "index"):
-            raise InvalidRequest("This job adds no pictures: it is not ended here.")
+            raise InvalidRequest("This job adds no images: it is not ended here.")
         self._page.jobs.cancel(str(event.id))

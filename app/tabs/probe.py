@@ -1,4 +1,4 @@
-"""Probe: a few labelled pictures to a classifier, how well it does, and what it says of others."""
+"""Probe: a few labeled images to a classifier, how well it does, and what it says of others."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ..page import Page
 from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
 from ..steps import plain
 from ..widgets.intake import Intake, intake_value
-from ..widgets.labeller import LABELS, Labeller, labelled
+from ..widgets.labeller import LABELS, Labeller, labeled
 from ..widgets.probe_report import ProbeReport, report_of
 from ..widgets.raw_image import raw_image
 from ..widgets.uploaded import Uploaded
 from ..widgets.verdict import Verdict, verdict_of
 
 INTRO = (
-    "Teach it **classes of your own**: label a handful of pictures, or give a folder of them for each class, and a "
+    "Teach it **classes of your own**: label a handful of images, or give a folder of them for each class, and a "
     "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
 )
 INTRO_READ_ONLY = (
     "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes "
-    "from a few labelled pictures. Choose one: see how well it does, try it on a picture of yours, download it. This "
+    "from a few labeled images. Choose one: see how well it does, try it on an image of yours, download it. This "
     "server is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
 )
-CLICK, FIELD = "I label pictures by clicking", "A field of their metadata has the labels"
-FOLDERS = "I have a folder of pictures for each class"
+CLICK, FIELD = "I label images by clicking", "A field of their metadata has the labels"
+FOLDERS = "I have a folder of images for each class"
 FOLDERS_HINT = (
-    "Choose the folder that holds one folder for each class, or a zip of it. The pictures serve for the fit alone and "
+    "Choose the folder that holds one folder for each class, or a zip of it. The images serve for the fit alone and "
     "are not kept."
 )
-FIRST, STEP, MOST = 48, 48, 1000  # pictures that are shown to be labelled
-NO_PROBE = "There is no probe yet: label pictures above, give it a name and press *Fit*."
+FIRST, STEP, MOST = 48, 48, 1000  # images that are shown to be labeled
+NO_PROBE = "There is no probe yet: label images above, give it a name and press *Fit*."
 NO_PROBE_READ_ONLY = (
     "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
     "served without `--read-only`, and it is here when the page is reloaded."
@@ -63,7 +63,7 @@ class ProbeTab:
         with gr.Row(elem_classes="search-row"):
             with gr.Column(scale=1, min_width=280):
                 self.probe = gr.Dropdown([], label="Probe", elem_id="probe", interactive=True)
-                self.picker = raw_image("Try it on a picture", elem_id="probe-image")
+                self.picker = raw_image("Try it on an image", elem_id="probe-image")
                 self.verdict = Verdict(elem_id="probe-verdict")
             with gr.Column(scale=3, min_width=300):
                 self.no_probe = gr.Markdown(elem_id="no-probe")
@@ -132,7 +132,7 @@ class ProbeTab:
         )
         page.on(self.timer.tick, self._look, kept.fit, [self.status, self.timer, kept.fit_told, *shown])
 
-    # ---- what is labelled
+    # ---- what is labeled
 
     def _start_fitting(self, kept_collection: Any, fit: Any, fit_told: Any) -> tuple[Any, ...]:
         """The collection that was chosen last; and the job that went on while the page was closed, until it is told."""
@@ -155,13 +155,13 @@ class ProbeTab:
         return *self._shown_of(collection), collection
 
     def _shown_of(self, collection: str | None) -> tuple[Any, Any]:
-        """The fields of a collection, and its pictures to be labelled."""
+        """The fields of a collection, and its images to be labeled."""
         if not collection:
-            return gr.skip(), labelled("", [], more=False)
+            return gr.skip(), labeled("", [], more=False)
         keys = self._finder.keys(collection)
         field = gr.Dropdown(choices=keys, value="label" if "label" in keys else next(iter(keys), None))
         tiles, more = self._prober.pictures(collection, FIRST)
-        return field, labelled(collection, tiles, more=more)
+        return field, labeled(collection, tiles, more=more)
 
     def _choose_way(self, way: str, kept_ticket: Any) -> tuple[Any, ...]:
         """What each way needs; folders that were given before still wait."""
@@ -196,17 +196,17 @@ class ProbeTab:
     def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
         number = event.shown if isinstance(event.shown, int) else 0
         tiles, more = self._prober.pictures(collection or "", min(MOST, max(0, number) + STEP))
-        return labelled(collection or "", tiles, more=more and len(tiles) < MOST)
+        return labeled(collection or "", tiles, more=more and len(tiles) < MOST)
 
     def _labels_of(self, path: str | None, collection: str | None) -> Any:
-        """Labels from a file, all of them; the pictures that it names are shown first, as many as are shown at all."""
+        """Labels from a file, all of them; the images that it names are shown first, as many as are shown at all."""
         if path is None or not collection:
             raise InvalidRequest("Choose the collection first that the file has labels of.")
         labels = read_csv(Path(path))
         named = self._prober.tiles(collection, list(labels))
         first, more = self._prober.pictures(collection, FIRST)
         tiles = [*named, *(one for one in first if one.id not in labels)][:MOST]
-        return labelled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
+        return labeled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
 
     # ---- the fit
 
@@ -286,11 +286,11 @@ class ProbeTab:
         return "", report_of(probe, export_path(name)), None
 
     def _say(self, given: Uploaded | None, probe: str | None) -> Any:
-        """What a probe says of a picture."""
+        """What a probe says of an image."""
         if given is None:
             return None
         if not probe:
-            how = "label some pictures and fit one" if self._page.writable else "this read-only server makes none"
+            how = "label some images and fit one" if self._page.writable else "this read-only server makes none"
             raise InvalidRequest(f"There is no probe to ask yet: {how}.")
         [said] = self._page.bench.predict(probe, images=[given.path])
         if isinstance(said, NNCLRHubError):

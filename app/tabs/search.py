@@ -1,4 +1,4 @@
-"""Search: a picture of one's own, or one of the collection, to the pictures that are most like it."""
+"""Search: an image of one's own, or one of the collection, to the images that are most like it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..widgets.tiles import Tile, Tiles, shown
 from ..widgets.viewer import Viewer
 
 INTRO = (
-    "Give a picture, or click one: you get those that **look most like it**. The encoder learned to see from pictures "
-    "without labels and knows no words, so one asks it with a picture; the names below are only shown, and *Narrow it "
+    "Give an image, or click one: you get those that **look most like it**. The encoder learned to see from images "
+    "without labels and knows no words, so one asks it with an image; the names below are only shown, and *Narrow it "
     "down* can filter by them."
 )
 ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}  # of several quick actions the last one counts
@@ -50,9 +50,9 @@ class SearchTab:
 
     def _ask(self) -> None:
         self.collection = gr.Dropdown([], label="Collection", elem_id="collection", interactive=True)
-        self.picker = raw_image("Your picture", elem_id="query")
-        self.drawing = Drawing(elem_id="query-picture", says="The picture that is searched by", visible=False)
-        self.another = gr.Button("Another picture", elem_id="another", size="sm", visible=False)
+        self.picker = raw_image("Your image", elem_id="query")
+        self.drawing = Drawing(elem_id="query-picture", says="The image that is searched by", visible=False)
+        self.another = gr.Button("Another image", elem_id="another", size="sm", visible=False)
         self.samples = Tiles(elem_id="samples", actions=("remove",))
         photos = examples()
         if photos:
@@ -72,7 +72,7 @@ class SearchTab:
             self.above = gr.Textbox(
                 "", label="Least score", placeholder="all", max_lines=1, elem_id="above", interactive=True
             )
-            gr.Markdown("Only pictures whose ...", elem_classes="small")
+            gr.Markdown("Only images whose ...", elem_classes="small")
             self.key = gr.Dropdown(
                 [], label="Field", elem_id="filter-key", interactive=True, allow_custom_value=True, value=None
             )
@@ -134,7 +134,7 @@ class SearchTab:
     # ---- what leaves the query as it is
 
     def _view(self, query: Query, event: gr.EventData) -> dict[str, Any]:
-        """The original of a picture, or its thumbnail, and says which."""
+        """The original of an image, or its thumbnail, and says which."""
         return original_view(self._steps.finder, query.collection, str(event.id))
 
     def _why(self, query: Query, event: gr.EventData) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from ..page import Page
 from ..widgets.runs import Runs
 
 INTRO = (
-    "How an encoder **learns to see from pictures without labels**: its loss, whether near pictures find each other, "
-    "and accuracies where some are labelled. A run shows here while `nnclr pretrain` goes on."
+    "How an encoder **learns to see from images without labels**: its loss, whether near images find each other, "
+    "and accuracies where some are labeled. A run shows here while `nnclr pretrain` goes on."
 )
 
 

@@ -1,17 +1,17 @@
 """What the page's tabs are built of, where Gradio has nothing that fits.
 
     widget      Widget: a gr.HTML whose script draws the value; no build step
-    drawing     the picture on which a person draws a box or clicks a point
-    tiles       a wall of pictures that the browser loads from REST
+    drawing     the image on which a person draws a box or clicks a point
+    tiles       a wall of images that the browser loads from REST
     raw_image   an image input that hands over the file as it came
     bounded_slider  a slider whose typed number is kept within its ends
-    viewer      a window over the page, with pictures
-    figures     maps over pictures, faded by a slider
-    intake      takes pictures, folders and zips, in parts
+    viewer      a window over the page, with images
+    figures     maps over images, faded by a slider
+    intake      takes images, folders and zips, in parts
     works       the jobs that a browser began, as they go on
     runs        pretraining runs, as they go on
-    labeller    a wall of pictures that are labelled by clicking
-    probe_report, verdict   how well a probe does, and what it says of a picture
+    labeller    a wall of images that are labeled by clicking
+    probe_report, verdict   how well a probe does, and what it says of an image
     code        code to copy
     download    a file that the browser saves
     address     the part of the page's address that says what it shows

@@ -1,10 +1,10 @@
-"""Drawing: a picture on which a person drags a box or clicks a point, by mouse, by touch or in numbers.
+"""Drawing: an image on which a person drags a box or clicks a point, by mouse, by touch or in numbers.
 
-    drawing = Drawing(elem_id="query-picture", draws=("box",))
+    drawing = Drawing(elem_id="query-image", draws=("box",))
     page.on(drawing.box, handler, [...], [...])         # handler(..., event: gr.EventData); event.box
-    return picture_value(path_or_bytes)                 # what a handler gives it to show
+    return image_value(path_or_bytes)                 # what a handler gives it to show
 
-A box is [x0, y0, x1, y1] and a point [x, y], in pixels of the upright picture, whatever size it is shown at; the box
+A box is [x0, y0, x1, y1] and a point [x, y], in pixels of the upright image, whatever size it is shown at; the box
 is null when it was taken away. Both come from the browser: `checked_box` and `checked_point` make sure of them.
 """
 
@@ -24,7 +24,7 @@ from nnclr_hub.errors import InvalidRequest
 
 from .widget import Widget
 
-SHOWN_SIDE = 1024  # pixels; larger pictures are shown smaller
+SHOWN_SIDE = 1024  # pixels; larger images are shown smaller
 
 
 class Drawing(Widget):
@@ -32,7 +32,7 @@ class Drawing(Widget):
 
     Args:
         draws: what may be drawn: "box", "point" or both.
-        says: what the picture is, for those who do not see it.
+        says: what the image is, for those who do not see it.
         hint: what to do, if it is not what the kinds say.
     """
 
@@ -43,20 +43,20 @@ class Drawing(Widget):
         value: Any = None,
         *,
         draws: Sequence[str] = ("box",),
-        says: str = "Your picture",
+        says: str = "Your image",
         hint: str = "",
         **options: Any,
     ) -> None:
         super().__init__(value, **{**options, "settings": {"draws": list(draws), "says": says, "hint": hint}})
 
 
-def picture_value(
+def image_value(
     image: Path | bytes | Image.Image,
     *,
     box: tuple[float, float, float, float] | None = None,
     point: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """What a Drawing shows: the picture upright, with what is drawn on it.
+    """What a Drawing shows: the image upright, with what is drawn on it.
 
     A JPEG within the value itself: nothing is left on the disk, and formats that browsers lack are seen as well.
 
@@ -68,7 +68,7 @@ def picture_value(
 
 
 def data_uri(image: Image.Image, side: int = SHOWN_SIDE) -> str:
-    """The picture as text for an <img>, at most `side` pixels a side."""
+    """The image as text for an <img>, at most `side` pixels a side."""
     small = image.copy()
     small.thumbnail((side, side), reducing_gap=2.0)
     file = io.BytesIO()
@@ -102,5 +102,5 @@ def _numbers(given: Any, count: int, what: str) -> list[float]:
     numbers = given if isinstance(given, list) and len(given) == count else []
     good = [n for n in numbers if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
     if len(good) != count:
-        raise InvalidRequest(f"{what} in pixels of the upright picture; got {given!r:.80}.")
+        raise InvalidRequest(f"{what} in pixels of the upright image; got {given!r:.80}.")
     return [float(n) for n in good]

@@ -1,4 +1,4 @@
-"""Figures: pictures beside one another, each with a second one over it that a slider fades.
+"""Figures: images beside one another, each with a second one over it that a slider fades.
 
 figures = Figures(elem_id="maps")
 return [figure(src, over, caption), ...]
@@ -18,5 +18,5 @@ class Figures(Widget):
 
 
 def figure(src: str, over: str, caption: str) -> dict[str, Any]:
-    """A picture, what lies over it, and what stands below."""
+    """An image, what lies over it, and what stands below."""
     return {"src": src, "over": over, "caption": caption}

@@ -1,4 +1,4 @@
-"""Intake: pictures, a folder of them or a zip, from a person's disk to the server, however many there are.
+"""Intake: images, a folder of them or a zip, from a person's disk to the server, however many there are.
 
     intake = Intake(elem_id="intake", most_bytes=20_000_000)
     given = page.on(intake.give, self.add, [...], [...], writes=True)    # event.to, event.files: see `chosen_files`
@@ -6,7 +6,7 @@
     return intake_value("photos")                               # whatever they are for, such as a collection
 
 Gradio's own upload sends a folder as one request, of which a server takes 20 MB, and a folder of 5,000 photos is 10
-GB. This one sends batches, large files in parts, and after every few hundred pictures says `give`: from then on they
+GB. This one sends batches, large files in parts, and after every few hundred images says `give`: from then on they
 are safe when the browser is closed. An intake that is `whole` says it once, at the end, for what is of no use in parts.
 """
 
@@ -32,14 +32,14 @@ ADD_BYTES = 100_000_000  # after which there is a `give`
 REQUEST_BYTES = 8_000_000
 REQUEST_FILES = 64
 MOST_ZIP = 400_000_000  # bytes; all uploads that wait may have 500 MB
-FOLDER_HINT = "A picture\u2019s folder becomes its label: pets/cat/01.jpg is a cat."
+FOLDER_HINT = "An image\u2019s folder becomes its label: pets/cat/01.jpg is a cat."
 
 
 class Intake(Widget):
     """Event: `give`.
 
     Args:
-        most_bytes: of a request, and of one picture.
+        most_bytes: of a request, and of one image.
         whole: what is chosen at once is one `give`, or refused.
         hint: what the folders mean.
     """
@@ -80,7 +80,7 @@ class Intake(Widget):
 
 
 def intake_value(to: str) -> dict[str, Any]:
-    """What the intake is told: where the pictures go."""
+    """What the intake is told: where the images go."""
     return {"to": to}
 
 
@@ -97,10 +97,10 @@ def chosen_files(given: Any, most: int | None = None) -> list[tuple[str, list[Pa
     files = given if isinstance(given, list) and 0 < len(given) <= most else []
     found = [_file(one) for one in files]
     if not found:
-        raise InvalidRequest(f"1 to {most} files are added at a time: choose some pictures, a folder or a zip.")
+        raise InvalidRequest(f"1 to {most} files are added at a time: choose some images, a folder or a zip.")
     parts = [part for _, parts in found for part in parts]
     if len(set(parts)) < len(parts):
-        raise InvalidRequest("A file was sent twice in one: choose the pictures again.")
+        raise InvalidRequest("A file was sent twice in one: choose the images again.")
     return found
 
 

@@ -1,11 +1,11 @@
-"""Labeller: a wall of pictures that a person labels by clicking; which have which label, the browser keeps.
+"""Labeller: a wall of images that a person labels by clicking; which have which label, the browser keeps.
 
     wall = Labeller(elem_id="labeller")
     page.on(wall.more, handler, ...)                    # event.shown: how many stand there
     page.on(button.click, fit, [wall, name], ..., js=LABELS)    # fit(labels: str, name): labels as JSON, by id
-    return labelled("photos", tiles, more=True)         # what a handler gives it to show
+    return labeled("photos", tiles, more=True)         # what a handler gives it to show
 
-A click reaches nobody but the browser, so forty pictures are labelled as fast as a person clicks.
+A click reaches nobody but the browser, so forty images are labeled as fast as a person clicks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Labeller(Widget):
     script: ClassVar[str] = "labeller.js"
 
 
-def labelled(
+def labeled(
     collection: str, tiles: Sequence[Tile], *, more: bool, labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What a Labeller shows.
 
     Args:
         collection: another one than before takes the labels away.
-        more: whether there are pictures that do not stand there yet.
+        more: whether there are images that do not stand there yet.
         labels: by id, in place of those that there are; None: they stay.
     """
     mark = secrets.token_hex(4)

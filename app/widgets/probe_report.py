@@ -46,9 +46,9 @@ def _told(kept: KeptProbe, score: float | None) -> list[str]:
     """Sentences on what the figures are of, and what they are not."""
     about = kept.about
     rows, held = about["rows"], about["held_out"]
-    told = [f"Learned from {rows} pictures of {len(about['per_class'])} labels."]
+    told = [f"Learned from {rows} images of {len(about['per_class'])} labels."]
     if score is None:
-        told.append("How well it does was not measured: that takes at least 3 pictures of a label.")
+        told.append("How well it does was not measured: that takes at least 3 images of a label.")
     else:
         chance = 1 / max(2, len(about["per_class"]))
         guessing = "" if kept.probe.several else f" Guessing would come to {chance:.0%}."
@@ -56,6 +56,6 @@ def _told(kept: KeptProbe, score: float | None) -> list[str]:
     once = [str(one["label"]) for one in about["per_class"] if one["rows"] == 1]
     if once:
         names = ", ".join(once[:5]) + (" and others" if len(once) > 5 else "")
-        told.append(f"Used only once: {names}. From one picture nobody knows what a label means; give it a few more.")
+        told.append(f"Used only once: {names}. From one image nobody knows what a label means; give it a few more.")
     told += [f"Left out: {number} ({reason})." for reason, number in about["left_out"].items()]
     return told

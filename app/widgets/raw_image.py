@@ -1,7 +1,7 @@
 """An image input that hands over the file as it was uploaded.
 
 Gradio's own decodes and re-encodes what it gets, and fails before our code when it cannot; ours must
-see the bytes, so that a broken picture gets the same sentence here as everywhere else.
+see the bytes, so that a broken image gets the same sentence here as everywhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RawImage(gr.Image):
 
 
 def raw_image(label: str, *, elem_id: str) -> RawImage:
-    """One to drop a file on, to choose one, to paste or to take a picture with the camera."""
+    """One to drop a file on, to choose one, to paste or to take an image with the camera."""
     return RawImage(
         type="filepath", label=label, sources=["upload", "webcam", "clipboard"], elem_id=elem_id, height=230
     )

@@ -1,12 +1,12 @@
-"""Tiles: a wall of pictures, loaded by the browser from the REST thumbnails as it scrolls to them.
+"""Tiles: a wall of images, loaded by the browser from the REST thumbnails as it scrolls to them.
 
     wall = Tiles(elem_id="hits", actions=("more", "less", "why", "view"), selection=("export", "delete"))
-    page.on(wall.open, self.search_on, [...], [...])        # a click on the picture: event.id
+    page.on(wall.open, self.search_on, [...], [...])        # a click on the image: event.id
     page.on(wall.why, self.why, [...], [...])               # a click on an action: event.id
     page.on(wall.export, self.export, [...], [...])         # what is selected: event.ids
     return shown([tile("photos", item.id, item.metadata)])  # what a handler gives it to show
 
-Gradio's own gallery copies every picture into its cache and sends it; these are links, so a wall of a hundred costs
+Gradio's own gallery copies every image into its cache and sends it; these are links, so a wall of a hundred costs
 the server nothing until somebody looks.
 """
 
@@ -24,7 +24,7 @@ MOST_SELECTED = 10_000
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture of a collection and what stands below it."""
+    """An image of a collection and what stands below it."""
 
     id: str
     src: str

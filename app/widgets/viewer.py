@@ -1,7 +1,7 @@
-"""Viewer: pictures in a window over the page, with a sentence on what they show.
+"""Viewer: images in a window over the page, with a sentence on what they show.
 
 viewer = Viewer(elem_id="viewer")
-return view("Why this?", [Shown(src, "your picture")], "Bright is where ...")
+return view("Why this?", [Shown(src, "your image")], "Bright is where ...")
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .widget import Widget
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture, what it is, and where a click on it leads."""
+    """An image, what it is, and where a click on it leads."""
 
     src: str
     caption: str

@@ -1,10 +1,10 @@
-"""Millions of pictures to vectors: a folder of shards that any number of processes and machines fill together.
+"""Millions of images to vectors: a folder of shards that any number of processes and machines fill together.
 
     embed_shards(Path("vectors"), [Path("photos"), Path("more.tar")], encoder)      # again, to go on
     for shard in open_shards(Path("vectors")):
         shard.vectors, shard.paths                                                  # (n, D) float32, n names
 
-`pictures.py` lists what there is to do, `plan.py` cuts it into shards and writes that down, `shards.py` keeps what is
+`images.py` lists what there is to do, `plan.py` cuts it into shards and writes that down, `shards.py` keeps what is
 done, `local.py` does it here, `ray.py` on a cluster, `joining.py` makes one array of it and `collecting.py` a
 collection. A shard is written whole or not at all, and says which plan it belongs to: what is there is done.
 """

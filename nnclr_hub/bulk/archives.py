@@ -1,4 +1,4 @@
-"""Tar archives of pictures, read where they lie: what is in them, and the bytes of one.
+"""Tar archives of images, read where they lie: what is in them, and the bytes of one.
 
     for name, size, mtime, offset in members(Path("more.tar")):
         Stored("more.tar", changed, offset, size).read()
@@ -23,7 +23,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A picture in an archive, whose bytes are read when they are needed.
+    """An image in an archive, whose bytes are read when they are needed.
 
     archive: its path.
     changed: when the archive was changed last, as it was listed.
@@ -36,7 +36,7 @@ class Stored:
     size: int
 
     def read(self) -> bytes:
-        """The picture's file.
+        """The image's file.
 
         Raises:
             InvalidRequest: the archive has changed since it was listed.
@@ -44,20 +44,20 @@ class Stored:
         """
         with open(self.archive, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_mtime != self.changed:
-                raise InvalidRequest(f"{self.archive} has changed while its pictures were read: begin anew.")
+                raise InvalidRequest(f"{self.archive} has changed while its images were read: begin anew.")
             return os.pread(file.fileno(), self.size, self.offset)
 
 
 def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
-    """(name, size, mtime, offset) of each picture, by suffix, in the archive's own order, the fast one to read.
+    """(name, size, mtime, offset) of each image, by suffix, in the archive's own order, the fast one to read.
 
     Names are brought to the form a/b.jpg; hidden files and folders are left out, and links.
 
     Raises:
-        InvalidRequest: it is compressed, breaks off, goes on behind its end, or holds a picture in parts.
+        InvalidRequest: it is compressed, breaks off, goes on behind its end, or holds an image in parts.
     """
     if archive.name.lower().endswith(COMPRESSED):
-        raise InvalidRequest(f"{archive} is compressed, so its pictures can only be read in turn: unpack it first.")
+        raise InvalidRequest(f"{archive} is compressed, so its images can only be read in turn: unpack it first.")
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:

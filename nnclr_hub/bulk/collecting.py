@@ -32,18 +32,18 @@ def collect(
     into: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> tuple[int, int]:
-    """Adds all pictures to a collection, which is made if it is not there; again, to go on after an interruption.
+    """Adds all images to a collection, which is made if it is not there; again, to go on after an interruption.
 
     Args:
         into: add to a collection that holds other items.
-        progress: called with (done, total) in pictures.
+        progress: called with (done, total) in images.
 
     Returns:
-        How many pictures there are, and how many of them were written now.
+        How many images there are, and how many of them were written now.
 
     Raises:
-        InvalidRequest: shards are missing, or two pictures have the same path.
-        CollectionExists: the collection holds other items and `into` was not said, or another picture of the same path.
+        InvalidRequest: shards are missing, or two images have the same path.
+        CollectionExists: the collection holds other items and `into` was not said, or another image of the same path.
         FingerprintMismatch: it holds vectors of another encoder.
         CollectionMoving: another process re-embeds it.
     """
@@ -66,7 +66,7 @@ def collect(
 
 
 def _refuse_twins(shards: Shards) -> None:
-    """Pictures of several sources, or of one archive, may have one path below them, and would be one item."""
+    """Images of several sources, or of one archive, may have one path below them, and would be one item."""
     sources = shards.plan.sources
     if len(sources) == 1 and not sources[0].archive:
         return
@@ -76,7 +76,7 @@ def _refuse_twins(shards: Shards) -> None:
             id = bytes.fromhex(_id(sources[picture.source], picture))
             if id in seen:
                 raise InvalidRequest(
-                    f"{named(sources, picture)} has the same path below its folder or archive as another picture, and "
+                    f"{named(sources, picture)} has the same path below its folder or archive as another image, and "
                     "would take its place: embed a folder that holds both folders."
                 )
             seen.add(id)
@@ -107,14 +107,14 @@ def _batches(shard: Shard) -> Iterator[list[Item]]:
 
 
 def _item(source: Source, picture: Picture, vector: np.ndarray) -> Item:
-    """As `nnclr index` writes it; a picture of an archive has that for its root."""
+    """As `nnclr index` writes it; an image of an archive has that for its root."""
     label = label_of(Path(picture.path), Path())
     metadata = {"path": picture.path, "root": source.absolute, "size": picture.size, "mtime": picture.mtime}
     return Item(_id(source, picture), vector, metadata | ({"label": label} if label else {}))
 
 
 def _id(source: Source, picture: Picture) -> str:
-    """Of an archive's picture as if it lay in a folder of the archive's name: archives call theirs alike."""
+    """Of an archive's image as if it lay in a folder of the archive's name: archives call theirs alike."""
     root = Path(source.absolute)
     return item_id(root / picture.path, root.parent if source.archive else root)
 

@@ -3,7 +3,7 @@
 join(open_shards(Path("vectors.npy.shards")), Path("vectors.npy"))
 
 vectors.npy     (N, D) float32 or float16, unit rows
-vectors.txt     the name of each row's picture, a line each
+vectors.txt     the name of each row's image, a line each
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def join(shards: Shards, array: Path) -> tuple[int, int]:
 
     Raises:
         InvalidRequest: shards are missing.
-        ImageError: not one picture could be read.
+        ImageError: not one image could be read.
         DiskFull: nothing was written.
     """
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
         raise ImageError(
-            f"No picture could be read, of {shards.plan.pictures} in all: the shards name each with its reason."
+            f"No image could be read, of {shards.plan.pictures} in all: the shards name each with its reason."
         )
     kind = np.dtype(PRECISIONS[shards.plan.precision])
     with written_whole(array.with_suffix(".txt")) as names, written_whole(array) as rows:

@@ -22,12 +22,12 @@ from nnclr_hub.encoder.given import ImageLike, Stored
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
 
-STEP = 64  # pictures between two moves of the progress
+STEP = 64  # images between two moves of the progress
 NO_DIRECTION = "The network gives numbers for it that are not finite, or all zero."
 
 
 class Streams(Embeds, Protocol):
-    """An encoder that takes any number of pictures and gives their vectors one after the other."""
+    """An encoder that takes any number of images and gives their vectors one after the other."""
 
     def embed_in_order(self, images: Iterable[ImageLike | Stored]) -> Iterator[np.ndarray | ImageError]: ...
 
@@ -36,7 +36,7 @@ class Streams(Embeds, Protocol):
 class Embedded:
     """What a run, or a part of one, has come to.
 
-    pictures: that have vectors.
+    images: that have vectors.
     broken: (path, reason) of the others.
     shards: of all parts.
     missing: how many of these are not there yet.
@@ -59,19 +59,19 @@ def embed_shards(
     retry_broken: bool = False,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
-    """Embeds pictures into a folder of shards; called again, it makes what is missing.
+    """Embeds images into a folder of shards; called again, it makes what is missing.
 
     A shard is durable when it is there. Killed at any moment, a run loses no more than the shard that it is at.
 
     Args:
         folder: made if it is not there; holds nothing else.
-        given: pictures, folders of them, tar archives of them.
+        given: images, folders of them, tar archives of them.
         encoder: what embeds.
         precision: "f32", or "f16" for half the room.
-        shard_size: pictures a shard.
+        shard_size: images a shard.
         part: (k, n): of n processes that share the folder, this is the k-th, from 1.
-        retry_broken: make shards again in which pictures could not be read.
-        progress: called with (done, total) in pictures of this part.
+        retry_broken: make shards again in which images could not be read.
+        progress: called with (done, total) in images of this part.
 
     Raises:
         InvalidRequest: the folder is of another plan, or there is no such part.
@@ -92,13 +92,13 @@ def embed_shards(
         progress(done, total)
 
     advance(0)
-    # where the pictures lie is as of now: the plan may have been begun on another machine
+    # where the images lie is as of now: the plan may have been begun on another machine
     fill(folder, plan, sources, [(number, plan.part(pictures, number)) for number in wanted], encoder, advance)
     return come_to(folder, plan, numbers)
 
 
 def to_make(folder: Path, plan: Plan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
-    """Numbers of the shards that are not there, or that hold broken pictures if those are to be tried again."""
+    """Numbers of the shards that are not there, or that hold broken images if those are to be tried again."""
     found = ((number, find_shard(folder, plan, number)) for number in numbers)
     return [number for number, shard in found if shard is None or (retry_broken and shard.broken)]
 
@@ -111,12 +111,12 @@ def fill(
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Makes shards, each written as soon as it is whole; pictures are decoded across their borders.
+    """Makes shards, each written as soon as it is whole; images are decoded across their borders.
 
     Args:
-        sources: where the pictures lie, seen from here.
-        parts: number and pictures of each shard.
-        advance: called with the number of pictures done since the last call.
+        sources: where the images lie, seen from here.
+        parts: number and images of each shard.
+        advance: called with the number of images done since the last call.
     """
     results = encoder.embed_in_order(contents(sources, chain.from_iterable(pictures for _, pictures in parts)))
     for number, pictures in parts:

@@ -1,7 +1,7 @@
-"""The pictures of a bulk run: files, folders of them, and tar archives.
+"""The images of a bulk run: files, folders of them, and tar archives.
 
-    sources, pictures = list_pictures([Path("photos"), Path("more.tar")])
-    for image in contents(sources, pictures):
+    sources, images = list_images([Path("photos"), Path("more.tar")])
+    for image in contents(sources, images):
         ...                                     # a path, or something to read the bytes of
 
 The order stays the same for the same files, wherever they lie: a shard is a part of it.
@@ -19,12 +19,12 @@ from nnclr_hub.bulk.archives import COMPRESSED, Stored, members
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import NoImages
 
-SAMPLED = 16  # pictures of a listing whose bytes tell it from another
+SAMPLED = 16  # images of a listing whose bytes tell it from another
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where pictures lie.
+    """Where images lie.
 
     given: the folder or archive, as it was named.
     absolute: the same from the root of the file system.
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture.
+    """One image.
 
     source: number of the source that it lies in.
     path: below the source, with slashes.
@@ -57,14 +57,14 @@ class Picture:
 
 
 def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
-    """Every picture below what is given, in a stable order.
+    """Every image below what is given, in a stable order.
 
     Args:
-        given: files, folders, and tar archives without compression; a folder that holds no picture but archives stands
+        given: files, folders, and tar archives without compression; a folder that holds no image but archives stands
             for these.
 
     Raises:
-        NoImages: one is not there, or there is no picture in it.
+        NoImages: one is not there, or there is no image in it.
         InvalidRequest: an archive that cannot be read in any order, or is not whole.
     """
     sources: dict[Source, int] = {}
@@ -77,28 +77,28 @@ def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
             number = sources.setdefault(_source(place, place.stat().st_mtime), len(sources))
             found = [Picture(number, *member) for member in members(place)]
             if not found:
-                raise NoImages(f"{place} holds no picture: give a tar file of pictures.")
+                raise NoImages(f"{place} holds no image: give a tar file of images.")
             pictures += found
         elif place.exists():
             number = sources.setdefault(_source(place.parent), len(sources))
             pictures.append(_file(number, place, place.parent))
         else:
-            raise NoImages(f"{place} does not exist: give pictures, folders of pictures, or tar files of them.")
+            raise NoImages(f"{place} does not exist: give images, folders of images, or tar files of them.")
     if not pictures:
-        raise NoImages("Nothing was given: give pictures, folders of pictures, or tar files of them.")
+        raise NoImages("Nothing was given: give images, folders of images, or tar files of them.")
     return list(sources), pictures
 
 
 def named(sources: Sequence[Source], picture: Picture) -> str:
-    """A picture's name for people: its source as it was given, and its path below."""
+    """An image's name for people: its source as it was given, and its path below."""
     return str(Path(sources[picture.source].given, picture.path))
 
 
 def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
     """SHA-256, in hex, that tells one listing from another, wherever it lies.
 
-    Of what the pictures are called and how large they are; and of the bytes of a few, since there are folders whose
-    pictures are all of one size, and called alike.
+    Of what the images are called and how large they are; and of the bytes of a few, since there are folders whose
+    images are all of one size, and called alike.
     """
     digest = hashlib.sha256()
     for one in pictures:
@@ -113,7 +113,7 @@ def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
 
 
 def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | Stored]:
-    """What `Encoder` reads of each picture: a file's path, or a place in an archive."""
+    """What `Encoder` reads of each image: a file's path, or a place in an archive."""
     for one in pictures:
         place = sources[one.source]
         if one.offset is None:
@@ -126,13 +126,13 @@ def _places(given: Sequence[Path]) -> Iterator[Path]:
     """Files, archives and folders; for a folder of archives, these."""
     for place in map(Path, given):
         archives = sorted(place.rglob("*.tar")) if place.is_dir() else []
-        if archives and not _holds_pictures(place):
+        if archives and not _holds_images(place):
             yield from archives
         else:
             yield place
 
 
-def _holds_pictures(folder: Path) -> bool:
+def _holds_images(folder: Path) -> bool:
     try:
         return bool(list_images(folder))
     except NoImages:

@@ -1,8 +1,8 @@
-"""The plan of a bulk run: which pictures, by which encoder, cut into how many shards. Written first, never changed.
+"""The plan of a bulk run: which images, by which encoder, cut into how many shards. Written first, never changed.
 
-plan = Plan.of(encoder, sources, pictures, precision="f32", shard_size=4096).begin(folder)
+plan = Plan.of(encoder, sources, images, precision="f32", shard_size=4096).begin(folder)
 plan.shards                         # how many
-plan.part(pictures, 3)              # those of shard 3
+plan.part(images, 3)              # those of shard 3
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_form(precision: str, shard_size: int) -> None:
     if precision not in PRECISIONS:
         raise InvalidRequest(f"precision={precision!r} is none of {', '.join(PRECISIONS)}.")
     if shard_size < 1:
-        raise InvalidRequest(f"shard_size={shard_size} is not possible: a shard holds 1 picture or more.")
+        raise InvalidRequest(f"shard_size={shard_size} is not possible: a shard holds 1 image or more.")
 
 
 def check_part(part: tuple[int, int]) -> None:
@@ -95,8 +95,8 @@ class Plan:
     fingerprint: of the encoder.
     dim: D, length of a vector.
     precision: "f32" or "f16", in which vectors are kept.
-    shard_size: pictures a shard; the last has the rest.
-    pictures: how many there are.
+    shard_size: images a shard; the last has the rest.
+    images: how many there are.
     listing: SHA-256 of their names and sizes, in order, and of the bytes of a few; see `digest_of`.
     sources: where they lie.
     """
@@ -123,10 +123,10 @@ class Plan:
         precision: str = "f32",
         shard_size: int = SHARD_SIZE,
     ) -> Self:
-        """The plan for these pictures.
+        """The plan for these images.
 
         Raises:
-            InvalidRequest: another precision, or shards of less than one picture.
+            InvalidRequest: another precision, or shards of less than one image.
         """
         return cls(
             model=encoder.name,
@@ -156,12 +156,12 @@ class Plan:
 
     @cached_property
     def id(self) -> str:
-        """16 hex digits that each shard carries: of everything but where pictures lie and how the encoder is called."""
+        """16 hex digits that each shard carries: of everything but where images lie and how the encoder is called."""
         named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
     def part(self, pictures: Sequence[Picture], number: int) -> Sequence[Picture]:
-        """The pictures of a shard."""
+        """The images of a shard."""
         return pictures[number * self.shard_size : (number + 1) * self.shard_size]
 
     def begin(self, folder: Path) -> Plan:
@@ -223,6 +223,6 @@ class Plan:
                 return f"{folder} was begun with {option} {was}: go on with that, or name another --out."
         which = f"are {other.pictures}" if other.pictures != self.pictures else "are other ones"
         return (
-            f"{folder} was begun for {self.pictures} pictures, and now there {which}: name another --out for those of "
+            f"{folder} was begun for {self.pictures} images, and now there {which}: name another --out for those of "
             f"now, or remove {folder}. (`nnclr index` keeps in step with a folder that changes.)"
         )

@@ -3,7 +3,7 @@
     embed_shards_by_ray(Path("/shared/vectors"), [Path("/shared/photos")], encoder, address="auto", workers=16)
 
 Ray Data hands out the shards, and again those of a worker that died. What is done is told by the folder alone, so a run
-whose driver died goes on where it was, by Ray or without. Every machine must see the pictures and the folder.
+whose driver died goes on where it was, by Ray or without. Every machine must see the images and the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Job:
     """What every worker is told.
 
     folder, plan: to fill.
-    sources: where the pictures lie.
+    sources: where the images lie.
     model: source of the encoder.
     backend: what runs it.
     """
@@ -75,10 +75,10 @@ class Worker:
         """Makes a shard.
 
         Args:
-            batch: of one: its number, and its pictures as JSON.
+            batch: of one: its number, and its images as JSON.
 
         Returns:
-            How many pictures were done; or else the error, its class and its sentence, for of what is raised here
+            How many images were done; or else the error, its class and its sentence, for of what is raised here
             Ray hands on the text alone.
         """
         pictures = [Picture(*one) for one in json.loads(batch["pictures"][0])]

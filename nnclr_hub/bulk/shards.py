@@ -5,7 +5,7 @@ shards.missing                                      # numbers of those that are 
 for shard in shards:
     shard.vectors, shard.paths, shard.broken
 
-A file shard-00003.safetensors holds `vectors` (n, D) float32 or float16, unit rows; `pictures`, as uint8, the JSON of
+A file shard-00003.safetensors holds `vectors` (n, D) float32 or float16, unit rows; `images`, as uint8, the JSON of
 [source, path, size, mtime] of each; `broken`, likewise, [path, reason] of the others of its part. Its header says which
 plan's and which shard it is.
 """
@@ -39,7 +39,7 @@ class Shard:
     plan: that it belongs to.
     number: from 0.
     file: that holds it.
-    count: n, of pictures that have vectors.
+    count: n, of images that have vectors.
     """
 
     plan: Plan
@@ -59,7 +59,7 @@ class Shard:
 
     @cached_property
     def broken(self) -> tuple[tuple[str, str], ...]:
-        """(path, reason) of the part's other pictures."""
+        """(path, reason) of the part's other images."""
         return tuple((path, reason) for path, reason in json.loads(self._tensor(BROKEN).tobytes()))
 
     @property
@@ -132,8 +132,8 @@ def write_shard(
 
     Args:
         vectors: (n, D) float, unit rows.
-        pictures: n.
-        broken: (path, reason) of the part's other pictures.
+        images: n.
+        broken: (path, reason) of the part's other images.
 
     Raises:
         DiskFull: nothing was written.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 MaxSide = Annotated[int, typer.Option(help="Long side of the network's input at the most, in pixels.")]
 FIGURE = "figure.png"  # of all maps, in the folder
-Opacity = Annotated[float, typer.Option(help="Of the map over the picture, from 0 to 1.")]
+Opacity = Annotated[float, typer.Option(help="Of the map over the image, from 0 to 1.")]
 
 
 # of --out: whoever writes one means a file, and would find a folder of that name
-_OTHER_PICTURES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".svg")
+_OTHER_IMAGES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".svg")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +32,11 @@ def register(app: typer.Typer) -> None:
 
 
 def attention(
-    image: Annotated[Path, typer.Argument(help="The picture that is asked about.")],
-    point: Annotated[str | None, typer.Option(help="X,Y in pixels of the upright picture.")] = None,
-    box: Annotated[str | None, typer.Option(help="X0,Y0,X1,Y1 in pixels of the upright picture.")] = None,
+    image: Annotated[Path, typer.Argument(help="The image that is asked about.")],
+    point: Annotated[str | None, typer.Option(help="X,Y in pixels of the upright image.")] = None,
+    box: Annotated[str | None, typer.Option(help="X0,Y0,X1,Y1 in pixels of the upright image.")] = None,
     target: Annotated[
-        list[Path], typer.Option(help="Look in this picture instead; repeatable, up to 6 on one scale.")
+        list[Path], typer.Option(help="Look in this image instead; repeatable, up to 6 on one scale.")
     ] = [],  # noqa: B006
     similarity: Annotated[str, typer.Option(help="dot, the paper's, or cosine.")] = "dot",
     head: Annotated[int | None, typer.Option(help="Of the [CLS] row: one head, from 0; else their mean.")] = None,
@@ -51,7 +51,7 @@ def attention(
     model: Model = None,
     as_json: Json = False,
 ) -> None:
-    """Show what an encoder looks at: in the whole picture, or where it finds a point or a box.
+    """Show what an encoder looks at: in the whole image, or where it finds a point or a box.
 
     Example: nnclr attention dog.jpg --box 40,60,200,220 --target park.jpg --target beach.jpg
     """
@@ -81,7 +81,7 @@ def attention(
 
 
 def attention_grid(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, one row each.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, one row each.")],
     source: Annotated[
         list[str], typer.Option(help="Encoder, one column each; NAME=SOURCE shows a name of your own. Repeatable.")
     ] = [],  # noqa: B006
@@ -90,7 +90,7 @@ def attention_grid(
     to: Annotated[Path, typer.Option("--out", help="The .png file to write.")] = Path("attention-grid.png"),
     as_json: Json = False,
 ) -> None:
-    """Compare what several encoders look at in the same pictures, as one figure; without --source, the paper's six.
+    """Compare what several encoders look at in the same images, as one figure; without --source, the paper's six.
 
     Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
     """
@@ -119,11 +119,11 @@ def attention_grid(
         ]
         print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
         return
-    out.print(f"written: {to} ({len(images)} pictures x {len(columns)} encoders)")
+    out.print(f"written: {to} ({len(images)} images x {len(columns)} encoders)")
 
 
 def _read(path: Path) -> Image.Image:
-    """A picture: one that cannot be read is told before torch is loaded.
+    """An image: one that cannot be read is told before torch is loaded.
 
     Raises:
         ImageError: names it.
@@ -170,9 +170,9 @@ def _require_png(file: Path) -> None:
 
 
 def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
-    """Where each map's picture goes; never over a picture that was given."""
+    """Where each map's image goes; never over an image that was given."""
     shown = targets or [image]
-    if to.is_file() or to.suffix.lower() in _OTHER_PICTURES:
+    if to.is_file() or to.suffix.lower() in _OTHER_IMAGES:
         _require_png(to)
     if to.suffix == ".png":
         if len(shown) > 1:
@@ -194,7 +194,7 @@ def _refuse_to_overwrite(places: list[Path], pictures: list[Path]) -> None:
     given = {path.resolve() for path in pictures}
     for place in places:
         if place.resolve() in given:
-            raise InvalidRequest(f"--out would write over {place}, which is a picture to look at: name another.")
+            raise InvalidRequest(f"--out would write over {place}, which is an image to look at: name another.")
         if place.exists() and not is_map_file(place.with_suffix(".png")):
             raise InvalidRequest(f"--out would write over {place}, which no earlier call has written: name another.")
 

@@ -28,24 +28,24 @@ def register(app: typer.Typer) -> None:
 
 
 def embed(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, folders of them, or tar files of them.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, folders of them, or tar files of them.")],
     model: Model = None,
     to: Annotated[
         Path | None, typer.Option("--out", help="FILE.npy, names beside it; or a FOLDER, for shards of any number.")
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
-    shard_size: Annotated[int, typer.Option(help="Pictures a shard, the most that a kill loses.")] = SHARD_SIZE,
+    shard_size: Annotated[int, typer.Option(help="Images a shard, the most that a kill loses.")] = SHARD_SIZE,
     part: Annotated[
         str, typer.Option(metavar="K/N", help="Make every N-th shard only: N of these, beside each other, make all.")
     ] = "1/1",
-    retry_broken: Annotated[bool, typer.Option("--retry-broken", help="Try unreadable pictures once more.")] = False,
+    retry_broken: Annotated[bool, typer.Option("--retry-broken", help="Try unreadable images once more.")] = False,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Embed on a Ray cluster: its address, auto, or local.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="With --ray: encoders; else one a GPU, or a machine.")] = None,
     backend: Backend = "auto",
 ) -> None:
-    """Turn pictures into vectors: a line of JSON each, one .npy file, or shards; again, to go on after a stop.
+    """Turn images into vectors: a line of JSON each, one .npy file, or shards; again, to go on after a stop.
 
     Example: nnclr embed photos --out photos.npy
     """
@@ -97,7 +97,7 @@ def _look_ahead(images: list[Path], to: Path | None, how: dict[str, Any]) -> Non
 
 
 def _print_lines(images: list[Path], encoder: Encoder) -> None:
-    """A line for each picture as soon as it is embedded; those that cannot be read are named at the end."""
+    """A line for each image as soon as it is embedded; those that cannot be read are named at the end."""
     from nnclr_hub.bulk.pictures import contents, list_pictures, named
 
     sources, pictures = list_pictures(images)
@@ -142,7 +142,7 @@ def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[st
         ) from error
     shutil.rmtree(folder, ignore_errors=True)
     names = array.with_suffix(".txt")
-    left_out = f"; {len(report.broken)} pictures could not be read" if report.broken else ""
+    left_out = f"; {len(report.broken)} images could not be read" if report.broken else ""
     err.print(f"written: {array} ({count} x {dim} {how['precision']}) and {names}{left_out}", markup=False)
 
 

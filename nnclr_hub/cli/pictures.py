@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def index(
-    photos: Annotated[Path, typer.Argument(help="Folder of pictures, searched with its subfolders.")],
+    photos: Annotated[Path, typer.Argument(help="Folder of images, searched with its subfolders.")],
     collection: Collection,
     store: Store = DEFAULT_STORE,
     model: Model = None,
@@ -38,7 +38,7 @@ def index(
         bool, typer.Option("--prune", help="Delete items whose file is gone, but none of an empty folder.")
     ] = False,
     server: Annotated[
-        str | None, typer.Option("--server", help="Send the pictures to `nnclr serve` at this URL.")
+        str | None, typer.Option("--server", help="Send the images to `nnclr serve` at this URL.")
     ] = None,
     api_key_env: Annotated[
         str, typer.Option("--api-key-env", help="With --server: the environment variable that holds the key.")
@@ -48,7 +48,7 @@ def index(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", help="With --server: requests on their way at once.")] = 4,
     shrink: Annotated[
-        int | None, typer.Option("--shrink", help="With --server: send larger pictures with this longest side.")
+        int | None, typer.Option("--shrink", help="With --server: send larger images with this longest side.")
     ] = None,
     backend: Backend = "auto",
     as_json: Json = False,
@@ -110,10 +110,10 @@ def _index(
 
 
 def search(
-    images: Annotated[list[Path], typer.Argument(help="Query pictures.")],
+    images: Annotated[list[Path], typer.Argument(help="Query images.")],
     collection: Collection,
     store: Store = DEFAULT_STORE,
-    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours a picture.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, help="Neighbors an image.")] = 5,
     where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
     effort: Annotated[
@@ -123,7 +123,7 @@ def search(
     backend: Backend = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find the nearest pictures of a collection; works beside a running server.
+    """Find the nearest images of a collection; works beside a running server.
 
     Example: nnclr search query.jpg --collection photos -k 5
     """
@@ -153,14 +153,14 @@ def search(
 
 
 def _require_one_file(images: Sequence[Path]) -> None:
-    """Of several pictures one that is missing has an error of its own; that none is there may be a misunderstanding.
+    """Of several images one that is missing has an error of its own; that none is there may be a misunderstanding.
 
     Raises:
         InvalidRequest: there is none.
     """
     if not any(image.is_file() for image in images):
         raise InvalidRequest(
-            f"{images[0]} is no file: name a picture, for queries are pictures, not words and not folders."
+            f"{images[0]} is no file: name an image, for queries are images, not words and not folders."
         )
 
 
@@ -178,7 +178,7 @@ def _filter(where: str | None) -> dict[str, Any] | None:
 
 
 def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, Any]) -> list[Match] | ImageError:
-    """The nearest items of a picture, or why it cannot be read; the others may be."""
+    """The nearest items of an image, or why it cannot be read; the others may be."""
     try:
         return bench.search(collection, image=image, **question)
     except ImageError as error:
@@ -210,9 +210,9 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def none_read(count: int) -> ImageError:
-    """The error of a call of whose pictures, which `list_broken` names, none could be read."""
+    """The error of a call of whose images, which `list_broken` names, none could be read."""
     return ImageError(
-        f"No picture could be read, of {count} in all: see beside each name why, and repair the files or name others."
+        f"No image could be read, of {count} in all: see beside each name why, and repair the files or name others."
     )
 
 

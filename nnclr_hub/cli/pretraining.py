@@ -16,7 +16,7 @@ from nnclr_hub.errors import InvalidRequest
 
 INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
-Data = Annotated[list[str], typer.Option("--data", help="Folder of pictures, or cifar10, imagenette, ...; repeatable.")]
+Data = Annotated[list[str], typer.Option("--data", help="Folder of images, or cifar10, imagenette, ...; repeatable.")]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one.")]
 
@@ -45,9 +45,9 @@ def pretrain(
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and stop.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and stop.")] = False,
 ) -> None:
-    """Learn an encoder from unlabelled pictures.
+    """Learn an encoder from unlabeled images.
 
-    `auto` chooses by the number of pictures and the device. A folder with train/ is read by its splits.
+    `auto` chooses by the number of images and the device. A folder with train/ is read by its splits.
 
     Example: nnclr pretrain auto --data photos --out runs/photos --set epochs=50
     """
@@ -69,7 +69,7 @@ def pretrain(
         out.print(table)
         return
     if not data or to is None:
-        raise InvalidRequest(f"Give pictures and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
+        raise InvalidRequest(f"Give images and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
     if gpus is not None and gpus > 1:
         code = load_program("training", "launch").launch(gpus, _without_gpus(sys.argv[1:]), device)
         if code:
@@ -109,7 +109,7 @@ def ablate(
     program = load_program("training", "ablate")
     load_program("training", "tables").find_table(table)
     if not data:
-        raise InvalidRequest(f"Give pictures: nnclr ablate {table} --data PHOTOS.")
+        raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
     if program.ablate(table, recipe, base, data, to, seeds=seeds, device=device, console=err) is None:
         raise typer.Exit(INTERRUPTED)
 

@@ -15,7 +15,7 @@ from nnclr_hub.cli.pictures import list_broken
 from nnclr_hub.cli.verbs import Json, Model, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
-group = typer.Typer(no_args_is_help=True, help="Linear probes: labels for pictures, from a few labelled ones.")
+group = typer.Typer(no_args_is_help=True, help="Linear probes: labels for images, from a few labeled ones.")
 Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
 
 
@@ -29,7 +29,7 @@ def fit(
     data: Annotated[Path, typer.Argument(help="Folder with a folder a class, or CSV with path,label (or labels).")],
     to: Annotated[Path, typer.Option("--out", help="Folder for the probe.")] = Path("probe"),
     model: Model = None,
-    l2: Annotated[float | None, typer.Option(help="Penalty; chosen on held-out pictures if not given.")] = None,
+    l2: Annotated[float | None, typer.Option(help="Penalty; chosen on held-out images if not given.")] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Least probability; below it the answer is none of the classes.")
@@ -38,16 +38,16 @@ def fit(
         str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one, the CPU to fit.")
     ] = None,
 ) -> None:
-    """Fit a probe on labelled pictures.
+    """Fit a probe on labeled images.
 
-    Example: nnclr probe fit labelled --out probe --threshold 0.5
+    Example: nnclr probe fit labeled --out probe --threshold 0.5
     """
-    from nnclr_hub.encoder.labelled import read_labelled
+    from nnclr_hub.encoder.labeled import read_labeled
     from nnclr_hub.progress import bar
 
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file: name a folder for the probe.")
-    read_labelled(data)  # what is no data, or no model, need not wait for torch
+    read_labeled(data)  # what is no data, or no model, need not wait for torch
     chosen_model(model)
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.probing import fit_probe
@@ -59,17 +59,17 @@ def fit(
         )
     list_broken(fitted.broken)
     fitted.probe.save(to)
-    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.pictures} pictures, L2 {fitted.probe.l2:.2g}")
+    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.pictures} images, L2 {fitted.probe.l2:.2g}")
 
 
 @group.command(name="eval")
 def evaluate(
-    data: Annotated[Path, typer.Argument(help="Labelled pictures that the probe has not seen; test/ if there is one.")],
+    data: Annotated[Path, typer.Argument(help="Labeled images that the probe has not seen; test/ if there is one.")],
     probe: Probe = Path("probe"),
     model: Model = None,
     as_json: Json = False,
 ) -> None:
-    """Score a probe on other labelled pictures.
+    """Score a probe on other labeled images.
 
     Example: nnclr probe eval others --probe probe
     """
@@ -85,7 +85,7 @@ def evaluate(
     for sentence in verdict.left_out:
         err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
     out.print(
-        "  ".join(f"{name} {value:.3f}" for name, value in verdict.scores.items()) + f"  ({verdict.pictures} pictures)"
+        "  ".join(f"{name} {value:.3f}" for name, value in verdict.scores.items()) + f"  ({verdict.pictures} images)"
     )
     if verdict.none:
         out.print(f"none of the classes: {verdict.none:.1%}")
@@ -98,12 +98,12 @@ def evaluate(
 
 @group.command()
 def predict(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     probe: Probe = Path("probe"),
     model: Model = None,
     to: Annotated[Path | None, typer.Option("--out", help="CSV file; standard output if not given.")] = None,
 ) -> None:
-    """Label pictures: CSV with path, label, probability, and a column for each class.
+    """Label images: CSV with path, label, probability, and a column for each class.
 
     Example: nnclr probe predict photos --probe probe --out predicted.csv
     """
@@ -129,7 +129,7 @@ def predict(
             csv.writer(file).writerows(rows)
     except OSError as error:
         raise InvalidRequest(f"{to} cannot be written ({error.strerror}): name another file.") from error
-    err.print(f"written: {to} ({len(kept)} pictures)")
+    err.print(f"written: {to} ({len(kept)} images)")
 
 
 def _load(folder: Path, model: str | None) -> tuple[Any, Any]:

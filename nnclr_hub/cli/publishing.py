@@ -15,7 +15,7 @@ from nnclr_hub.cli.verbs import Json, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 Folder = Annotated[Path, typer.Argument(help="A model folder.")]
-License = Annotated[str | None, typer.Option(help="Licence of the weights, for the card.")]
+License = Annotated[str | None, typer.Option(help="License of the weights, for the card.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def export(
     support_set: Annotated[bool, typer.Option("--support-set", help="Keep the run's support set beside it.")] = False,
     license: License = None,
     pictures: Annotated[
-        str | None, typer.Option("--trained-on", help="The training pictures and their terms, for the card.")
+        str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
     ] = None,
     device: Device = None,
     as_json: Json = False,
@@ -182,7 +182,7 @@ def convert(
     input_size: Annotated[int | None, typer.Option(help="Side of the input in pixels.", min=1)] = None,
     license: License = None,
     pictures: Annotated[
-        str | None, typer.Option("--trained-on", help="The training pictures and their terms, for the card.")
+        str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
     ] = None,
     as_json: Json = False,
 ) -> None:

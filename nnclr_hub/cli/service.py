@@ -67,7 +67,7 @@ def serve(
 
 
 def demo(
-    images: Annotated[Path | None, typer.Option("--images", help="Folder of pictures for the gallery.")] = None,
+    images: Annotated[Path | None, typer.Option("--images", help="Folder of images for the gallery.")] = None,
     store: Annotated[
         Path | None, typer.Option("--store", help="Folder of the store; a cache folder by default.")
     ] = None,

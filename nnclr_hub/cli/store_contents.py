@@ -164,7 +164,7 @@ def reembed(
     abandon: Annotated[bool, typer.Option("--abandon", help="Give up: drop what was built so far.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move a collection to another encoder: build it anew from its pictures, then swap; again, to go on after a stop.
+    """Move a collection to another encoder: build it anew from its images, then swap; again, to go on after a stop.
 
     Example: nnclr store reembed photos --model runs/my/encoder
     """
@@ -210,7 +210,7 @@ def duplicates(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List pictures that are there twice: with the same pixels, or nearly the same; works beside a running server.
+    """List images that are there twice: with the same pixels, or nearly the same; works beside a running server.
 
     Example: nnclr store duplicates photos --near 0.97
     """

@@ -64,7 +64,7 @@ def _problem(answer: Answer) -> dict[str, Any] | None:
 def _stranger(answer: Answer) -> NNCLRHubError:
     """An error that something else than our server answered with: a proxy before it, or another program."""
     if answer.status == 413:
-        return RequestTooLarge(f"{answer.url} does not let so large a request pass: send fewer pictures at once.")
+        return RequestTooLarge(f"{answer.url} does not let so large a request pass: send fewer images at once.")
     if answer.status == 429:
         return Overloaded(f"{answer.url} takes no more requests for the moment.", retry_after(answer) or 1.0)
     kind = answer.headers.get("content-type", "no content")

@@ -86,7 +86,7 @@ def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
     """
     for item in items:
         if item.thumbnail is not None:
-            raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes itself: send its picture.")
+            raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes itself: send its image.")
     rows = [
         {"id": check_name(item.id, "Item id"), "vector": vector_text(item.vector), "metadata": dict(item.metadata)}
         for item in items

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from nnclr_hub.client.answers import error_of, failures, make_error
-from nnclr_hub.client.pictures import as_pictures, bounded, read_picture
+from nnclr_hub.client.pictures import as_images, bounded, read_image
 from nnclr_hub.client.steps import Answer, Call, Pause, Steps, ask, spread
 from nnclr_hub.client.vectors import read_vector
 from nnclr_hub.errors import ImageError, ImageTooLarge, NNCLRHubError, RequestTooLarge, ServerUnreachable
@@ -75,20 +75,20 @@ def served_model(name: str) -> Steps[ServedModel]:
 
 
 def embed_each(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[list[Result]]:
-    """One entry a picture: its (D,) float32 unit vector, or its ImageError; any number of pictures.
+    """One entry an image: its (D,) float32 unit vector, or its ImageError; any number of images.
 
     Args:
         images: paths, files' bytes, PIL images or (H, W, 3) uint8.
         model: a name of `list_models`; None: the server's default.
     """
-    pictures = as_pictures(images)
+    pictures = as_images(images)
     results: list[Result | None] = []
 
     def files() -> Iterator[tuple[int, tuple[str, bytes]]]:
         for i, image in enumerate(pictures):
             results.append(None)
             try:
-                yield i, read_picture(image)
+                yield i, read_image(image)
             except ImageError as error:
                 results[i] = error
 
@@ -113,9 +113,9 @@ def embed(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[np.
     """(N, D) float32 unit rows.
 
     Raises:
-        ImageError: the first picture that could not be read; its message names the picture.
+        ImageError: the first image that could not be read; its message names the image.
     """
-    pictures = as_pictures(images)
+    pictures = as_images(images)
     results = yield from embed_each(pictures, model=model)
     for index, result in enumerate(results):
         if isinstance(result, ImageError):
@@ -127,7 +127,7 @@ def embed(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[np.
 
 
 def image_error(error: NNCLRHubError) -> ImageError:
-    """What is wrong with one picture, as an ImageError whatever the server calls it."""
+    """What is wrong with one image, as an ImageError whatever the server calls it."""
     return error if isinstance(error, ImageError) else ImageError(str(error))
 
 

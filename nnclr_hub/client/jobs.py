@@ -62,7 +62,7 @@ def duplicates(
     """Begins to look for items that are there twice; the job's result has them in groups.
 
     Args:
-        threshold: the least score of a pair; None: pictures with the same pixels.
+        threshold: the least score of a pair; None: images with the same pixels.
         where, exact: only items that pass, all compared with all; both go with a threshold.
         limit: groups to give, the largest first.
 
@@ -84,7 +84,7 @@ def index_there(name: str, folder: str = "", *, source: str | None = None, prune
 
     Raises:
         CollectionNotFound, FingerprintMismatch.
-        InvalidRequest: no such folder, or the server can be reached from elsewhere; `index_folder` sends pictures.
+        InvalidRequest: no such folder, or the server can be reached from elsewhere; `index_folder` sends images.
     """
     path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/index"
     return _begin(path, {"folder": folder, "source": source, "prune": prune})

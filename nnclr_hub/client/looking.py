@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.client.pictures import read_picture
+from nnclr_hub.client.pictures import read_image
 from nnclr_hub.client.steps import Call, File, Steps, aside, ask, to_json
 from nnclr_hub.errors import InvalidRequest
 
@@ -28,7 +28,7 @@ def attention(
     model: str | None = None,
     collection: str | None = None,
 ) -> Steps[AttentionMap | list[AttentionMap]]:
-    """What an encoder looks at in a picture, as `Encoder.attention`, whose arguments and results it has.
+    """What an encoder looks at in an image, as `Encoder.attention`, whose arguments and results it has.
 
     Args:
         max_side: the long side of the network's input at most, in pixels; None: 1024, or what the server allows.
@@ -39,17 +39,17 @@ def attention(
         The map of the image, or of the one target; a list for a list of targets.
 
     Raises:
-        ImageError: a picture that cannot be read.
-        InvalidRequest: a question that the network, or the picture, has no answer to.
+        ImageError: an image that cannot be read.
+        InvalidRequest: a question that the network, or the image, has no answer to.
         UnknownModel, CollectionNotFound, FingerprintMismatch.
     """
     several = isinstance(target, list | tuple)
     targets: list[Any] = [] if target is None else list(target) if several else [target]
     if several and not targets:
-        raise InvalidRequest("The list of target pictures is empty: leave target out, or name one.")
+        raise InvalidRequest("The list of target images is empty: leave target out, or name one.")
     about = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
     about |= {"model": model, "collection": collection, **_asked(query)}
-    files = yield from aside(lambda: [read_picture(one) for one in (image, *targets)])
+    files = yield from aside(lambda: [read_image(one) for one in (image, *targets)])
     parts: list[File] = [("target" if i else "image", file) for i, file in enumerate(files)]
     fields = {"query": to_json({name: value for name, value in about.items() if value is not None})}
     call = Call("POST", "/api/v1/attention", lambda answer: answer.json()["maps"], files=parts, fields=fields)
@@ -71,7 +71,7 @@ def _asked(query: Query | None) -> dict[str, Any]:
 
 
 def _map(told: dict[str, Any], data: bytes) -> AttentionMap:
-    """What the server told of a picture, with the picture itself, which is here."""
+    """What the server told of an image, with the image itself, which is here."""
     from nnclr_hub.encoder.attention.geometry import Axis, Grid
     from nnclr_hub.encoder.attention.maps import AttentionMap
     from nnclr_hub.encoder.decoding import decode_image

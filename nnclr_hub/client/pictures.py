@@ -1,4 +1,4 @@
-"""Pictures as a request carries them: bytes, so many at a time.
+"""Images as a request carries them: bytes, so many at a time.
 
 list(bounded(paths, size_of))       # lists of at most 64 members and 19 MB
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     ImageLike = Path | str | bytes | Image | np.ndarray
 
-MOST = 64  # pictures a request
+MOST = 64  # images a request
 MOST_BYTES = 19_000_000  # leaves room for the parts' headers below the server's 20 MB
 T = TypeVar("T")
 
 
-def read_picture(image: ImageLike) -> tuple[str, bytes]:
-    """A picture's name and file.
+def read_image(image: ImageLike) -> tuple[str, bytes]:
+    """An image's name and file.
 
     Args:
         image: a path, a file's bytes, a PIL image, or (H, W, 3) uint8; the latter two are sent as PNG.
@@ -44,8 +44,8 @@ def read_picture(image: ImageLike) -> tuple[str, bytes]:
     return "image.png", _png(image)
 
 
-def as_pictures(images: Iterable[ImageLike]) -> list[ImageLike]:
-    """The pictures in a list.
+def as_images(images: Iterable[ImageLike]) -> list[ImageLike]:
+    """The images in a list.
 
     Raises:
         InvalidRequest: it is a single one.
@@ -74,7 +74,7 @@ def shrunk(data: bytes, side: int) -> bytes:
     """A JPEG of at most `side` pixels a side, upright; the file itself if that is no larger.
 
     Raises:
-        ImageError: the picture cannot be read.
+        ImageError: the image cannot be read.
     """
     from nnclr_hub.encoder.decoding import decode_image
 
@@ -94,11 +94,11 @@ def _png(image: Any) -> bytes:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise InvalidRequest(
-                f"An array of shape {image.shape} and type {image.dtype} is no picture: give (H, W, 3) uint8."
+                f"An array of shape {image.shape} and type {image.dtype} is no image: give (H, W, 3) uint8."
             )
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
-        raise InvalidRequest(f"{type(image).__name__} is no picture: give a path, bytes, a PIL image or an array.")
+        raise InvalidRequest(f"{type(image).__name__} is no image: give a path, bytes, a PIL image or an array.")
     from nnclr_hub.encoder.decoding import decode_image
 
     file = io.BytesIO()

@@ -15,11 +15,11 @@ import numpy as np
 from nnclr_hub.client.answers import failures, make_error
 from nnclr_hub.client.embedding import embed, list_models, told_by_part
 from nnclr_hub.client.jobs import Job, read_job
-from nnclr_hub.client.pictures import bounded, read_picture
+from nnclr_hub.client.pictures import bounded, read_image
 from nnclr_hub.client.steps import Answer, Call, File, Steps, aside, ask
 from nnclr_hub.client.vectors import vector_text
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
-from nnclr_hub.probe.labelling import Label, Labelling
+from nnclr_hub.probe.labeling import Label, Labeling
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
 
@@ -72,14 +72,14 @@ def fit(
     Args:
         name: of the probe.
         collection, field: fit on the items' vectors and that field of their metadata; `where`: on those that pass.
-        vectors or images, labels: or on rows (N, D) or pictures, any number, with a label each (or several).
+        vectors or images, labels: or on rows (N, D) or images, any number, with a label each (or several).
         model: what the vectors are of, or is to embed the images.
         l2, balanced, threshold: see `fit_linear_probe`.
         replace: take the place of a probe of the same name.
 
     Raises:
         ProbeExists, CollectionNotFound, UnknownModel, InvalidRequest.
-        ImageError: the first picture that could not be read.
+        ImageError: the first image that could not be read.
     """
     asked: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
     optional = {"collection": collection, "field": field, "where": where, "model": model, "l2": l2}
@@ -128,8 +128,8 @@ def predict(
     collection: str | None = None,
     ids: Sequence[str] | None = None,
     top: int = 5,
-) -> Steps[list[Labelling | NNCLRHubError]]:
-    """What the probe says of pictures, of rows, or of a collection's items: one entry each, or why there is none.
+) -> Steps[list[Labeling | NNCLRHubError]]:
+    """What the probe says of images, of rows, or of a collection's items: one entry each, or why there is none.
 
     Args:
         images: paths, bytes, PIL images or (H, W, 3) uint8; any number.
@@ -150,7 +150,7 @@ def predict(
         count = len(body.get("vectors", body.get("ids", ())))
         return (yield from ask(_prediction(path, count, body)))
     files: list[tuple[str, bytes] | NNCLRHubError] = yield from aside(lambda: [_read(image) for image in images])
-    said: list[Labelling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
+    said: list[Labeling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
     there = [(i, one) for i, one in enumerate(files) if not isinstance(one, NNCLRHubError)]
     for batch in bounded(there, lambda one: len(one[1][1])):
         parts: list[File] = [("files", file) for _, file in batch]
@@ -197,27 +197,27 @@ def _plain(label: Any) -> Any:
 
 def _prediction(
     path: str, count: int, body: Any, files: Sequence[File] = (), top: int = 5
-) -> Call[list[Labelling | NNCLRHubError]]:
-    def read(answer: Answer) -> list[Labelling | NNCLRHubError]:
+) -> Call[list[Labeling | NNCLRHubError]]:
+    def read(answer: Answer) -> list[Labeling | NNCLRHubError]:
         if answer.status >= 300:
             told = failures(answer)
             return [told[i] for i in range(count)]
-        return [_labelling(entry) for entry in answer.json()["results"]]
+        return [_labeling(entry) for entry in answer.json()["results"]]
 
     takes = told_by_part(count)
     return Call("POST", path, read, json=body, files=files, fields={"top": str(top)} if files else {}, takes=takes)
 
 
-def _labelling(entry: dict[str, Any]) -> Labelling | NNCLRHubError:
+def _labeling(entry: dict[str, Any]) -> Labeling | NNCLRHubError:
     if entry.get("error") is not None:
         return make_error(entry["error"]["code"], entry["error"]["detail"])
     label = tuple(entry["labels"]) if entry.get("labels") is not None else entry.get("label")
-    return Labelling(label, tuple((one["label"], one["probability"]) for one in entry["top"]))
+    return Labeling(label, tuple((one["label"], one["probability"]) for one in entry["top"]))
 
 
 def _read(image: ImageLike) -> tuple[str, bytes] | NNCLRHubError:
     try:
-        return read_picture(image)
+        return read_image(image)
     except InvalidRequest:
         raise
     except NNCLRHubError as error:

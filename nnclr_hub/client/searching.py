@@ -8,7 +8,7 @@ import numpy as np
 
 from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.collections import ROOT
-from nnclr_hub.client.pictures import bounded, read_picture
+from nnclr_hub.client.pictures import bounded, read_image
 from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, spread, to_json
 from nnclr_hub.client.vectors import read_matches, vector_text
 from nnclr_hub.store.base import Match, Where
@@ -34,7 +34,7 @@ def search(
     with_vector: bool = False,
     effort: int | None = None,
 ) -> Steps[list[Match]]:
-    """The k nearest items of exactly one of a vector, a picture (or a box on it) and an item, best first.
+    """The k nearest items of exactly one of a vector, an image (or a box on it) and an item, best first.
 
     Args:
         vector: (D,) float.
@@ -54,7 +54,7 @@ def search(
     path = f"{ROOT}/{check_name(name, 'Collection name')}/search"
     if image is None:
         return (yield from ask(Call("POST", path, _found, json=query)))
-    picture = yield from aside(lambda: read_picture(image))
+    picture = yield from aside(lambda: read_image(image))
     parts = [("image", picture)]
     return (yield from ask(Call("POST", path, _found, files=parts, fields={"query": to_json(query)})))
 

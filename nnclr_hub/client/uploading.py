@@ -1,4 +1,4 @@
-"""Pictures into a server's collection: a few, or a folder with several requests on their way at once.
+"""Images into a server's collection: a few, or a folder with several requests on their way at once.
 
 A folder is taken up as `nnclr index` does it on its own machine: ids are hashes of the paths below the folder, and what
 the collection holds with the same size and modification time is not sent again. So a run that was interrupted is simply
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.client.answers import failures, make_error
 from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll
 from nnclr_hub.client.embedding import image_error, told_by_part
-from nnclr_hub.client.pictures import MOST, bounded, read_picture, shrunk
+from nnclr_hub.client.pictures import MOST, bounded, read_image, shrunk
 from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, spread, to_json
 from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from nnclr_hub.client.pictures import ImageLike
 
 WORKERS = 4
-SMALLEST = 8  # pictures a request, if there are so many
+SMALLEST = 8  # images a request, if there are so many
 PATIENCE_S = 600.0  # a bulk upload waits so long for a busy or restarting server
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture to put into a collection under an id; the server embeds it.
+    """An image to put into a collection under an id; the server embeds it.
 
     image: path, bytes, PIL image or (H, W, 3) uint8.
     metadata: JSON values by key.
@@ -47,10 +47,10 @@ class Picture:
 
 
 def add_images(name: str, pictures: Sequence[Picture]) -> Steps[list[ImageError | None]]:
-    """Puts pictures into the collection; returns when those that could be read are durable.
+    """Puts images into the collection; returns when those that could be read are durable.
 
     Returns:
-        One entry a picture: None, or why it could not be read.
+        One entry an image: None, or why it could not be read.
     """
     errors: list[ImageError | None] = [None] * len(pictures)
 
@@ -59,7 +59,7 @@ def add_images(name: str, pictures: Sequence[Picture]) -> Steps[list[ImageError 
         for i, picture in enumerate(pictures):
             check_name(picture.id, "Item id")
             try:
-                files.append((i, read_picture(picture.image)))
+                files.append((i, read_image(picture.image)))
             except ImageError as error:
                 errors[i] = error
         return files
@@ -83,20 +83,20 @@ def index_folder(
     source: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Steps[IndexReport]:
-    """Makes the collection hold the folder's pictures; call it again to go on, or to take up what changed.
+    """Makes the collection hold the folder's images; call it again to go on, or to take up what changed.
 
     Args:
-        folder: searched with its subfolders; a picture's parent folder is its label.
+        folder: searched with its subfolders; an image's parent folder is its label.
         prune: delete items of this source whose file is gone. Those of a subfolder that is empty, a link, or cannot be
             listed may be there unseen: they stay, and are the report's `kept`.
         workers: requests on their way at once, 1 to 32.
-        shrink: send JPEGs of at most so many pixels a side in place of larger pictures; None: the files as they are.
+        shrink: send JPEGs of at most so many pixels a side in place of larger images; None: the files as they are.
         source: name of the folder in the collection; None: FOLDER@THIS-MACHINE.
-        progress: called with (done, total), counted in pictures to send.
+        progress: called with (done, total), counted in images to send.
 
     Raises:
-        NoImages: the folder holds no picture, and did not before if it is pruned; or nothing at all.
-        InvalidRequest: the collection holds other pictures of another source under the same paths.
+        NoImages: the folder holds no image, and did not before if it is pruned; or nothing at all.
+        InvalidRequest: the collection holds other images of another source under the same paths.
         CollectionNotFound: make it first, with `collections.create`.
     """
     if not 1 <= workers <= 32:
@@ -144,7 +144,7 @@ class _Run:
     def _load(self, one: FolderImage) -> tuple[str, bytes] | ImageError:
         try:
             to_json(one.metadata)
-            name, data = read_picture(one.path)
+            name, data = read_image(one.path)
             return name, data if self._shrink is None else shrunk(data, self._shrink)
         except ImageError as error:
             return error
@@ -167,7 +167,7 @@ def _send(name: str, files: list[tuple[str, bytes]], about: list[tuple[str, Any]
 
 
 def _size(file: tuple[str, bytes], id: str, metadata: Mapping[str, Any]) -> int:
-    """Bytes that a picture takes in a request, with what is said about it."""
+    """Bytes that an image takes in a request, with what is said about it."""
     return len(file[1]) + len(to_json(_note(id, metadata)).encode()) + 1
 
 
@@ -214,7 +214,7 @@ def _of_this_source(
     """What is held, as this source has it: a file that another source brought in as it stands is as good as ours.
 
     Raises:
-        InvalidRequest: another source brought in another picture under the same path.
+        InvalidRequest: another source brought in another image under the same path.
     """
     ours = dict(held)
     for id in found.keys() & held.keys():

@@ -18,7 +18,7 @@ from nnclr_hub.errors import InvalidRequest
 
 
 class Attends:
-    """What can show where in a picture it finds what: an Encoder, or a server's engine around one."""
+    """What can show where in an image it finds what: an Encoder, or a server's engine around one."""
 
     @property
     def heads(self) -> int | None:
@@ -70,12 +70,12 @@ class Attends:
         threshold: float | None = None,
         max_side: int = MAX_SIDE,
     ) -> AttentionMap | list[AttentionMap]:
-        """What the encoder looks at in the whole picture, uncropped: see `nnclr_hub.encoder.attention`.
+        """What the encoder looks at in the whole image, uncropped: see `nnclr_hub.encoder.attention`.
 
         Args:
-            image: the picture that is asked about.
-            query: Point or Box in pixels of the upright original; None: the picture as a whole.
-            target: another picture to look for the query in, or a list of up to 6; their maps share one scale.
+            image: the image that is asked about.
+            query: Point or Box in pixels of the upright original; None: the image as a whole.
+            target: another image to look for the query in, or a list of up to 6; their maps share one scale.
             similarity: "dot", the paper's, or "cosine".
             head: of the last block's attention, from 0; None: the mean of all. Only of the row of [CLS].
             threshold: keep the fewest patches that hold this share of the row's mass. Only of the row of [CLS].
@@ -86,14 +86,14 @@ class Attends:
             The map of the image, or of the one target; a list for a list of targets.
 
         Raises:
-            ImageError: a picture that cannot be read.
-            InvalidRequest: a question that this network, or this picture, has no answer to.
+            ImageError: an image that cannot be read.
+            InvalidRequest: a question that this network, or this image, has no answer to.
         """
         several = isinstance(target, list | tuple)
         targets: list[Any] = [] if target is None else list(target) if several else [target]
         settings = AttentionSettings(query, similarity, head, threshold, max_side)
         if several and not targets:
-            raise InvalidRequest("The list of target pictures is empty: leave target out, or name one.")
+            raise InvalidRequest("The list of target images is empty: leave target out, or name one.")
         maps = self.look(settings, image, targets)
         return maps if several else maps[0]
 

@@ -55,7 +55,7 @@ def create_backbone(
     image_size: int | None = None,
     pretrained: bool = False,
 ) -> nn.Module:
-    """A network without classifier, freshly initialised: (B, 3, H, W) -> (B, D).
+    """A network without classifier, freshly initialized: (B, 3, H, W) -> (B, D).
 
     ResNets pool by the mean, vision transformers by the [CLS] token.
 
@@ -209,7 +209,7 @@ def default_side(architecture: str) -> int:
 
 
 def published_cfg(architecture: str) -> Mapping[str, Any]:
-    """timm's settings of the weights that it publishes under that name: input, colours, crop.
+    """timm's settings of the weights that it publishes under that name: input, colors, crop.
 
     Raises:
         UnknownModel: no such architecture.
@@ -269,5 +269,5 @@ def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) ->
 
 
 def _is_plain(value: Tensor, floating: bool) -> bool:
-    """Whether a tensor holds its numbers themselves: no codes of a quantised network, no pairs, nothing left out."""
+    """Whether a tensor holds its numbers themselves: no codes of a quantized network, no pairs, nothing left out."""
     return value.layout is torch.strided and not value.is_meta and (value.is_floating_point() or not floating)

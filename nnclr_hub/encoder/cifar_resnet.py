@@ -1,4 +1,4 @@
-"""ResNets for pictures of 32 pixels, which timm lacks: a 3 x 3 stem of stride 1, and no pooling after it.
+"""ResNets for images of 32 pixels, which timm lacks: a 3 x 3 stem of stride 1, and no pooling after it.
 
 They are registered with timm under our names, `nnclr_resnet18_cifar` and `nnclr_resnet50_cifar`. A model
 folder of theirs loads wherever this module has been imported (`import nnclr_hub.encoder.cifar_resnet`);

@@ -1,4 +1,4 @@
-"""The same pictures seen by several encoders ("Comparison of Attention in ResNets vs ViT").
+"""The same images seen by several encoders ("Comparison of Attention in ResNets vs ViT").
 
 from nnclr_hub.encoder.comparison import compare, comparison_figure
 
@@ -18,7 +18,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
-UNAVAILABLE = "not available"  # why, `Column.missing` says: misspelt, not trained yet, not on this disk
+UNAVAILABLE = "not available"  # why, `Column.missing` says: misspelled, not trained yet, not on this disk
 # the paper's three kinds of weights in both families
 COMPARED = {
     "ResNet-18, random": "random:resnet18",
@@ -35,7 +35,7 @@ class Column:
     """One encoder's maps.
 
     name: the encoder's, as it is shown.
-    maps: one a picture, without a query; () where the encoder is not to be had.
+    maps: one an image, without a query; () where the encoder is not to be had.
     missing: why it is not, as the error's sentence.
     """
 
@@ -51,7 +51,7 @@ def compare(
     max_side: int = MAX_SIDE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Column]:
-    """Each encoder's map of each picture: the mean of F for a ResNet, the mean row of [CLS] for a vision transformer.
+    """Each encoder's map of each image: the mean of F for a ResNet, the mean row of [CLS] for a vision transformer.
 
     Args:
         images: paths, bytes, PIL images or arrays.
@@ -65,7 +65,7 @@ def compare(
     """
     named = sources if isinstance(sources, Mapping) else {source: source for source in sources}
     if not images or not named:
-        raise InvalidRequest("A comparison needs a picture and an encoder at the least.")
+        raise InvalidRequest("A comparison needs an image and an encoder at the least.")
     columns: list[Column] = []
     failed: ModelError | None = None
     for name, source in named.items():
@@ -87,7 +87,7 @@ def compare(
 
 
 def comparison_figure(columns: Sequence[Column], opacity: float = OPACITY) -> bytes:
-    """A PNG file: a row a picture, which comes first, and a column an encoder.
+    """A PNG file: a row an image, which comes first, and a column an encoder.
 
     Args:
         columns: what `compare` found, of one encoder at least.

@@ -1,7 +1,7 @@
 """Bytes to pixels, safely.
 
-Whatever a stranger sends must end as a picture or as one ImageError, quickly and in little memory:
-the format is on a list, the size is checked before anything is decoded, and a picture that breaks off
+Whatever a stranger sends must end as an image or as one ImageError, quickly and in little memory:
+the format is on a list, the size is checked before anything is decoded, and an image that breaks off
 is refused.
 """
 
@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from nnclr_hub.encoder.colour import to_rgb
+from nnclr_hub.encoder.color import to_rgb
 from nnclr_hub.encoder.quiet import pillow_kept_quiet
 from nnclr_hub.encoder.unread import check_channels, check_numbers, refuse_unidentified
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
 MAX_PIXELS = 40_000_000
-OVERSAMPLED = 2  # source pixels a pixel of the resized picture that a scaled JPEG must keep
+OVERSAMPLED = 2  # source pixels a pixel of the resized image that a scaled JPEG must keep
 _ORIENTATION = 0x0112  # a tag of EXIF
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))  # orientations that bring the last column (row) or what becomes it to the front
 
@@ -38,12 +38,12 @@ Source = Path | str | bytes | Image.Image
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded picture that may have been scaled down on the way.
+    """A decoded image that may have been scaled down on the way.
 
     image: RGB, upright.
     size: width and height before it was scaled.
     scale: pixels of that size a pixel of the image.
-    corner: where the picture begins in the image, in its pixels: below (1, 1), and not (0, 0) only where the last
+    corner: where the image begins in the image, in its pixels: below (1, 1), and not (0, 0) only where the last
         column or row, which is not filled to its end, was turned to the left or the top.
     """
 
@@ -54,9 +54,9 @@ class Picture:
 
 
 def decode_image(source: Source) -> Image.Image:
-    """Reads one picture: RGB, upright by its EXIF orientation, the first frame of several.
+    """Reads one image: RGB, upright by its EXIF orientation, the first frame of several.
 
-    16-bit channels are scaled to 8, not clipped, and grey of 12 bits in a file of 16 by its 12 (decision 0015); grey
+    16-bit channels are scaled to 8, not clipped, and gray of 12 bits in a file of 16 by its 12 (decision 0015); gray
     becomes RGB; transparency goes over white.
 
     Args:
@@ -65,7 +65,7 @@ def decode_image(source: Source) -> Image.Image:
     Raises:
         UnsupportedImage: a format or number of channels that we do not read.
         ImageTooLarge: above 40 megapixels.
-        ImageError: no picture, or a broken one.
+        ImageError: no image, or a broken one.
         InvalidRequest: `source` is none of these.
     """
     return decode_scaled(source, None).image
@@ -100,7 +100,7 @@ def decode_scaled(source: Source, short: int | None) -> Picture:
 
 
 def _tell_of_pages(name: str) -> None:
-    """Once a folder: whose stacks they are wants to know, whoever sent a picture is not here to read it."""
+    """Once a folder: whose stacks they are wants to know, whoever sent an image is not here to read it."""
     folder = str(Path(name).parent)
     if name and folder not in _told_of_pages:
         _told_of_pages.add(folder)
@@ -140,7 +140,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _opened(source: Path | str | bytes) -> BinaryIO:
-    """The file, not yet read: a film among the pictures must not be taken into memory."""
+    """The file, not yet read: a film among the images must not be taken into memory."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if not isinstance(source, str | Path):
@@ -174,16 +174,16 @@ def _image_errors() -> Iterator[None]:
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLarge(_too_large("The picture")) from error
+        raise ImageTooLarge(_too_large("The image")) from error
     except MemoryError as error:
-        raise ImageTooLarge("The picture needs more memory to decode than there is.") from error
+        raise ImageTooLarge("The image needs more memory to decode than there is.") from error
     except Exception as error:  # decoders raise whatever struct, zlib and they themselves do
-        raise ImageError(f"The picture is broken or cut off ({_reason(error)}).") from error
+        raise ImageError(f"The image is broken or cut off ({_reason(error)}).") from error
 
 
 def _check_size(image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
-        raise ImageTooLarge(_too_large(f"The picture of {image.width} x {image.height} pixels"))
+        raise ImageTooLarge(_too_large(f"The image of {image.width} x {image.height} pixels"))
 
 
 def _too_large(what: str) -> str:
@@ -198,7 +198,7 @@ def _reason(error: Exception) -> str:
 def _upright_rgb(image: Image.Image) -> Image.Image:
     _check_size(image)
     if min(image.size) < 1:
-        raise ImageError("The picture has no pixels.")
+        raise ImageError("The image has no pixels.")
     check_channels(len(image.getbands()))
     try:
         # the orientation is read before any conversion, which drops the metadata

@@ -1,4 +1,4 @@
-"""Embedder: what turns pictures into vectors, wherever it runs."""
+"""Embedder: what turns images into vectors, wherever it runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Embedder(Protocol):
     def heads(self) -> int | None: ...
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
-        """One entry a picture: its (D,) float32 unit vector, or why it has none."""
+        """One entry an image: its (D,) float32 unit vector, or why it has none."""
         ...
 
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
@@ -51,5 +51,5 @@ class Embedder(Protocol):
     def look(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """The attention map of a picture, or one for each target; see `encoder.attending.Attends`."""
+        """The attention map of an image, or one for each target; see `encoder.attending.Attends`."""
         ...

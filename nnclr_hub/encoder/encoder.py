@@ -1,4 +1,4 @@
-"""Encoder: pictures in, unit vectors out.
+"""Encoder: images in, unit vectors out.
 
 encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
 encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
@@ -48,13 +48,13 @@ class Encoder(Attending):
 
     Args:
         backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode, its weights in float32, whatever they were.
-        preprocessing: what it wants done to a picture.
+        preprocessing: what it wants done to an image.
         name: the source it came from.
         device: None: the GPU if there is one.
         precision: "fp32" or "bf16"; None: fp32, or what `backend` says.
         config: the model folder's config.json, if it came from one.
-        batch_size: pictures a forward pass.
-        backend: what runs pictures through the network, one of `nnclr_hub.encoder.backends`; "auto" for the
+        batch_size: images a forward pass.
+        backend: what runs images through the network, one of `nnclr_hub.encoder.backends`; "auto" for the
             fastest here. Tensors of floats, `tokens` and attention stay with torch.
 
     Raises:
@@ -124,14 +124,14 @@ class Encoder(Attending):
     # ---- vectors
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
-        """One entry a picture: its (D,) float32 unit vector, or the ImageError that says why it has none.
+        """One entry an image: its (D,) float32 unit vector, or the ImageError that says why it has none.
 
         Args:
-            images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of grey; or a tensor or array
+            images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of gray; or a tensor or array
                 (N, 3, H, W): uint8 RGB gets the whole transform, float is taken as transformed already.
 
         Raises:
-            InvalidRequest: a tensor of another shape, or something that is no picture.
+            InvalidRequest: a tensor of another shape, or something that is no image.
         """
         return list(self.embed_in_order(images))
 
@@ -139,7 +139,7 @@ class Encoder(Attending):
         """(N, D) float32, unit rows.
 
         Raises:
-            ImageError: the first picture that cannot be read; its message names the picture.
+            ImageError: the first image that cannot be read; its message names the image.
         """
         images = as_tensor(images)
         images = images if isinstance(images, Tensor) else as_list(images)
@@ -153,7 +153,7 @@ class Encoder(Attending):
     def embed_in_order(
         self, images: Iterable[ImageLike | Stored] | Tensor, *, unit: bool = True
     ) -> Iterator[np.ndarray | ImageError]:
-        """`embed_each` for any number of pictures, one result after the other; those ahead are decoded meanwhile.
+        """`embed_each` for any number of images, one result after the other; those ahead are decoded meanwhile.
 
         Args:
             images: as there, or what has a `read` that gives the bytes of one; taken a few batches ahead.
@@ -179,11 +179,11 @@ class Encoder(Attending):
         return list(self.embed_in_order(images, unit=False))
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """The feature map before pooling, not normalised: (N, h, w, D) float32.
+        """The feature map before pooling, not normalized: (N, h, w, D) float32.
 
         Raises:
-            ImageError: the first picture that cannot be read.
-            InvalidRequest: there is no picture.
+            ImageError: the first image that cannot be read.
+            InvalidRequest: there is no image.
         """
         images = as_tensor(images)
         batches = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
@@ -195,7 +195,7 @@ class Encoder(Attending):
     # ---- the two halves, for programs that decode and batch on their own
 
     def prepare(self, image: ImageLike | Stored) -> np.ndarray:
-        """(S, S, 3) uint8: one picture decoded, resized and cropped.
+        """(S, S, 3) uint8: one image decoded, resized and cropped.
 
         Raises:
             ImageError: it cannot be read.
@@ -207,7 +207,7 @@ class Encoder(Attending):
         return self._rows(self.backend.run(np.asarray(crops)), unit)
 
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
-        """Batches (B, 3, S, S) float of pictures; raises the first ImageError."""
+        """Batches (B, 3, S, S) float of images; raises the first ImageError."""
         seen = 0
         for crops in prepared_ahead(images, self.prepare, self.batch_size):
             for index, crop in enumerate(crops, seen):
@@ -225,7 +225,7 @@ class Encoder(Attending):
     def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
         if features.shape[1:] != (self.embed_dim,):
             raise InvalidRequest(
-                f"{self.name} gives {features.shape[1:]} numbers a picture where a vector of {self.embed_dim} was "
+                f"{self.name} gives {features.shape[1:]} numbers an image where a vector of {self.embed_dim} was "
                 "expected: take a network that pools, built without classifier."
             )
         return F.normalize(torch.from_numpy(features)).numpy() if unit else features

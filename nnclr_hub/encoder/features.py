@@ -1,11 +1,11 @@
-"""Features of many pictures, each computed once: an encoder's are kept in one file, by the pictures' identity.
+"""Features of many images, each computed once: an encoder's are kept in one file, by the images' identity.
 
     features = extract_features(encoder, paths, progress=advance)
-    features.raw                # (N, D) float32, on the disk; rows of unreadable pictures are NaN
+    features.raw                # (N, D) float32, on the disk; rows of unreadable images are NaN
     unit_rows(features.raw)     # the same with rows of length 1
 
-So an interrupted extraction goes on where it stopped, and a list with new pictures costs only those. A file that
-changes (by size or time) is another picture. What is broken is not kept: the reason may pass.
+So an interrupted extraction goes on where it stopped, and a list with new images costs only those. A file that
+changes (by size or time) is another image. What is broken is not kept: the reason may pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
-CHUNK = 512  # pictures between two commits
+CHUNK = 512  # images between two commits
 TINY = 1e-12
 PATIENCE = 60.0  # seconds to wait while another program writes features of the same encoder
 HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -35,7 +35,7 @@ WORTHLESS = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR
 
 
 class FeatureSource(Protocol):
-    """What features can be taken from: an Encoder, or anything that makes vectors of pictures."""
+    """What features can be taken from: an Encoder, or anything that makes vectors of images."""
 
     name: str
 
@@ -46,15 +46,15 @@ class FeatureSource(Protocol):
     def embed_dim(self) -> int: ...
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """One entry a picture: (D,) float32 as the network gives it, not normalised, or why it has none."""
+        """One entry an image: (D,) float32 as the network gives it, not normalized, or why it has none."""
         ...
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What an encoder makes of N pictures.
+    """What an encoder makes of N images.
 
-    raw: (N, D) float32, as the network gives them, on the disk; rows of unreadable pictures are NaN.
+    raw: (N, D) float32, as the network gives them, on the disk; rows of unreadable images are NaN.
     broken: place in the list -> why it could not be read.
     """
 
@@ -88,7 +88,7 @@ def extract_features(
         StoreLocked: another program has the file that they are kept in.
     """
     if not paths:
-        raise NoImages("There are no pictures to take features of.")
+        raise NoImages("There are no images to take features of.")
     place = folder or cache_folder() / "features"
     place.mkdir(parents=True, exist_ok=True)
     raw = _rows(place, (len(paths), source.embed_dim))
@@ -102,7 +102,7 @@ def extract_features(
             kept.unlink()
             broken = _fill(raw, source, paths, kept, progress)
     if len(broken) == len(paths):
-        raise NoImages(f"Not one of the {len(paths)} pictures could be read, such as {paths[0]}: {broken[0]}")
+        raise NoImages(f"Not one of the {len(paths)} images could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
 
 
@@ -116,7 +116,7 @@ def _rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
                 os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
         except OSError as error:
             raise DiskFull(
-                f"Features of {shape[0]} pictures do not fit into {place} ({error.strerror}): make room there, or set "
+                f"Features of {shape[0]} images do not fit into {place} ({error.strerror}): make room there, or set "
                 "NNCLR_CACHE to another folder."
             ) from error
         return np.memmap(file, np.float32, "r+", shape=shape)
@@ -166,7 +166,7 @@ def _fill(
 
 
 def _key(path: Path) -> bytes:
-    """A picture's identity: its place, size and time."""
+    """An image's identity: its place, size and time."""
     try:
         stat = os.stat(path)
         identity = f"{stat.st_size} {stat.st_mtime_ns}"
@@ -176,7 +176,7 @@ def _key(path: Path) -> bytes:
 
 
 def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:
-    """Fills a row with what is kept of a picture, if anything is."""
+    """Fills a row with what is kept of an image, if anything is."""
     found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
     if found is None or not isinstance(found[0], bytes) or len(found[0]) != row.nbytes:
         return False

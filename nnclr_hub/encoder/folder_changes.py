@@ -1,6 +1,6 @@
-"""What of a folder of pictures a collection lacks, told from what it keeps of those it holds.
+"""What of a folder of images a collection lacks, told from what it keeps of those it holds.
 
-An indexed picture's id is a hash of its path below the folder, and its metadata says where it came from
+An indexed image's id is a hash of its path below the folder, and its metadata says where it came from
 (`root`, `path`) and how its file was (`size`, `mtime`): what differs from the file of today is taken up again.
 """
 
@@ -96,15 +96,15 @@ def item_id(path: Path, root: Path) -> str:
 
 
 def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
-    """Every picture below the folder, as `listed` finds them."""
+    """Every image below the folder, as `listed` finds them."""
     return {item_id(path, root): path for path in listed(root, prune=prune)}
 
 
 def listed(root: Path, *, prune: bool = False) -> list[Path]:
-    """Every picture below the folder.
+    """Every image below the folder.
 
     Args:
-        prune: what is gone is to be deleted, so that the folder may have lost its last picture. But where nothing at
+        prune: what is gone is to be deleted, so that the folder may have lost its last image. But where nothing at
             all is left a disk may not be mounted, which is no reason to delete anything.
 
     Raises:
@@ -118,7 +118,7 @@ def listed(root: Path, *, prune: bool = False) -> list[Path]:
     if not any(root.iterdir()):
         raise NoImages(
             f"{root} is empty, as is the place of a disk that is not mounted, so nothing is deleted: mount it. If its "
-            "pictures are gone for good, put any other file into it and prune again."
+            "images are gone for good, put any other file into it and prune again."
         )
     return []
 
@@ -135,17 +135,17 @@ def find_changes(
 
     Args:
         root: the folder.
-        found: its pictures, from `images_by_id`.
+        found: its images, from `images_by_id`.
         known: metadata of indexed items by id.
         origin: what is kept as `root`, the folder's name in the collection.
         prune: what is gone is going to be deleted; the log says what is not, for it may be there unseen.
 
     Raises:
-        NoImages: the folder holds no picture, and the collection none of it.
+        NoImages: the folder holds no image, and the collection none of it.
     """
     gone, kept = _gone(root, found, known, origin, prune=prune)
     if not (found or gone or kept):
-        raise NoImages(f"{root} holds no picture, and the collection none of it: give a folder of pictures.")
+        raise NoImages(f"{root} holds no image, and the collection none of it: give a folder of images.")
     wanted, broken = [], []
     for id, path in found.items():
         try:

@@ -1,4 +1,4 @@
-"""What callers give as pictures, made readable."""
+"""What callers give as images, made readable."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import Source
 from nnclr_hub.errors import InvalidRequest
 
-_GREY = (np.uint8, np.uint16, np.int32, np.float32)  # numbers that Pillow has a mode for
+_GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # numbers that Pillow has a mode for
 
 ImageLike = Source | np.ndarray
 
 
 @runtime_checkable
 class Stored(Protocol):
-    """A picture that lies somewhere else; its bytes are read by the thread that decodes them."""
+    """An image that lies somewhere else; its bytes are read by the thread that decodes them."""
 
     def read(self) -> bytes: ...
 
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
-    """Several pictures as a list.
+    """Several images as a list.
 
     Raises:
-        InvalidRequest: it is one picture.
+        InvalidRequest: it is one image.
     """
     one = isinstance(images, str | bytes | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
     if one or not isinstance(images, Iterable):
@@ -37,20 +37,20 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
 
 
 def readable(image: ImageLike | Stored) -> Source:
-    """One picture as `decoding` takes it.
+    """One image as `decoding` takes it.
 
     Raises:
-        InvalidRequest: an array that is no picture.
+        InvalidRequest: an array that is no image.
     """
     if isinstance(image, Stored):
         return image.read()
     if not isinstance(image, np.ndarray):
         return image
-    if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # grey, as a TIFF of such numbers
-        return Image.fromarray(image if image.dtype in _GREY else image.astype(_wider(image.dtype)))
+    if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, as a TIFF of such numbers
+        return Image.fromarray(image if image.dtype in _GRAY else image.astype(_wider(image.dtype)))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InvalidRequest(
-            f"An array is one image of (H, W, 3) uint8, or of (H, W) grey; this one is {image.shape} {image.dtype}."
+            f"An array is one image of (H, W, 3) uint8, or of (H, W) gray; this one is {image.shape} {image.dtype}."
         )
     return Image.fromarray(image)
 

@@ -1,4 +1,4 @@
-"""A folder of pictures: which files are in it, and what their folders call them."""
+"""A folder of images: which files are in it, and what their folders call them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ SPLITS = ("train", "val", "test", "unlabelled")
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Every picture below `folder`, by suffix, in a stable order; hidden files and folders are left out.
+    """Every image below `folder`, by suffix, in a stable order; hidden files and folders are left out.
 
     Links to folders are not followed, for they may lead in circles or out of what somebody may read: the log says how
     many there are.
 
     Raises:
-        NoImages: the folder is not there, is a file, or holds no picture.
+        NoImages: the folder is not there, is a file, or holds no image.
     """
     folder = Path(folder)
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise NoImages(f"{folder} {problem}: give a folder of pictures.")
+        raise NoImages(f"{folder} {problem}: give a folder of images.")
     found = []
     links = []
     for parent, folders, files in os.walk(folder):
@@ -65,8 +65,8 @@ def list_images(folder: Path) -> list[Path]:
         _tell_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
     if not found:
         raise NoImages(
-            f"{folder} holds no picture (looked in all its folders for {' '.join(sorted(IMAGE_SUFFIXES))}): "
-            "give a folder of pictures."
+            f"{folder} holds no image (looked in all its folders for {' '.join(sorted(IMAGE_SUFFIXES))}): "
+            "give a folder of images."
         )
     return found
 
@@ -83,7 +83,7 @@ def _tell_of_links(folder: str, count: int, first: str) -> None:
 
 
 def label_of(path: Path, root: Path) -> str | None:
-    """A picture's label: its immediate parent folder below the root or split; None for one that lies in neither."""
+    """An image's label: its immediate parent folder below the root or split; None for one that lies in neither."""
     parents = Path(path).relative_to(root).parts[:-1]
     if parents and parents[0] in SPLITS:
         parents = parents[1:]

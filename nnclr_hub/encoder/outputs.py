@@ -1,4 +1,4 @@
-"""Outputs: what a network makes of pictures, and how long it is.
+"""Outputs: what a network makes of images, and how long it is.
 
 backbone = create_backbone("resnet50")
 vector_length(backbone)                         # 2048

@@ -1,4 +1,4 @@
-"""Pictures decoded by several threads while the network is busy with those before them."""
+"""Images decoded by several threads while the network is busy with those before them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def prepared_ahead(
 
     Args:
         images: any number.
-        prepare: one picture to its crop; an ImageError of its takes the crop's place.
-        batch: pictures a batch.
+        prepare: one image to its crop; an ImageError of its takes the crop's place.
+        batch: images a batch.
     """
 
     def attempt(image: ImageLike | Stored) -> np.ndarray | ImageError:

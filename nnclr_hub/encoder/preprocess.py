@@ -1,4 +1,4 @@
-"""What is done to a picture before an encoder sees it: timm's evaluation transform."""
+"""What is done to an image before an encoder sees it: timm's evaluation transform."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What an encoder wants done to a picture; the fields of timm's pretrained_cfg that matter.
+    """What an encoder wants done to an image; the fields of timm's pretrained_cfg that matter.
 
     input_size: side of the square input, in pixels.
-    crop_pct: a side is resized to input_size / crop_pct before the centre is cut out.
+    crop_pct: a side is resized to input_size / crop_pct before the center is cut out.
     mean, std: per channel, for pixels in [0, 1].
     interpolation: "bicubic" or "bilinear", antialiased.
-    crop_mode: which side: "center" the short one; "squash" both, whatever the picture's shape; "border" the long one,
-        what is missing of the square being filled with the mean colour.
+    crop_mode: which side: "center" the short one; "squash" both, whatever the image's shape; "border" the long one,
+        what is missing of the square being filled with the mean color.
     """
 
     input_size: int = 224
@@ -49,8 +49,8 @@ class Preprocessing:
                 f"An input of {self.input_size} pixels cut from a share of {self.crop_pct} is not possible: "
                 f"input_size must be from 1 to {LARGEST_INPUT} and crop_pct in (0, 1]."
             )
-        colours = (*self.mean, *self.std)
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, colours)) or min(self.std) <= 0:
+        colors = (*self.mean, *self.std)
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, colors)) or min(self.std) <= 0:
             raise InvalidRequest(
                 f"Pixels cannot be brought to mean {self.mean} and std {self.std}: three numbers each, std above 0."
             )
@@ -84,9 +84,9 @@ class Preprocessing:
 
 
 class EvalTransform:
-    """Resize, centre crop, normalisation: what timm's evaluation transform does.
+    """Resize, center crop, normalization: what timm's evaluation transform does.
 
-    The part that the crop keeps is cut out before the resize, so that a picture of 1 x 3000 pixels
+    The part that the crop keeps is cut out before the resize, so that an image of 1 x 3000 pixels
     never becomes one of 196 megapixels on the way.
     """
 
@@ -98,17 +98,17 @@ class EvalTransform:
         return self._cut(decode_scaled(source, self._side))
 
     def crop(self, image: Image.Image) -> np.ndarray:
-        """(S, S, 3) uint8 of an upright RGB picture."""
+        """(S, S, 3) uint8 of an upright RGB image."""
         return self._cut(Picture(image, image.size))
 
     def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
-        """(h, w, 3) uint8 of an upright RGB picture, uncropped, at another width and height than its own."""
+        """(h, w, 3) uint8 of an upright RGB image, uncropped, at another width and height than its own."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
 
     @property
     def _side(self) -> int:
-        """To what a side of a picture is brought, in pixels."""
+        """To what a side of an image is brought, in pixels."""
         return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
 
     def _cut(self, picture: Picture) -> np.ndarray:
@@ -126,7 +126,7 @@ class EvalTransform:
         return crop
 
     def _resized_to(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of a picture before the crop, rounded as timm does."""
+        """Width and height of an image before the crop, rounded as timm does."""
         side = self._side
         if self.preprocessing.crop_mode == "squash":
             return side, side

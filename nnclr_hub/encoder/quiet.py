@@ -1,4 +1,4 @@
-"""Other packages' warnings, kept in while pictures are decoded in many threads at once, or a network is traced.
+"""Other packages' warnings, kept in while images are decoded in many threads at once, or a network is traced.
 
 `warnings.catch_warnings` swaps the process's filters and puts them back on leaving; two threads whose
 blocks overlap leave the wrong ones behind. Here the first to enter swaps them and the last to leave

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def as_tensor(images: T) -> T | Tensor:
-    """numpy's (N, 3, H, W) as a tensor; whatever else as it is, an (N, H, W, 3) too: N pictures.
+    """numpy's (N, 3, H, W) as a tensor; whatever else as it is, an (N, H, W, 3) too: N images.
 
     Raises:
         InvalidRequest: its numbers are neither uint8 nor floats.

@@ -1,4 +1,4 @@
-"""Pictures that Pillow does not read, or reads wrongly: their headers tell what they are."""
+"""Images that Pillow does not read, or reads wrongly: their headers tell what they are."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class _Numbers:
         if (self.kind, self.bits) not in _READ.get(self.channels, ()):
             raise UnsupportedImage(
                 f"This TIFF holds {self.channels} channel{'s' * (self.channels != 1)} of {self.bits}-bit "
-                f"{_KINDS.get(self.kind, 'numbers of another kind')}, which we do not read: save it as grey or RGB of "
-                "8 or 16 bits, or as grey of 32-bit floats."
+                f"{_KINDS.get(self.kind, 'numbers of another kind')}, which we do not read: save it as gray or RGB of "
+                "8 or 16 bits, or as gray of 32-bit floats."
             )
 
 
 def check_channels(channels: int) -> None:
-    """Raises UnsupportedImage for more channels than a picture has."""
+    """Raises UnsupportedImage for more channels than an image has."""
     if channels > MAX_CHANNELS:
-        raise UnsupportedImage(f"The picture has {channels} channels: give grey, RGB, RGBA or CMYK.")
+        raise UnsupportedImage(f"The image has {channels} channels: give gray, RGB, RGBA or CMYK.")
 
 
 def check_numbers(image: Image.Image) -> None:
@@ -71,7 +71,7 @@ def check_numbers(image: Image.Image) -> None:
 
 
 def refuse_unidentified(file: BinaryIO) -> NoReturn:
-    """Raises UnsupportedImage for a file of which Pillow only says that it knows no such picture."""
+    """Raises UnsupportedImage for a file of which Pillow only says that it knows no such image."""
     file.seek(0)
     header = file.read(8)
     if not header:
@@ -82,7 +82,7 @@ def refuse_unidentified(file: BinaryIO) -> NoReturn:
             _Numbers.of(tags).check()
     start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
     check_channels(int.from_bytes(start[36:38], "big"))
-    raise UnsupportedImage(f"This is not a picture in a format we read: {FORMATS_IN_WORDS}.")
+    raise UnsupportedImage(f"This is not an image in a format we read: {FORMATS_IN_WORDS}.")
 
 
 def _tags_of(header: bytes, file: BinaryIO) -> dict[int, Any]:

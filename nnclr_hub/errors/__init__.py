@@ -5,8 +5,8 @@
     │   ├── InvalidFilter           a `where` that cannot be read
     │   ├── UnknownRecipe           no pretraining recipe of that name
     │   ├── UnknownSetting          no setting of that name, or a value it cannot take
-    │   └── NoImages                a folder without a single picture in it
-    ├── ImageError                  one picture cannot be read
+    │   └── NoImages                a folder without a single image in it
+    ├── ImageError                  one image cannot be read
     │   ├── UnsupportedImage        a format or channel count outside the list
     │   └── ImageTooLarge           more pixels than the limit
     ├── ModelError                  an encoder cannot be had
@@ -36,7 +36,7 @@
     │   ├── CheckpointError         a checkpoint is damaged or of another recipe
     │   ├── TrainingDiverged        the loss is no longer a number
     │   ├── OutOfMemory             a step does not fit into the device
-    │   └── NoRoom                  the disk cannot hold the decoded pictures
+    │   └── NoRoom                  the disk cannot hold the decoded images
     ├── ServiceError                the server cannot take this now
     │   ├── NotReady                still loading
     │   ├── Overloaded              the queue is full; `retry_after` says when to come back
@@ -44,7 +44,7 @@
     │   ├── DeadlineExceeded        the answer would have come too late
     │   ├── JobNotFound
     │   ├── RunNotFound             no pretraining run of that name, or without a report
-    │   ├── RequestTooLarge         too many bytes or pictures in one request
+    │   ├── RequestTooLarge         too many bytes or images in one request
     │   ├── RequestTooSlow          its body did not come in time
     │   ├── Unauthorized            the server wants a key, and this was none
     │   ├── ServerUnreachable       no server of ours answers at the address

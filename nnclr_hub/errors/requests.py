@@ -30,6 +30,6 @@ class UnknownSetting(InvalidRequest):
 
 
 class NoImages(InvalidRequest):
-    """A folder that holds no picture in a format we read."""
+    """A folder that holds no image in a format we read."""
 
     code = "no_images"

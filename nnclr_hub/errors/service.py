@@ -52,7 +52,7 @@ class RunNotFound(ServiceError):
 
 
 class RequestTooLarge(ServiceError):
-    """Too many bytes or pictures in one request."""
+    """Too many bytes or images in one request."""
 
     code = "request_too_large"
 

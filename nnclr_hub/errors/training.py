@@ -36,6 +36,6 @@ class OutOfMemory(TrainingError):
 
 
 class NoRoom(TrainingError):
-    """The disk cannot hold the decoded pictures."""
+    """The disk cannot hold the decoded images."""
 
     code = "no_room"

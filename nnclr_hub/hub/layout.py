@@ -3,7 +3,7 @@
 config.json                timm's layout, with a block "nnclr" of our own
 model.safetensors          the bare timm state dict
 nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
-nnclr_support_set.safetensors  if wished, the embeddings that were its neighbours in training
+nnclr_support_set.safetensors  if wished, the embeddings that were its neighbors in training
 README.md                  the model card
 """
 

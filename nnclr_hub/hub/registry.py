@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class InputContract:
-    """What is done to a picture before the network sees it: RGB, a side resized to size / crop_pct, the centre cut out,
+    """What is done to an image before the network sees it: RGB, a side resized to size / crop_pct, the center cut out,
     scaled to [0, 1], mean taken off, divided by std.
 
     size: side of the square input in pixels.
@@ -42,7 +42,7 @@ class ModelInfo:
     input: its preprocessing.
     sha256: of its files by name; a load verifies them.
     license: of the weights.
-    data: what it was trained on, and the terms of those pictures.
+    data: what it was trained on, and the terms of those images.
     metrics: what `nnclr eval knn NAME --data DATA` measured on test splits, by name. A folder's config.json has its
         run's own figures, which are of validation splits where the data has one.
     recipe: how it was trained.
@@ -117,7 +117,7 @@ MODELS: dict[str, ModelInfo] = {
             license="apache-2.0",
             data=(
                 "imagenette128 (ImageNet's terms: research only) and mix128 (Caltech-101, CC BY 4.0; ImageNet "
-                "pictures, research only), train splits and unlabelled"
+                "images, research only), train splits and unlabeled"
             ),
             recipe="small_cpu, 50 epochs",
             metrics={
@@ -140,7 +140,7 @@ MODELS: dict[str, ModelInfo] = {
             },
             license="apache-2.0",
             data=(
-                "Caltech-101 (CC BY 4.0; the train split of mix128, without the other pictures of that pack), "
+                "Caltech-101 (CC BY 4.0; the train split of mix128, without the other images of that pack), "
                 "clothing160 (CC0 1.0) and grocery128 (MIT), train splits"
             ),
             recipe="small_cpu, 80 epochs",

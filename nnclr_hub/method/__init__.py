@@ -14,7 +14,7 @@ from nnclr_hub.method.large_batch import in_chunks
 from nnclr_hub.method.learner import Learner, Step
 from nnclr_hub.method.methods import METHODS, Method
 from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
-from nnclr_hub.method.neighbours import Neighbours, nearest
+from nnclr_hub.method.neighbors import Neighbors, nearest
 from nnclr_hub.method.objectives import info_nce, negative_cosine
 from nnclr_hub.method.support_set import SupportSet
 
@@ -27,7 +27,7 @@ __all__ = [
     "Learner",
     "Method",
     "MomentumEncoder",
-    "Neighbours",
+    "Neighbors",
     "PredictionHead",
     "ProjectionHead",
     "Step",

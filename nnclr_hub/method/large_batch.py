@@ -7,7 +7,7 @@ keeps the outputs alone, the heads and the loss see the whole batch, and the bac
 chunk's activations again. The gradient is that of the large batch; the price is one more forward pass.
 
 Batch norm inside the encoder sees a chunk at a time, as it does on the GPUs of a distributed run
-without synchronised statistics. The heads' batch norm sees the whole batch.
+without synchronized statistics. The heads' batch norm sees the whole batch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 def in_chunks(encoder: nn.Module, x: Tensor, chunk: int) -> Tensor:
-    """encoder(x), never holding the activations of more than `chunk` pictures.
+    """encoder(x), never holding the activations of more than `chunk` images.
 
     Args:
         encoder: (B, ...) -> (B, F).
         x: (B, ...) float.
-        chunk: pictures a pass; 0, or at least B: one ordinary pass.
+        chunk: images a pass; 0, or at least B: one ordinary pass.
     """
     if chunk <= 0 or chunk >= len(x):
         return encoder(x)

@@ -23,11 +23,11 @@ from nnclr_hub.method.large_batch import in_chunks
 from nnclr_hub.method.methods import Method
 from nnclr_hub.method.momentum import MomentumEncoder
 from nnclr_hub.method.multicrop import encode_views, loss_over_pairs
-from nnclr_hub.method.neighbours import Neighbours
+from nnclr_hub.method.neighbors import Neighbors
 from nnclr_hub.method.objectives import info_nce, negative_cosine
 from nnclr_hub.method.support_set import SupportSet
 
-LARGE = 2  # views that targets and neighbours come from
+LARGE = 2  # views that targets and neighbors come from
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Step:
 
     loss: scalar float32.
     z1, z2: (B, D) projections of the large views, without gradient: the momentum encoder's if there is one.
-    neighbours: what the first view's look-up found; None for methods without a support set.
-    took_neighbour: share of the batch whose target was the neighbour, a scalar in [0, 1].
+    neighbors: what the first view's look-up found; None for methods without a support set.
+    took_neighbor: share of the batch whose target was the neighbor, a scalar in [0, 1].
     """
 
     loss: Tensor
     z1: Tensor
     z2: Tensor
-    neighbours: Neighbours | None
-    took_neighbour: Tensor
+    neighbors: Neighbors | None
+    took_neighbor: Tensor
 
 
 class Learner(nn.Module):
@@ -55,10 +55,10 @@ class Learner(nn.Module):
         method: a row of METHODS.
         projection: (B, F) -> (B, D); None for z = the backbone's output.
         prediction: (B, D) -> (B, D); None for p = z.
-        support_set: required by methods whose target is the neighbour.
+        support_set: required by methods whose target is the neighbor.
         temperature: tau of the InfoNCE loss.
         transposed_term: see `info_nce`.
-        chunk: pictures a pass of the backbone, see `in_chunks`; 0 for the whole batch.
+        chunk: images a pass of the backbone, see `in_chunks`; 0 for the whole batch.
         both_views: enqueue both large views instead of the first.
         gather: collects over the ranks of a distributed run.
     """
@@ -111,16 +111,16 @@ class Learner(nn.Module):
         *,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
-        neighbour_share: float = 1.0,
+        neighbor_share: float = 1.0,
     ) -> Step:
         """The large views go through the encoder one after the other, so that batch norm sees one at a time.
 
         Args:
-            views: (B, 3, H, W) float each, of the same B pictures: two large ones, then small ones if any.
+            views: (B, 3, H, W) float each, of the same B images: two large ones, then small ones if any.
             ids: (B,) int64 sample numbers.
             labels: (B,) int64 classes.
-            neighbour_share: below 1 a deviation from the paper that short runs need: only this share of
-                the batch, those with the most similar neighbours, take them as targets. The others
+            neighbor_share: below 1 a deviation from the paper that short runs need: only this share of
+                the batch, those with the most similar neighbors, take them as targets. The others
                 take the view itself: with InfoNCE as eq. 2 does, with gradient through both sides; with the
                 negative cosine as SimSiam does, without.
         """
@@ -129,14 +129,14 @@ class Learner(nn.Module):
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         if self.support_set is None:
             targets = [one.detach() for one in own] if self.method.stop_gradient else own
-            neighbours, took = None, torch.zeros((), device=z[0].device)
+            neighbors, took = None, torch.zeros((), device=z[0].device)
         else:
             found = [self.support_set.lookup(one, ids, labels) for one in own]
-            targets = [self._targets(one, nn, neighbour_share) for one, nn in zip(own, found, strict=True)]
-            neighbours = found[0]
-            took = torch.full((), self._count(len(z[0]), neighbour_share) / len(z[0]), device=z[0].device)
+            targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
+            neighbors = found[0]
+            took = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
         loss = self.method.loss_scale * loss_over_pairs(self._objective, targets, p)
-        return Step(loss, own[0].detach(), own[1].detach(), neighbours, took)
+        return Step(loss, own[0].detach(), own[1].detach(), neighbors, took)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         """Puts the step's first view (or both) into the support set; call it after the optimizer's step."""
@@ -147,7 +147,7 @@ class Learner(nn.Module):
             self.support_set.enqueue(self.gather(z), ids, labels)
 
     def loss_of_a_guess(self, batch: int) -> dict[str, float]:
-        """{"chance": ...}, the loss of a network that cannot tell the pictures of a batch apart; empty for the negative
+        """{"chance": ...}, the loss of a network that cannot tell the images of a batch apart; empty for the negative
         cosine, which has no such mark."""
         return {} if self.method.objective == "negative_cosine" else {"chance": math.log(batch)}
 
@@ -170,8 +170,8 @@ class Learner(nn.Module):
     def _count(batch: int, share: float) -> int:
         return round(batch * share)
 
-    def _targets(self, z: Tensor, found: Neighbours, share: float) -> Tensor:
-        """The neighbours of the most similar `share` of the batch, the views of the rest: (B, D) float32."""
+    def _targets(self, z: Tensor, found: Neighbors, share: float) -> Tensor:
+        """The neighbors of the most similar `share` of the batch, the views of the rest: (B, D) float32."""
         batch = len(z) * self.gather.world
         count = self._count(batch, share)
         if count == batch:

@@ -3,11 +3,11 @@
 | method          | target encoder | target    | gradient through it | prediction head | objective       |
 |-----------------|----------------|-----------|---------------------|-----------------|-----------------|
 | simclr          | online         | view      | yes                 | none            | InfoNCE         |
-| nnclr           | online         | neighbour | no                  | paper's         | InfoNCE         |
+| nnclr           | online         | neighbor | no                  | paper's         | InfoNCE         |
 | simsiam         | online         | view      | no                  | SimSiam's       | negative cosine |
-| nnsiam          | online         | neighbour | no                  | SimSiam's       | negative cosine |
+| nnsiam          | online         | neighbor | no                  | SimSiam's       | negative cosine |
 | byol            | momentum       | view      | no                  | paper's         | negative cosine |
-| momentum_nnclr  | momentum       | neighbour | no                  | paper's         | InfoNCE         |
+| momentum_nnclr  | momentum       | neighbor | no                  | paper's         | InfoNCE         |
 | momentum_simclr | momentum       | view      | no                  | none            | InfoNCE         |
 """
 
@@ -22,8 +22,8 @@ class Method:
     """What one self-supervised method compares with what.
 
     target_encoder: whose output the target is: the trained encoder's own, or its moving average's.
-    target: the other view, or that view's nearest neighbour in the support set.
-    stop_gradient: whether the target is a constant. A neighbour always is: it comes out of a buffer.
+    target: the other view, or that view's nearest neighbor in the support set.
+    stop_gradient: whether the target is a constant. A neighbor always is: it comes out of a buffer.
     prediction: the head g between z and p, or none (then p = z); see `heads.PREDICTIONS`.
     objective: how targets and predictions are compared.
     projection: the row of `heads.PROJECTIONS` whose sizes the projection head has.

@@ -1,6 +1,6 @@
 """Multi-crop: two large views and any number of small ones ("ImageNet linear evaluation", section 4.2).
 
-Targets come from the large views alone, neighbours included; each is compared with the predictions of
+Targets come from the large views alone, neighbors included; each is compared with the predictions of
 every other view, large or small, and the loss is the mean over those pairs. The small views of a size
 go through the encoder together, and the pairs of a target through the loss, so that the work in Python
 grows with the number of sizes and targets and not with the number of pairs.

@@ -1,6 +1,6 @@
 """The losses: InfoNCE between targets and predictions (eqs. 2 and 3), and negative cosine.
 
-Both normalise their inputs and compute in float32, whatever autocast is active around them. Both
+Both normalize their inputs and compute in float32, whatever autocast is active around them. Both
 take the predictions of one view, or of several stacked: then they are the mean over the views.
 """
 
@@ -28,8 +28,8 @@ def info_nce(
     the other targets (as in the 2N - 1 way NT-Xent) nor the support set.
 
     Args:
-        targets: (B, D) float, NN(z_i, Q) or z_i; need not be normalised.
-        predictions: (B, D) float, p_i of another view, or (V, B, D) of V of them; need not be normalised.
+        targets: (B, D) float, NN(z_i, Q) or z_i; need not be normalized.
+        predictions: (B, D) float, p_i of another view, or (V, B, D) of V of them; need not be normalized.
         temperature: tau > 0.
         transposed_term: adds the term of "Implementation details" whose denominator runs over the
             targets, and halves the sum. The paper finds no effect on accuracy.
@@ -39,7 +39,7 @@ def info_nce(
         The mean over batch and views, a float32 scalar.
 
     Raises:
-        InvalidRequest: tau is not above 0, or the two are not of the same pictures.
+        InvalidRequest: tau is not above 0, or the two are not of the same images.
     """
     if not temperature > 0:
         raise InvalidRequest(f"temperature={temperature} makes no softmax: give a number above 0, as 0.1.")
@@ -72,7 +72,7 @@ def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:
         A float32 scalar in [-1, 1].
 
     Raises:
-        InvalidRequest: the two are not of the same pictures.
+        InvalidRequest: the two are not of the same images.
     """
     _require_pairs(targets, predictions)
     with torch.autocast(predictions.device.type, enabled=False):

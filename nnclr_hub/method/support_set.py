@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.neighbours import Mask, Neighbours, nearest, nearest_other, soft_nearest, top_k
+from nnclr_hub.method.neighbors import Mask, Neighbors, nearest, nearest_other, soft_nearest, top_k
 
 Pick = Literal["nearest", "soft", "oracle"]
 Replacement = Literal["fifo", "random"]
@@ -26,11 +26,11 @@ UNKNOWN = -1  # the id of a row that never held a sample, and of a sample that c
 
 
 class SupportSet(nn.Module):
-    """A ring of the last `size` projections, initialised at random; saved in checkpoints.
+    """A ring of the last `size` projections, initialized at random; saved in checkpoints.
 
     A sample that is looked up never gets its own embedding of an earlier epoch back (`mask_own`).
     Where Q is much smaller than the data this changes nothing; where Q spans an epoch, it is what
-    keeps the neighbour from being the picture itself. It needs `ids`.
+    keeps the neighbor from being the image itself. It needs `ids`.
 
     Ranks of a distributed run hold the same rows, as long as they enqueue the same: what is random
     here follows from the seed and the number of enqueues.
@@ -41,7 +41,7 @@ class SupportSet(nn.Module):
         mask_own: pass over rows that carry the query's id.
         pick: "nearest"; "soft", a mean of all rows weighted by similarity; "oracle", the nearest row of
             the query's class, or the nearest of all where the queue has none of it.
-        k: draw the neighbour among the k nearest.
+        k: draw the neighbor among the k nearest.
         soft_temperature: of the softmax over Q.
         replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
         seed: of the random initial rows and of random replacement.
@@ -76,7 +76,7 @@ class SupportSet(nn.Module):
         if min(size, dim, k) < 1:
             raise InvalidRequest(f"size={size}, dim={dim}, k={k}: each is a whole number from 1.")
         if k > 1 and pick == "soft":
-            raise InvalidRequest(f"A soft neighbour is made of all rows: k={k} has no meaning with pick='soft'.")
+            raise InvalidRequest(f"A soft neighbor is made of all rows: k={k} has no meaning with pick='soft'.")
         self.mask_own = mask_own
         self.pick = pick
         self.k = k
@@ -99,11 +99,11 @@ class SupportSet(nn.Module):
     # ---- reading
 
     @torch.no_grad()
-    def lookup(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> Neighbours:
+    def lookup(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> Neighbors:
         """NN(z, Q) for each row (eq. 4), in float32.
 
         Args:
-            z: (B, D) float projections, not normalised.
+            z: (B, D) float projections, not normalized.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
             labels: (B,) int64 classes, -1 where unknown; the oracle needs them.
 
@@ -121,7 +121,7 @@ class SupportSet(nn.Module):
             embeddings = self.queue[index].float()
             if self.pick == "soft":
                 embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
-        return Neighbours(embeddings, index, similarity, own)
+        return Neighbors(embeddings, index, similarity, own)
 
     def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Similarity and index of the nearest row, and whether the sample's own was nearest."""
@@ -139,7 +139,7 @@ class SupportSet(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The nearest (or one of the k nearest) of the query's class; where the queue has none of it, the other."""
         if labels is None:
-            raise InvalidRequest("The oracle picks neighbours of the query's class: give `labels` to lookup.")
+            raise InvalidRequest("The oracle picks neighbors of the query's class: give `labels` to lookup.")
 
         def others(rows: slice) -> Tensor:
             other = labels[:, None] != self.labels[None, rows]
@@ -164,7 +164,7 @@ class SupportSet(nn.Module):
         """Writes the batch over the oldest rows; any batch size against any queue size.
 
         Args:
-            z: (B, D) float projections of one view, not normalised. Of a batch larger than the queue
+            z: (B, D) float projections of one view, not normalized. Of a batch larger than the queue
                 the last M rows stay, as if they had been enqueued one by one.
             ids: (B,) int64 sample numbers, or None: unknown.
             labels: (B,) int64 classes, or None: unknown.
@@ -188,7 +188,7 @@ class SupportSet(nn.Module):
         """Replaces all rows at once: "NNs from current encoder", where Q is a random set embedded at each step.
 
         Args:
-            z: (M, D) float projections, not normalised.
+            z: (M, D) float projections, not normalized.
             ids: (M,) int64 sample numbers, or None.
             labels: (M,) int64 classes, or None.
         """

@@ -1,4 +1,4 @@
-"""Accuracy against labels a class: how far a few labelled pictures go with an encoder."""
+"""Accuracy against labels a class: how far a few labeled images go with an encoder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Weighted k-nearest-neighbour classification: how well an encoder's neighbours share their class.
+"""Weighted k-nearest-neighbor classification: how well an encoder's neighbors share their class.
 
-The vote of a neighbour counts exp(cosine / temperature), as is usual for judging self-supervised
+The vote of a neighbor counts exp(cosine / temperature), as is usual for judging self-supervised
 encoders without training anything. k and temperature belong to every figure made with it.
 """
 
@@ -27,10 +27,10 @@ def knn_classify(
     """The class that each query's k nearest training vectors vote for.
 
     Args:
-        train_features: (N, D) float; normalised here.
+        train_features: (N, D) float; normalized here.
         train_labels: (N,) int, classes 0 ... C - 1.
-        features: (Q, D) float; normalised here.
-        k: neighbours that vote; at most N.
+        features: (Q, D) float; normalized here.
+        k: neighbors that vote; at most N.
         temperature: > 0; small lets the nearest decide.
 
     Returns:

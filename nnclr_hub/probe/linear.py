@@ -94,7 +94,7 @@ def fit_linear_probe(
         # of whether a label is there, and where classes lie far apart, nearly all penalties are equals
         for tried, one in enumerate(sorted(sweep, reverse=True)):
             progress(tried, len(sweep) + 1)
-            logits = logits_of(held_rows, solver.minimise(one, iterations=SWEEP_ITERATIONS, tolerance=1e-4))
+            logits = logits_of(held_rows, solver.minimize(one, iterations=SWEEP_ITERATIONS, tolerance=1e-4))
             reached = _SCORES[metric](logits.numpy(), held_y.numpy())
             loss = _loss(logits, held_y) if several else 0.0
             if (reached, -loss) > best[:2]:
@@ -103,7 +103,7 @@ def fit_linear_probe(
         temperature = calibrated_temperature(best[3], held_y)
     fits = 1 if basis is None else len(sweep) + 1
     progress(fits - 1, fits)
-    parameters = Solver(_weighted(rows, y, len(names), class_weight), where, basis).minimise(l2).cpu()
+    parameters = Solver(_weighted(rows, y, len(names), class_weight), where, basis).minimize(l2).cpu()
     progress(fits, fits)
     probe = LinearProbe(parameters[:, :-1].numpy(), parameters[:, -1].numpy(), names, l2, several=several)
     threshold = (0.5 if several else 0.0) if threshold is None else threshold
@@ -154,7 +154,7 @@ def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> 
     if unknown:
         raise InvalidRequest(
             f"These labels do not occur in the rows to fit on: {', '.join(unknown[:5])}{' ...' * (len(unknown) > 5)}. "
-            "Leave them out, or add pictures of them."
+            "Leave them out, or add images of them."
         )
     return torch.tensor([place[name] for name in names], dtype=torch.int64)
 
@@ -186,6 +186,6 @@ def _split(y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         kept.append(rows[cut:])
     if not sum(map(len, held)):
         raise InvalidRequest(
-            "Every class has a single picture, so none can choose the L2: add pictures or a val/, or give l2."
+            "Every class has a single image, so none can choose the L2: add images or a val/, or give l2."
         )
     return torch.cat(kept).sort().values, torch.cat(held).sort().values

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.probe.finite import require_finite
-from nnclr_hub.probe.labelling import Label
+from nnclr_hub.probe.labeling import Label
 from nnclr_hub.probe.logistic import Stacked, logits_of
 
 WEIGHTS, ABOUT = "probe.safetensors", "probe.json"

@@ -141,7 +141,7 @@ class Solver:
         self._rows = rows
         self._theta = torch.zeros(rows.classes, rows.x.dim + 1, device=device)  # along the axes, not scaled
 
-    def minimise(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = 1e-7) -> Tensor:
+    def minimize(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = 1e-7) -> Tensor:
         """Parameters (C, D + 1) on raw rows, the last column the biases.
 
         Args:
@@ -183,7 +183,7 @@ class Solver:
 
 
 def logits_of(x: Stacked, parameters: Tensor) -> Tensor:
-    """(N, C) on the CPU, piece by piece; parameters as `Solver.minimise` gives them."""
+    """(N, C) on the CPU, piece by piece; parameters as `Solver.minimize` gives them."""
     matrix, bias = parameters[:, :-1], parameters[:, -1]
     found = [torch.addmm(bias, part, matrix.T).cpu() for _, part in x.pieces(len(parameters), parameters.device)]
     return torch.cat(found) if found else torch.zeros(0, len(parameters))

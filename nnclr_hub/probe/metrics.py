@@ -92,7 +92,7 @@ def mean_average_precision_11(
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How well neighbours share the query's label.
+    """How well neighbors share the query's label.
 
     recall: k -> share of queries with at least one right one among the k nearest.
     mean_average_precision: over all right ones in the gallery.
@@ -115,7 +115,7 @@ def retrieval(
     """Ranks a gallery by cosine for each query; without a gallery, the other queries.
 
     Args:
-        queries: (Q, D) float; normalised here.
+        queries: (Q, D) float; normalized here.
         query_labels: (Q,) int.
         gallery: (N, D) float, or None.
         gallery_labels: (N,) int, or None.
@@ -151,7 +151,7 @@ def retrieval(
     precision = torch.cat(precisions) if precisions else torch.zeros(0)
     if not len(precision):
         raise InvalidRequest(
-            "No query has a picture of its own label in the gallery: give labels with several pictures each."
+            "No query has an image of its own label in the gallery: give labels with several images each."
         )
     return Retrieval({k: n / len(precision) for k, n in found.items()}, float(precision.mean()), len(precision))
 

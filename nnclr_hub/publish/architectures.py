@@ -119,7 +119,7 @@ def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str
     grid = math.isqrt(max(positions.shape[1], 1) - 1)
     if grid * grid != positions.shape[1] - 1:
         raise WeightsMismatch(
-            f"{origin} has {positions.shape[1]} positions, and those of a square picture and a [CLS] token would be a "
+            f"{origin} has {positions.shape[1]} positions, and those of a square image and a [CLS] token would be a "
             "square and one: it is another architecture, so name it with --architecture."
         )
     side = grid * patches.shape[-1]

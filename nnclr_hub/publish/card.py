@@ -23,13 +23,13 @@ from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.snippets import loading
 
-NO_LICENSE = "unknown"  # the Hub's word for weights whose licence nobody has stated
+NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """
 # {name}
 
-A {architecture} that turns a picture into a vector of {dim} numbers, so that like pictures have like vectors; {origin}.
+A {architecture} that turns an image into a vector of {dim} numbers, so that like images have like vectors; {origin}.
 
 ## Load it
 
@@ -37,7 +37,7 @@ A {architecture} that turns a picture into a vector of {dim} numbers, so that li
 
 ## Input
 
-RGB, upright, {side} resized ({interpolation}, antialiased) to {resize} pixels, centre crop of {size} x {size}, then
+RGB, upright, {side} resized ({interpolation}, antialiased) to {resize} pixels, center crop of {size} x {size}, then
 from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare vectors by their cosine.
 
 ## Measured
@@ -50,14 +50,14 @@ from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare 
 
 ## Meant for, and not
 
-Finding, grouping and classifying pictures like those it learned from; the vectors know no classes, so label some
-pictures and fit a linear classifier on top. What the training pictures lack or show one-sidedly, the vectors do
+Finding, grouping and classifying images like those it learned from; the vectors know no classes, so label some
+images and fit a linear classifier on top. What the training images lack or show one-sidedly, the vectors do
 too, and nobody has examined these for fairness: do not decide about people with them. Details smaller than a few pixels
 of the {size} x {size} input are lost.
 
 ## Terms
 
-Weights: {license}. Training pictures: {data}.
+Weights: {license}. Training images: {data}.
 
 ## Files
 
@@ -86,7 +86,7 @@ _PAPER = """```bibtex
 _SIDES = {
     "center": "short side",
     "squash": "both sides",
-    "border": "long side (what it leaves free is of the mean colour)",
+    "border": "long side (what it leaves free is of the mean color)",
 }
 
 
@@ -97,7 +97,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
             "commands" {name: command} of them, "measured_at_step" beside the weights' own "step", "license" of the
-            weights, and of the training pictures their "data" (a name or several) and "data_terms".
+            weights, and of the training images their "data" (a name or several) and "data_terms".
         repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
@@ -122,8 +122,8 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         pooled="the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map",
         metrics=_table(about, source),
         training=_training(about),
-        license=about.get("license", "licence not stated"),
-        data=_pictures(about),
+        license=about.get("license", "license not stated"),
+        data=_images(about),
         config_file=CONFIG,
         beside=_beside(about),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
@@ -272,7 +272,7 @@ def _training(about: Mapping[str, Any]) -> str:
     return ", ".join(known) + "." if known else "Not recorded."
 
 
-def _pictures(about: Mapping[str, Any]) -> str:
+def _images(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
     data = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
     return f"{data}; {about['data_terms']}" if "data_terms" in about else data
@@ -282,6 +282,6 @@ def _beside(about: Mapping[str, Any]) -> str:
     there = about.get("sha256") or {}
     texts = {
         HEADS: f"; `{HEADS}` holds the heads, for going on with the training",
-        SUPPORT_SET: f"; `{SUPPORT_SET}` the support set (`bank`: one unit row a remembered picture)",
+        SUPPORT_SET: f"; `{SUPPORT_SET}` the support set (`bank`: one unit row a remembered image)",
     }
     return "".join(text for file, text in texts.items() if file in there)

@@ -61,7 +61,7 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
 
 
 def _tensors(value: Mapping[Any, Any]) -> State:
-    """Those that hold their numbers themselves: no quantised, sparse or empty ones, which other code must read."""
+    """Those that hold their numbers themselves: no quantized, sparse or empty ones, which other code must read."""
     return {
         str(key): tensor
         for key, tensor in value.items()

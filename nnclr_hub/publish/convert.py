@@ -68,7 +68,7 @@ def convert_checkpoint(
         model_args: its arguments, such as {"num_heads": 12}.
         input_size: side of the input in pixels; default the architecture's.
         license: of the weights, for the card.
-        data: the training pictures and their terms, for the card.
+        data: the training images and their terms, for the card.
 
     Raises:
         ModelFilesMissing: no such file.
@@ -101,5 +101,5 @@ def _side(name: str, arguments: Mapping[str, Any], wanted: int | None) -> int:
     """The input's side in pixels; a transformer's is that of its positions."""
     fixed = arguments.get("img_size", default_side(name)) if sized(name) else None
     if wanted and fixed and wanted != fixed:
-        raise InvalidRequest(f"The positions in this file are of pictures of {fixed} pixels: leave out --input-size.")
+        raise InvalidRequest(f"The positions in this file are of images of {fixed} pixels: leave out --input-size.")
     return int(wanted or fixed or default_side(name))

@@ -60,7 +60,7 @@ def export_model(
         folder: where to.
         architecture: a timm name.
         model_args: what `create_backbone` was given.
-        preprocessing: what the encoder wants done to pictures.
+        preprocessing: what the encoder wants done to images.
         heads: by name, kept beside the encoder for going on with its training.
         provenance: how it came to be, for config.json's block "nnclr"; "metrics" in it go on the card.
         dtype: "fp32" or "fp16".

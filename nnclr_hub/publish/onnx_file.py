@@ -5,7 +5,7 @@
     session = onnxruntime.InferenceSession("model.onnx")
     vectors, = session.run(["embedding"], {"pixels": crops})        # (N, S, S, 3) uint8 -> (N, D) float32
 
-What is left to the caller is decoding, the resize of the short side and the centre crop; the file's metadata
+What is left to the caller is decoding, the resize of the short side and the center crop; the file's metadata
 say how ("preprocessing", JSON), and which encoder it is ("fingerprint", "source").
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nnclr_hub.encoder.backends.choice import worst_cosine
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, onnx_bytes, onnx_session
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
@@ -33,7 +33,7 @@ class ONNXFile:
     """What was written.
 
     path: the file.
-    cosine: the lowest cosine of its vectors with torch's, on made pictures in batches of two sizes; None where
+    cosine: the lowest cosine of its vectors with torch's, on made images in batches of two sizes; None where
         ONNX Runtime is not installed, so that nothing was compared.
     """
 
@@ -73,7 +73,7 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
     cosine = None
     if find_spec("onnxruntime"):
-        pictures = probe_pictures(preprocessing.input_size)
+        pictures = probe_images(preprocessing.input_size)
         session, wanted = onnx_session(model), encoder.forward_crops(pictures)
         cosine = min(
             worst_cosine(session.run([EMBEDDING], {INPUT: pictures[:count]})[0], wanted[:count])

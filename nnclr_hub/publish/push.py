@@ -42,7 +42,7 @@ def push_to_hub(
         encoder: what to publish.
         repository: ORGANISATION/NAME.
         license: of the weights, for the card.
-        data: the training pictures and their terms, for the card.
+        data: the training images and their terms, for the card.
         private, tag, pr, token: see `publish_model`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Vectors to neighbours, kept safely.
+"""Vectors to neighbors, kept safely.
 
 with open_store("./nnclr-store") as store:
     collection = store.create("photos", CollectionSpec(dim=256))

@@ -34,7 +34,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Match:
-    """One neighbour; a higher score is nearer: cosine, dot product, or minus the L2 distance."""
+    """One neighbor; a higher score is nearer: cosine, dot product, or minus the L2 distance."""
 
     id: str
     score: float

@@ -55,13 +55,13 @@ def check_asked(k: int, effort: int | None) -> None:
 
 
 def check_k(k: int, most: int = MAX_K) -> int:
-    """Returns the number of neighbours if it may be asked for.
+    """Returns the number of neighbors if it may be asked for.
 
     Raises:
         InvalidRequest: it may not.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= most:
-        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {most} neighbours.")
+        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {most} neighbors.")
     return int(k)
 
 
@@ -114,7 +114,7 @@ def check_limit(limit: int) -> int:
 
 
 def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
-    """(D,) float32 as the collection compares it: normalised if the metric is cosine.
+    """(D,) float32 as the collection compares it: normalized if the metric is cosine.
 
     Raises:
         InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.

@@ -1,6 +1,6 @@
 """Items that are there twice: the same by a metadata value, or nearly the same by their vectors.
 
-exact_duplicates(collection)            # groups of ids whose pictures have the same pixels
+exact_duplicates(collection)            # groups of ids whose images have the same pixels
 near_duplicates(collection, 0.97)       # groups joined by pairs that score 0.97 and more
 """
 
@@ -17,7 +17,7 @@ from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 
-# metadata key: SHA-256 of a picture's size and upright RGB pixels, which every indexed picture gets
+# metadata key: SHA-256 of an image's size and upright RGB pixels, which every indexed image gets
 PIXEL_HASH = "pixel_sha256"
 PAGE = 256
 FIRST_K = 32
@@ -42,7 +42,7 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
 
 
 def exact_duplicates(collection: Collection, *, progress: Progress = lambda done, total: None) -> Groups:
-    """Groups of at least two items whose pictures have the same pixels, whatever their files are."""
+    """Groups of at least two items whose images have the same pixels, whatever their files are."""
     return same_value(collection, PIXEL_HASH, progress=progress)
 
 

@@ -2,7 +2,7 @@
 
 search_like(collection, ["a", "b"], negative=["c"])     # near a and b, away from c
 search_like(collection, ["a"])                          # near a, without a itself
-best_per_group(collection, vector, "album", k=5)        # the best picture of each of the five best albums
+best_per_group(collection, vector, "album", k=5)        # the best image of each of the five best albums
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def search_like(
     """The k items nearest to positive examples and away from negative ones, best first; fewer only if fewer exist.
 
     The query is p + (p - n), p and n being the means of the positive and the negative vectors; p where there are no
-    negative ones. With the metric cosine every example is normalised first, so that each counts as much.
+    negative ones. With the metric cosine every example is normalized first, so that each counts as much.
 
     Args:
         positive: ids of items, or vectors (D,) float32; at least one.

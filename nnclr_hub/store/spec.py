@@ -35,11 +35,11 @@ class CollectionSpec:
     """What a collection holds, fixed when it is made.
 
     dim: D, length of its vectors.
-    metric: "cosine" (vectors are kept normalised), "dot" or "l2".
+    metric: "cosine" (vectors are kept normalized), "dot" or "l2".
     fingerprint: of the encoder whose vectors it holds; "" for vectors of unknown origin.
     model: source of that encoder, for finding it again.
     indexed: metadata keys with an index for filters.
-    index: how neighbours are found; "auto" goes by size and memory as the collection grows.
+    index: how neighbors are found; "auto" goes by size and memory as the collection grows.
     precision: of the vectors as they are kept, "f32" or, in half the room, "f16".
     """
 

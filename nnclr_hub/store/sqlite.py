@@ -1,7 +1,7 @@
 """How our SQLite files are opened, and their errors as ours.
 
 Write-ahead log with synchronous=FULL: a COMMIT that returned survives kill -9, a crash of the system
-and, if the disk honours fsync, the loss of power.
+and, if the disk honors fsync, the loss of power.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A handful of pictures into a collection, in steps: who takes them says in which thread each is done.
+"""A handful of images into a collection, in steps: who takes them says in which thread each is done.
 
     adding = Adding(writing, images)
     while (embedder := adding.store()) is not None:         # until no encoder misses them
@@ -7,7 +7,7 @@
             adding.read(i)
     adding.errors
 
-Nothing is held while pictures are decoded and embedded, so those who wait to write, or to be alone, wait for no more
+Nothing is held while images are decoded and embedded, so those who wait to write, or to be alone, wait for no more
 than a write. A collection whose re-embedding began meanwhile asks for its other encoder's vectors too.
 """
 
@@ -33,7 +33,7 @@ from nnclr_hub.workbench.writing import Writing
 
 @dataclass(frozen=True)
 class NewImage:
-    """A picture to put into a collection.
+    """An image to put into a collection.
 
     id: the item's id.
     image: path, bytes or PIL image.
@@ -58,7 +58,7 @@ class Draft:
 
 
 def read_image(new: NewImage) -> tuple[Image.Image, Draft] | ImageError:
-    """The picture, RGB and upright, with what is kept of it; or why it cannot be read."""
+    """The image, RGB and upright, with what is kept of it; or why it cannot be read."""
     try:
         image = decode_image(new.image)
     except ImageError as error:
@@ -79,10 +79,10 @@ class Adding:
         self.errors: list[ImageError | None] = [None] * len(images)
         self._writing = writing
         self._drafts: dict[int, Draft] = {}
-        self._vectors: dict[str, dict[int, np.ndarray]] = {}  # by the encoder's fingerprint, then by picture
+        self._vectors: dict[str, dict[int, np.ndarray]] = {}  # by the encoder's fingerprint, then by image
 
     def read(self, index: int) -> Image.Image | None:
-        """A picture decoded, if it can be; what is kept of it is noted, or its error. Blocks; for many threads."""
+        """An image decoded, if it can be; what is kept of it is noted, or its error. Blocks; for many threads."""
         return self.note(index, read_image(self.images[index]))
 
     def note(self, index: int, found: tuple[Image.Image, Draft] | ImageError) -> Image.Image | None:
@@ -94,11 +94,11 @@ class Adding:
         return image
 
     def is_read(self, index: int) -> bool:
-        """Whether `read` found a picture there."""
+        """Whether `read` found an image there."""
         return index in self._drafts
 
     def take(self, embedder: Embedder, indices: Sequence[int], results: Sequence[np.ndarray | ImageError]) -> None:
-        """What an encoder that `store` asked for says of pictures: a vector or an error each."""
+        """What an encoder that `store` asked for says of images: a vector or an error each."""
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, ImageError):
                 self.errors[index] = result

@@ -1,4 +1,4 @@
-"""Work on the next batch while the caller uses this one: decoding pictures beside embedding them."""
+"""Work on the next batch while the caller uses this one: decoding images beside embedding them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batches(things: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def batches_of_files(things: Iterable[T], size: int, weigh: Callable[[T], int]) -> Iterator[list[T]]:
-    """The same, of picture files that have at most MOST_BYTES together; a larger one comes alone.
+    """The same, of image files that have at most MOST_BYTES together; a larger one comes alone.
 
     Args:
         weigh: a file's bytes.

@@ -64,7 +64,7 @@ class Choosing:
         return embedder
 
     def fillable(self, name: str) -> Collection:
-        """An existing collection that pictures can be added to: its encoder is to be had, and gives such vectors.
+        """An existing collection that images can be added to: its encoder is to be had, and gives such vectors.
 
         Raises:
             FingerprintMismatch, CollectionNotFound.
@@ -75,7 +75,7 @@ class Choosing:
         if collection.spec.dim != dim:
             raise InvalidRequest(
                 f"Collection {name!r} holds vectors of {collection.spec.dim} numbers that were made elsewhere, and the "
-                f"encoder here gives {dim}: make a collection of its own for these pictures."
+                f"encoder here gives {dim}: make a collection of its own for these images."
             )
         return collection
 
@@ -101,7 +101,7 @@ class Choosing:
         model: str | None = None,
         collection: str | None = None,
     ) -> list[AttentionMap]:
-        """What an encoder looks at: the map of a picture, or one for each target, on one scale.
+        """What an encoder looks at: the map of an image, or one for each target, on one scale.
 
         Args:
             settings: the question.

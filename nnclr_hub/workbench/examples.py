@@ -1,4 +1,4 @@
-"""A search by several examples, of which each may be an item, a vector, or a picture with a box on it.
+"""A search by several examples, of which each may be an item, a vector, or an image with a box on it.
 
 search_by_examples(bench, "photos", [Example(image=Path("cat.jpg")), Example(id="a")], [Example(id="b")], k=5)
 """
@@ -37,15 +37,15 @@ class Example:
         if sum(given is not None for given in (self.id, self.vector, self.image)) != 1:
             raise InvalidRequest("An example is exactly one of id, image and vector.")
         if self.box is not None and self.image is None:
-            raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
+            raise InvalidRequest("A box goes with an image: give the image that it lies on.")
 
 
 def embed_examples(bench: Workbench, name: str, examples: Sequence[Example]) -> list[str | np.ndarray]:
-    """Ids as they are, and a vector (D,) float32 for each of the others; the pictures are embedded together.
+    """Ids as they are, and a vector (D,) float32 for each of the others; the images are embedded together.
 
     Raises:
         ImageError, CollectionNotFound, FingerprintMismatch.
-        InvalidRequest: a box is not on its picture.
+        InvalidRequest: a box is not on its image.
     """
     pictures = [_picture(one) for one in examples if one.image is not None]
     vectors = iter(bench.embedder_of(bench.collection(name)).embed(pictures) if pictures else ())

@@ -1,4 +1,4 @@
-"""Pictures into a collection: a whole folder, or a handful.
+"""Images into a collection: a whole folder, or a handful.
 
 An indexed folder can be indexed again at any time: what is new is added, what changed (by size or
 modification time) is embedded anew, and with `prune` what is gone from the folder is deleted, unless
@@ -27,12 +27,12 @@ PAGE = 1000
 
 
 def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError | None]:
-    """Embeds pictures and upserts them in one write; returns when those that could be read are durable.
+    """Embeds images and upserts them in one write; returns when those that could be read are durable.
 
-    However many there are, no more than a few are decoded at a time: one picture may take 120 MB.
+    However many there are, no more than a few are decoded at a time: one image may take 120 MB.
 
     Returns:
-        One entry a picture: None, or why it could not be read.
+        One entry an image: None, or why it could not be read.
     """
     adding = Adding(writing, images)
     while (embedder := adding.store()) is not None:
@@ -51,19 +51,19 @@ def index_folder(
     begin: Callable[[FolderChanges], None] = lambda changes: None,
     progress: Progress = lambda done, total: None,
 ) -> IndexReport:
-    """Makes the collection hold the folder's pictures.
+    """Makes the collection hold the folder's images.
 
     Args:
         writing: what to write to, asked for each batch.
-        folder: searched with all its subfolders; a picture's parent folder is its label.
+        folder: searched with all its subfolders; an image's parent folder is its label.
         prune: delete items of this folder whose file is gone. Those of a subfolder that is empty, a link, or cannot be
             listed may be there unseen: they stay, and are the report's `kept`.
         begin: called with what is to do, before any of it.
-        progress: called with (done, total), counted in pictures to embed.
+        progress: called with (done, total), counted in images to embed.
 
     Raises:
-        NoImages: the folder holds no picture, and did not before if it is pruned; or nothing at all.
-        InvalidRequest: the collection holds pictures of another folder under the same relative paths.
+        NoImages: the folder holds no image, and did not before if it is pruned; or nothing at all.
+        InvalidRequest: the collection holds images of another folder under the same relative paths.
     """
     root = Path(folder).resolve()
     found = images_by_id(root, prune=prune)
@@ -79,7 +79,7 @@ def index_folder(
 
 
 def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress) -> list[tuple[FolderImage, str]]:
-    """Stores pictures batch by batch; those that could not be read, with the reason."""
+    """Stores images batch by batch; those that could not be read, with the reason."""
     failed: list[tuple[FolderImage, str]] = []
     done = 0
     every = batches_of_files(wanted, BATCH, lambda one: one.metadata["size"])

@@ -1,6 +1,6 @@
 """Labels that a collection's items carry in a field of their metadata, with their vectors.
 
-read = labelled_items(store.get("photos"), "label")
+read = labeled_items(store.get("photos"), "label")
 read.vectors                # (N, D) float32, unit rows
 read.labels                 # ("cat",), ("dog",), ...; of a field with lists, all that each list names
 read.left_out               # {"no label": 3}
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import unit_rows
-from nnclr_hub.encoder.labelled import some
+from nnclr_hub.encoder.labeled import some
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where
@@ -28,7 +28,7 @@ NO_LABEL = "no label"
 
 
 @dataclass(frozen=True)
-class LabelledVectors:
+class LabeledVectors:
     """N rows to fit on.
 
     vectors: (N, D) float32, unit rows.
@@ -100,13 +100,13 @@ def require_field(collection: Collection, field: str, where: Where | None) -> in
     return number
 
 
-def labelled_items(
+def labeled_items(
     collection: Collection,
     field: str,
     where: Where | None = None,
     *,
     progress: Progress = lambda done, total: None,
-) -> LabelledVectors:
+) -> LabeledVectors:
     """The vectors of all items with a label; those without are counted.
 
     Args:
@@ -132,7 +132,7 @@ def labelled_items(
     labels, several = [label for label, _ in found], any(is_list for _, is_list in found)
     without = collection.count(where) - len(labels)
     left_out = {NO_LABEL: without} if without > 0 else {}
-    read = LabelledVectors(unit_rows(vectors[: len(labels)]), labels, several, left_out)
+    read = LabeledVectors(unit_rows(vectors[: len(labels)]), labels, several, left_out)
     refuse_few(read, f"The field {field!r} of {collection.name!r}", _fields(collection))
     return read
 
@@ -148,7 +148,7 @@ def _refuse_more_than_fit(total: int, dim: int) -> None:
         )
 
 
-def refuse_few(read: LabelledVectors, what: str, way_on: str) -> None:
+def refuse_few(read: LabeledVectors, what: str, way_on: str) -> None:
     """Raises InvalidRequest unless there are two classes; of several labels a row, one, and rows without it."""
     classes = read.classes
     if len(classes) >= 2 or (read.several and classes and not all(read.labels)):

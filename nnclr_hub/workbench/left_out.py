@@ -14,7 +14,7 @@ NAMED = 5  # items that a refusal names before it only counts
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An item's metadata, and why there is no picture of it."""
+    """An item's metadata, and why there is no image of it."""
 
     metadata: Mapping[str, Any]
     reason: str
@@ -48,7 +48,7 @@ def refusal_of_all(name: str, model: str, left_out: Mapping[str, LeftOut]) -> St
         ways = f", or {_take_up(name)}, and call again."
     else:
         ways = (
-            " and call again; or, where they are another machine's or nobody's, index the pictures with "
+            " and call again; or, where they are another machine's or nobody's, index the images with "
             f"--model {model} into a collection of another name."
         )
     return StoreError(

@@ -1,4 +1,4 @@
-"""What tells whether two pictures are the same, whatever their files are."""
+"""What tells whether two images are the same, whatever their files are."""
 
 from __future__ import annotations
 

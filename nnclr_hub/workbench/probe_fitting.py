@@ -1,4 +1,4 @@
-"""Labelled vectors to a probe, and an honest figure of how it does.
+"""Labeled vectors to a probe, and an honest figure of how it does.
 
 The figure is that of a second probe, fitted in the same way on four fifths of the rows and scored on the rest, which
 chose nothing. The probe itself is fitted on all rows, as `nnclr probe fit` does it.
@@ -16,7 +16,7 @@ from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11
 from nnclr_hub.store.base import Progress
-from nnclr_hub.workbench.labels import LabelledVectors
+from nnclr_hub.workbench.labels import LabeledVectors
 from nnclr_hub.workbench.probing import verdict_of
 
 HELD_OUT = 0.2
@@ -83,7 +83,7 @@ class FittedProbe:
 
 
 def fit_and_score(
-    read: LabelledVectors,
+    read: LabeledVectors,
     options: FitOptions,
     *,
     fingerprint: str,
@@ -122,7 +122,7 @@ def fit_and_score(
 
 
 def _fit(
-    read: LabelledVectors, rows: np.ndarray, options: FitOptions, fingerprint: str, progress: Progress
+    read: LabeledVectors, rows: np.ndarray, options: FitOptions, fingerprint: str, progress: Progress
 ) -> LinearProbe:
     """A probe on those rows, (N,) bool."""
     classes = read.classes

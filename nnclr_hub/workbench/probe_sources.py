@@ -1,4 +1,4 @@
-"""What a probe is fitted on: the labelled items of a collection, or examples that somebody gives."""
+"""What a probe is fitted on: the labeled items of a collection, or examples that somebody gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where
-from nnclr_hub.workbench.labels import LabelledVectors, label_of, labelled_items, refuse_few
+from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
 from nnclr_hub.workbench.probe_fitting import FitOptions, fit_and_score
 from nnclr_hub.workbench.probes import KeptProbe, about_fit
 
@@ -22,11 +22,11 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Example:
-    """A labelled vector or picture.
+    """A labeled vector or image.
 
     label: one, or a list of them; "" for none.
     vector: (D,) float32, of any length; or None for an image.
-    image: bytes of a picture, or what reads them when its turn comes and may raise ImageError.
+    image: bytes of an image, or what reads them when its turn comes and may raise ImageError.
     """
 
     label: Label | Sequence[Label]
@@ -46,10 +46,10 @@ def fit_on_collection(
     """A probe on a collection's vectors and the labels in a field of its metadata; it is not kept yet.
 
     Raises:
-        InvalidRequest: see `labelled_items` and `fit_linear_probe`.
+        InvalidRequest: see `labeled_items` and `fit_linear_probe`.
     """
     reading, fitting = _halves(progress)
-    read = labelled_items(collection, field, where, progress=reading)
+    read = labeled_items(collection, field, where, progress=reading)
     source = {"collection": collection.name, "field": field, "where": where}
     spec = collection.spec
     fitted = fit_and_score(read, options, fingerprint=spec.fingerprint, model=spec.model, progress=fitting)
@@ -64,13 +64,13 @@ def fit_on_examples(
     *,
     progress: Progress = lambda done, total: None,
 ) -> tuple[KeptProbe, list[tuple[int, str]]]:
-    """A probe on examples, not kept yet, and the places of pictures that could not be read, with the reason.
+    """A probe on examples, not kept yet, and the places of images that could not be read, with the reason.
 
     Args:
-        embedder: for pictures; what the vectors are of. None: nobody knows.
+        embedder: for images; what the vectors are of. None: nobody knows.
 
     Raises:
-        InvalidRequest: vectors of several lengths, pictures without an embedder, fewer than two classes.
+        InvalidRequest: vectors of several lengths, images without an embedder, fewer than two classes.
     """
     reading, fitting = _halves(progress)
     vectors, broken = _embedded(examples, embedder, reading)
@@ -85,7 +85,7 @@ def fit_on_examples(
             taken.append(row)
     left_out = {"unreadable": len(broken), "no label": len(rows) - len(taken)}
     matrix = unit_rows(np.stack(taken)) if taken else np.zeros((0, 1), np.float32)
-    read = LabelledVectors(matrix, labels, several, {reason: n for reason, n in left_out.items() if n})
+    read = LabeledVectors(matrix, labels, several, {reason: n for reason, n in left_out.items() if n})
     refuse_few(read, "What was given", "give some of another label too.")
     about: dict[str, Any] = {"items": len(examples)}
     fingerprint, model = (embedder.fingerprint, embedder.name) if embedder else ("", "")
@@ -102,7 +102,7 @@ def _embedded(
     pictures = {i: one.image for i, one in enumerate(examples) if one.image is not None}
     places = list(pictures)
     if places and embedder is None:
-        raise InvalidRequest("Pictures need a model that makes vectors of them: name one.")
+        raise InvalidRequest("Images need a model that makes vectors of them: name one.")
     for start in range(0, len(places), BATCH):
         assert embedder is not None
         read = [(i, _bytes_of(pictures[i])) for i in places[start : start + BATCH]]

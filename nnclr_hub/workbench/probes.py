@@ -19,7 +19,7 @@ import numpy as np
 
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import ProbeExists, ProbeNotFound
-from nnclr_hub.probe.labelling import Labelling
+from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, LinearProbe
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.records import Record, Records
@@ -129,7 +129,7 @@ def probe_in_one_file(kept: KeptProbe) -> bytes:
     return kept.probe.files(("probe", json.dumps(told)))[WEIGHTS]
 
 
-def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: str = "") -> list[Labelling]:
+def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: str = "") -> list[Labeling]:
     """What a probe says of (N, D) vectors, which need not be of length 1.
 
     Args:
@@ -143,7 +143,7 @@ def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: 
     best = np.argsort(-said.probabilities, axis=1, kind="stable")[:, :k]
     rows: Sequence[Any] = said.labels
     return [
-        Labelling(label, tuple((probe.classes[i], float(row[i])) for i in places))
+        Labeling(label, tuple((probe.classes[i], float(row[i])) for i in places))
         for label, row, places in zip(rows, said.probabilities, best, strict=True)
     ]
 

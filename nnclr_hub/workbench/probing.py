@@ -1,4 +1,4 @@
-"""Labelled pictures to a probe, and a probe to labels."""
+"""Labeled images to a probe, and a probe to labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.labelled import LabelledImages, read_labelled, some
+from nnclr_hub.encoder.labeled import LabeledImages, read_labeled, some
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
@@ -21,7 +21,7 @@ from nnclr_hub.store.base import Progress
 class Fitted:
     """A probe and what it was fitted on.
 
-    pictures: how many.
+    images: how many.
     broken: files that could not be read, with the reason.
     """
 
@@ -32,12 +32,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a probe does on labelled pictures.
+    """How a probe does on labeled images.
 
-    scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels a picture, map11.
+    scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels an image, map11.
     per_class: accuracy of each class that occurs; for several labels, empty.
-    none: share of the pictures that fell below the threshold.
-    pictures: how many were scored.
+    none: share of the images that fell below the threshold.
+    images: how many were scored.
     left_out: sentences about those that were not.
     """
 
@@ -58,7 +58,7 @@ def fit_probe(
     device: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
-    """A probe on unit vectors of labelled pictures.
+    """A probe on unit vectors of labeled images.
 
     Args:
         encoder: what makes the vectors.
@@ -70,10 +70,10 @@ def fit_probe(
         progress: called with (done, total).
 
     Raises:
-        NoImages, InvalidRequest: see `read_labelled` and `fit_linear_probe`.
+        NoImages, InvalidRequest: see `read_labeled` and `fit_linear_probe`.
     """
     parts = data / "train" if (data / "train").is_dir() else data
-    images = read_labelled(parts).labelled
+    images = read_labeled(parts).labeled
     classes = images.classes
     _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
@@ -100,16 +100,16 @@ def _validation(
     encoder: FeatureSource, folder: Path, classes: Sequence[str], progress: Progress
 ) -> tuple[tuple[np.ndarray, np.ndarray | list[str]], list[tuple[str, str]]]:
     """What chooses the L2, as `fit_linear_probe` takes it; and the files that cannot be read."""
-    images = read_labelled(folder).labelled
+    images = read_labeled(folder).labeled
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     return (vectors, _targets(images.keep(kept), classes)), broken
 
 
-def _refuse_one_class(parts: Path, images: LabelledImages) -> None:
+def _refuse_one_class(parts: Path, images: LabeledImages) -> None:
     classes = images.classes
     if len(classes) < (1 if images.several else 2):
         raise InvalidRequest(
-            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give pictures of at least "
+            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give images of at least "
             "two classes, in a folder each or listed in a CSV file with the columns path and label."
         )
 
@@ -117,33 +117,33 @@ def _refuse_one_class(parts: Path, images: LabelledImages) -> None:
 def judge_probe(
     probe: LinearProbe, encoder: FeatureSource, data: Path, *, progress: Progress = lambda done, total: None
 ) -> Verdict:
-    """Scores a probe on labelled pictures; those of classes that it does not know are left out, and named.
+    """Scores a probe on labeled images; those of classes that it does not know are left out, and named.
 
     Raises:
         FingerprintMismatch: the probe is of another encoder.
-        InvalidRequest: no picture of its classes.
+        InvalidRequest: no image of its classes.
     """
     probe.require(encoder.fingerprint)
     parts = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
-    every = read_labelled(parts)
+    every = read_labeled(parts)
     if every.several != probe.several:
         kinds = ["one label", "several labels"]
         raise InvalidRequest(
-            f"The probe gives {kinds[probe.several]} a picture, and {parts} has {kinds[every.several]}: score it on "
-            "pictures labelled as those that it was fitted on."
+            f"The probe gives {kinds[probe.several]} an image, and {parts} has {kinds[every.several]}: score it on "
+            "images labeled as those that it was fitted on."
         )
-    images, names = every.labelled, tuple(map(str, probe.classes))
+    images, names = every.labeled, tuple(map(str, probe.classes))
     unknown = sorted(set(images.classes) - set(names))
     known = [i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)]
     left_out = []
     if len(images.paths) < len(every.paths):
-        left_out.append(f"{len(every.paths) - len(images.paths)} pictures without a label")
+        left_out.append(f"{len(every.paths) - len(images.paths)} images without a label")
     if unknown:
         number = len(images.paths) - len(known)
-        left_out.append(f"{number} pictures of classes that the probe does not know ({some(unknown)})")
+        left_out.append(f"{number} images of classes that the probe does not know ({some(unknown)})")
     images = images.keep(known)
     if not images.paths:
-        raise InvalidRequest(f"{parts} has no picture of the probe's classes ({some(names)}): check the labels.")
+        raise InvalidRequest(f"{parts} has no image of the probe's classes ({some(names)}): check the labels.")
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
     return verdict_of(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
@@ -178,7 +178,7 @@ def predict_labels(
     *,
     progress: Progress = lambda done, total: None,
 ) -> tuple[list[Path], Prediction, list[tuple[str, str]]]:
-    """The pictures that can be read, what the probe says of them, and the files that cannot, with the reason.
+    """The images that can be read, what the probe says of them, and the files that cannot, with the reason.
 
     Raises:
         FingerprintMismatch: the probe is of another encoder.
@@ -191,12 +191,12 @@ def predict_labels(
 def _vectors(
     encoder: FeatureSource, paths: Sequence[Path], progress: Progress
 ) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
-    """Unit rows of the readable pictures, their places, and the others."""
+    """Unit rows of the readable images, their places, and the others."""
     found = extract_features(encoder, paths, progress=progress)
     kept = [i for i in range(len(paths)) if i not in found.broken]
     broken = [(str(paths[i]), reason) for i, reason in sorted(found.broken.items())]
     return unit_rows(found.raw[kept] if broken else found.raw), kept, broken
 
 
-def _targets(images: LabelledImages, classes: Sequence[str]) -> np.ndarray | list[str]:
+def _targets(images: LabeledImages, classes: Sequence[str]) -> np.ndarray | list[str]:
     return images.numbers(classes) if images.several else [labels[0] for labels in images.labels]

@@ -200,7 +200,7 @@ def _catch_up(
 
     Args:
         known: those that an earlier look found impossible; they are not read again.
-        read: the picture that an item with such metadata was made of, or why it is not to be had.
+        read: the image that an item with such metadata was made of, or why it is not to be had.
         exclusively: entered to store a batch.
     """
     total, embedded = old.count(), 0
@@ -234,7 +234,7 @@ def _size(change: Change) -> int:
 
 
 def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[np.ndarray | str]:
-    """The vector of each picture; or why there is none, which may stand in the place of a picture already."""
+    """The vector of each image; or why there is none, which may stand in the place of an image already."""
     pictures = [source for source in sources if not isinstance(source, str)]
     vectors = iter(embedder.embed_each(pictures) if pictures else [])
     found = [source if isinstance(source, str) else next(vectors) for source in sources]

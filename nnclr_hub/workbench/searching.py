@@ -1,4 +1,4 @@
-"""Pictures, vectors and items to their neighbours in a collection."""
+"""Images, vectors and items to their neighbors in a collection."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nnclr_hub.store.queries import search_like
 
 
 def crop_to_box(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The part of an upright picture inside a box.
+    """The part of an upright image inside a box.
 
     Args:
-        box: x0, y0, x1, y1 in pixels; must overlap the picture by at least one pixel each way.
+        box: x0, y0, x1, y1 in pixels; must overlap the image by at least one pixel each way.
 
     Raises:
         InvalidRequest: it does not.
@@ -31,7 +31,7 @@ def crop_to_box(image: Image.Image, box: tuple[float, float, float, float]) -> I
     right, bottom = min(image.width, int(np.ceil(x1))), min(image.height, int(np.ceil(y1)))
     if not (x0 < x1 and y0 < y1 and left < right and top < bottom):
         raise InvalidRequest(
-            f"The box {list(box)} does not lie on the picture of {image.width} x {image.height} pixels: "
+            f"The box {list(box)} does not lie on the image of {image.width} x {image.height} pixels: "
             "give x0 < x1 and y0 < y1 within it."
         )
     return image.crop((left, top, right, bottom))
@@ -42,11 +42,11 @@ def embed_query(
     image: Path | bytes | Image.Image,
     box: tuple[float, float, float, float] | None = None,
 ) -> np.ndarray:
-    """The vector of a picture or of a box on it: (D,) float32, unit.
+    """The vector of an image or of a box on it: (D,) float32, unit.
 
     Raises:
-        ImageError: the picture cannot be read.
-        InvalidRequest: the box is not on the picture.
+        ImageError: the image cannot be read.
+        InvalidRequest: the box is not on the image.
     """
     decoded = decode_image(image)
     return embedder.embed([decoded if box is None else crop_to_box(decoded, box)])[0]

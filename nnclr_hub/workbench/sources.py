@@ -1,4 +1,4 @@
-"""The picture that an item was made of, if its file is still there and still the same.
+"""The image that an item was made of, if its file is still there and still the same.
 
     original = read_original(collection, id, folders)     # .data, .media_type, .of: "source" or "thumbnail"
 
@@ -28,7 +28,7 @@ SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": 
 
 @dataclass(frozen=True)
 class Original:
-    """What is there of an item's picture.
+    """What is there of an item's image.
 
     data: the file as it is, or a PNG of it where browsers do not show its format.
     of: "source" for the file that was indexed, "thumbnail" for what the collection keeps, 256 pixels at most.
@@ -57,12 +57,12 @@ def read_original(collection: Collection, id: str, folders: Sequence[Path] | Non
     if not isinstance(found, str):
         return _shown(*found)
     if item.thumbnail is None:
-        raise ItemNotFound(f"Item {id!r} has no picture: it was stored by its vector alone.")
+        raise ItemNotFound(f"Item {id!r} has no image: it was stored by its vector alone.")
     return Original(item.thumbnail, "image/jpeg", "thumbnail", found)
 
 
 def read_source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> Image.Image | str:
-    """The picture that an item was made of, RGB and upright, or why it is not to be had.
+    """The image that an item was made of, RGB and upright, or why it is not to be had.
 
     Args:
         folders: as in `read_original`.
@@ -75,7 +75,7 @@ def read_source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> 
 
 
 def _read(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> tuple[bytes, Image.Image] | str:
-    """The file's bytes and its picture: read once, so that what was checked is what is given out."""
+    """The file's bytes and its image: read once, so that what was checked is what is given out."""
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
         return "it keeps no source, since `nnclr index` did not write it"

@@ -80,7 +80,7 @@ def staged(ticket: str) -> list[Staged]:
     """
     folder = _folder() / ticket
     if not _TICKET.fullmatch(ticket) or not (folder / LIST).is_file():
-        raise InvalidRequest("The pictures that waited to be added are no longer there: choose them again.")
+        raise InvalidRequest("The images that waited to be added are no longer there: choose them again.")
     names = json.loads((folder / LIST).read_text())
     return [Staged(name, folder / str(index)) for index, name in enumerate(names)]
 
@@ -144,4 +144,4 @@ def _sweep() -> None:
         except FileNotFoundError:  # its job ended at this moment, and took it away
             continue
     if size > MOST_BYTES:
-        raise Overloaded("Too many pictures wait to be added: wait until some of the jobs are done.", 60.0)
+        raise Overloaded("Too many images wait to be added: wait until some of the jobs are done.", 60.0)

@@ -1,4 +1,4 @@
-"""Thumbnails: what a collection keeps of a picture to show."""
+"""Thumbnails: what a collection keeps of an image to show."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 SIDE = 256  # pixels of the longer side
 
-# Of noise and fine texture, 256 x 256 at 85 take up to 63 kB; at 10 no picture takes more than 20.
+# Of noise and fine texture, 256 x 256 at 85 take up to 63 kB; at 10 no image takes more than 20.
 QUALITIES = (85, 60, 30, 10)
 
 
 def make_thumbnail(image: Image.Image) -> bytes:
-    """A JPEG of at most 256 pixels a side, as good as a collection has room for; smaller pictures are not enlarged.
+    """A JPEG of at most 256 pixels a side, as good as a collection has room for; smaller images are not enlarged.
 
     Args:
         image: RGB, upright.

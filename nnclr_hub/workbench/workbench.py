@@ -22,13 +22,13 @@ from PIL import Image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
-from nnclr_hub.probe.labelling import Labelling
+from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, written_together
 from nnclr_hub.workbench.adding import Adding, NewImage
 from nnclr_hub.workbench.choosing import Choosing
 from nnclr_hub.workbench.indexing import add_images, index_folder
-from nnclr_hub.workbench.labelling import label_images, label_items
+from nnclr_hub.workbench.labeling import label_images, label_items
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
@@ -112,7 +112,7 @@ class Workbench(Choosing):
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
-        """Makes the collection hold the folder's pictures; see `workbench.indexing.index_folder`."""
+        """Makes the collection hold the folder's images; see `workbench.indexing.index_folder`."""
         self.gate.refuse_if_shut()
         try:
             self.collection(name)
@@ -123,7 +123,7 @@ class Workbench(Choosing):
         return index_folder(partial(self.writing, name, embedder), folder, **options)
 
     def add_images(self, name: str, images: Sequence[NewImage]) -> list[ImageError | None]:
-        """Embeds pictures into an existing collection; one entry a picture: None or its error."""
+        """Embeds images into an existing collection; one entry an image: None or its error."""
         self.collection(name)  # a wrong name is told before anything is decoded
         return add_images(partial(self.writing, name), images)
 
@@ -144,7 +144,7 @@ class Workbench(Choosing):
             if following:
                 raise InvalidRequest(
                     f"Collection {name!r} is being re-embedded with {following[0].spec.model}, which no vector can be: "
-                    f"send pictures instead, wait until that is done, or give it up with `nnclr store reembed {name} "
+                    f"send images instead, wait until that is done, or give it up with `nnclr store reembed {name} "
                     "--abandon`."
                 )
             return collection.upsert(items)
@@ -155,7 +155,7 @@ class Workbench(Choosing):
             deleted = [collection.delete(ids) for collection in collections]
         return deleted[0]
 
-    # ---- neighbours out
+    # ---- neighbors out
 
     def search(
         self,
@@ -172,7 +172,7 @@ class Workbench(Choosing):
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[Match]:
-        """The k nearest items of a picture (or a box on it), of a vector, or of an item; best first.
+        """The k nearest items of an image (or a box on it), of a vector, or of an item; best first.
 
         Args:
             where, exact, score_threshold, with_vector, effort: see `Collection.search`.
@@ -184,7 +184,7 @@ class Workbench(Choosing):
         if sum(query is not None for query in (image, vector, id)) != 1:
             raise InvalidRequest("A search takes exactly one of image, vector and id.")
         if box is not None and image is None:
-            raise InvalidRequest("A box goes with an image: give the picture that it lies on.")
+            raise InvalidRequest("A box goes with an image: give the image that it lies on.")
         collection = self.collection(name)
         options: dict[str, Any] = {"where": where, "exact": exact, "effort": effort}
         options |= {"score_threshold": score_threshold, "with_vector": with_vector}
@@ -234,8 +234,8 @@ class Workbench(Choosing):
         ids: Sequence[str] | None = None,
         fingerprint: str = "",
         k: int = 5,
-    ) -> list[Labelling | NNCLRHubError]:
-        """What a probe says of pictures, of vectors (N, D), or of items of a collection: one entry each, or its error.
+    ) -> list[Labeling | NNCLRHubError]:
+        """What a probe says of images, of vectors (N, D), or of items of a collection: one entry each, or its error.
 
         Args:
             fingerprint: of the encoder that the vectors come from; "" leaves it unchecked.

@@ -1,4 +1,4 @@
-"""Where pictures are written to, and when: side by side, but never while a collection takes another's place."""
+"""Where images are written to, and when: side by side, but never while a collection takes another's place."""
 
 from __future__ import annotations
 

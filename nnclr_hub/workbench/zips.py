@@ -1,12 +1,12 @@
-"""The pictures in a zip that anybody may have made.
+"""The images in a zip that anybody may have made.
 
-    with PictureZip(path, "photos.zip") as zip:         # refuses what is no honest zip of pictures
+    with ImageZip(path, "photos.zip") as zip:         # refuses what is no honest zip of images
         zip.names                                       # ["cat/01.jpg", ...]
         zip.left_out                                    # [("inner.zip", "It is a zip within the zip: ...")]
         data = zip.read("cat/01.jpg")
 
 Nothing is unpacked onto the disk, so a name can lead nowhere; one that tries to is refused all the same, since no
-program that packs pictures writes it. What a file holds is counted while it is read, whatever the zip says of it.
+program that packs images writes it. What a file holds is counted while it is read, whatever the zip says of it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ MOST_FILES = 10_000
 MOST_BYTES = 2_000_000_000  # of all files, unpacked
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, drawings that were saved plainly up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is of no concern
-MOST_PICTURE = 20_000_000
+MOST_IMAGE = 20_000_000
 HEADING = b"PK\x01\x02"  # of each entry of the zip's list
 ENCRYPTED = 0x1
 READ = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # others may ask for gigabytes of memory
 BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, zlib.error)
 
 
-class PictureZip:
+class ImageZip:
     """See the module; a context manager.
 
     Args:
         path: of the zip.
         name: what people call it.
-        most_bytes: of one picture.
+        most_bytes: of one image.
 
     Raises:
         InvalidRequest: it is no zip, or encrypted, or asks for more than is sensible, or its names lead elsewhere.
     """
 
-    def __init__(self, path: Path, name: str, most_bytes: int = MOST_PICTURE) -> None:
+    def __init__(self, path: Path, name: str, most_bytes: int = MOST_IMAGE) -> None:
         self.name = name
         self._most_bytes = most_bytes
         count = _headings(path)
@@ -60,11 +60,11 @@ class PictureZip:
         except InvalidRequest:
             self._zip.close()
             raise
-        self._pictures, self.left_out = self._sorted_out()
-        self.names = list(self._pictures)
+        self._images, self.left_out = self._sorted_out()
+        self.names = list(self._images)
         if not self.names and not self.left_out:
             self._zip.close()
-            raise InvalidRequest(f"{name} holds no picture: put JPEG, PNG or other pictures into it.")
+            raise InvalidRequest(f"{name} holds no image: put JPEG, PNG or other images into it.")
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class PictureZip:
             ImageError: it is damaged, or holds more than it says.
         """
         try:
-            with self._zip.open(self._pictures[name]) as file:
+            with self._zip.open(self._images[name]) as file:
                 data = file.read(self._most_bytes + 1)
         except BROKEN as error:
             raise ImageError("It is damaged within the zip: pack it again.") from error
@@ -98,23 +98,22 @@ class PictureZip:
             yield
         except BROKEN as error:
             raise InvalidRequest(
-                f"{self.name} is no zip, or it is damaged: choose another file, or the folder of pictures itself."
+                f"{self.name} is no zip, or it is damaged: choose another file, or the folder of images itself."
             ) from error
 
     def _refuse(self, entries: list[zipfile.ZipInfo]) -> None:
         for entry in entries:
             if _leads_elsewhere(entry.filename):
                 raise InvalidRequest(
-                    f"{self.name} names a file outside of itself ({entry.filename!r:.80}): pack the folder of pictures "
+                    f"{self.name} names a file outside of itself ({entry.filename!r:.80}): pack the folder of images "
                     "anew."
                 )
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise InvalidRequest(
-                    f"{self.name} holds a link ({entry.filename!r:.80}) in place of a file: pack the pictures "
-                    "themselves."
+                    f"{self.name} holds a link ({entry.filename!r:.80}) in place of a file: pack the images themselves."
                 )
         if any(entry.flag_bits & ENCRYPTED for entry in entries):
-            raise InvalidRequest(f"{self.name} is encrypted: pack the pictures without a password.")
+            raise InvalidRequest(f"{self.name} is encrypted: pack the images without a password.")
         size = sum(entry.file_size for entry in entries)
         if size > MOST_BYTES:
             raise InvalidRequest(
@@ -123,12 +122,12 @@ class PictureZip:
         packed = sum(entry.compress_size for entry in entries)
         if size > RATIO_FROM and size > MOST_RATIO * packed:
             raise InvalidRequest(
-                f"{self.name} would unpack to {size // max(1, packed):,} times its size, as no pictures do: choose the "
-                "folder of pictures itself."
+                f"{self.name} would unpack to {size // max(1, packed):,} times its size, as no images do: choose the "
+                "folder of images itself."
             )
 
     def _sorted_out(self) -> tuple[dict[str, zipfile.ZipInfo], list[tuple[str, str]]]:
-        """The pictures by name, and what looks like one but is left out, with the reason."""
+        """The images by name, and what looks like one but is left out, with the reason."""
         pictures: dict[str, zipfile.ZipInfo] = {}
         left_out = []
         for entry in self._zip.infolist():
@@ -171,7 +170,7 @@ def _leads_elsewhere(name: str) -> bool:
 
 
 def _too_large(size: int, most: int) -> ImageTooLarge:
-    return ImageTooLarge(f"It has {_words(size)}, and {_words(most)} is the most: make the picture smaller.")
+    return ImageTooLarge(f"It has {_words(size)}, and {_words(most)} is the most: make the image smaller.")
 
 
 def _words(size: int) -> str:

@@ -40,7 +40,7 @@ def render(document: dict[str, Any], base: str, *, key: bool) -> str:
         '<a href="/openapi.json">openapi.json</a></nav>'
         f"<main><h1>{escape(about['title'])} API</h1>{_text(about['description'])}"
         '<form id="settings"><label>Key, where the server has any <input type="password" id="key" autocomplete="off">'
-        '</label> <label>Picture for the examples <input type="file" id="photo" accept="image/*"></label></form>'
+        '</label> <label>Image for the examples <input type="file" id="photo" accept="image/*"></label></form>'
         f"{body}</main></body></html>"
     )
 
@@ -96,7 +96,7 @@ def _answers(document: dict[str, Any], operation: Schema) -> str:
 
 def _example(example: Example, base: str, key: bool) -> str:
     """The example as commands, and as a form that docs.js sends."""
-    fields = "".join(f"<code>{escape(name)}: the picture</code>" for name in example.files)
+    fields = "".join(f"<code>{escape(name)}: the image</code>" for name in example.files)
     fields += "".join(
         f'<label>{escape(name)} <input name="{escape(name)}" value="{escape(value)}"></label>'
         for name, value in example.form.items()

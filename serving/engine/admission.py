@@ -1,6 +1,6 @@
 """Admission: how much may be in work at once.
 
-A request gets permits for all its pictures and bytes, or none: one that held half of them could wait for ever
+A request gets permits for all its images and bytes, or none: one that held half of them could wait for ever
 for the other half.
 """
 
@@ -25,7 +25,7 @@ class Admission:
     """See the module.
 
     Args:
-        images: pictures in work at once.
+        images: images in work at once.
         size: bytes of them, as they came.
     """
 
@@ -39,7 +39,7 @@ class Admission:
 
     @property
     def images(self) -> int:
-        """Pictures in work."""
+        """Images in work."""
         return self._images
 
     def enter(self, images: int, size: int) -> None:
@@ -55,7 +55,7 @@ class Admission:
                 raise NotReady("The server is shutting down: try another one, or later.")
             if images > self._most or size > self._most_bytes:
                 raise RequestTooLarge(
-                    f"{images} pictures of {size:,} bytes at once are too many: "
+                    f"{images} images of {size:,} bytes at once are too many: "
                     f"send at most {self._most}, and {self._most_bytes:,} bytes."
                 )
             over, over_bytes = self._images + images - self._most, self._bytes + size - self._most_bytes
@@ -120,7 +120,7 @@ class _Pace:
 
 
 def size_of(image: ImageLike) -> int:
-    """Bytes of a picture as it came, 0 for a file that cannot be looked at: decoding will say why."""
+    """Bytes of an image as it came, 0 for a file that cannot be looked at: decoding will say why."""
     if isinstance(image, bytes):
         return len(image)
     if isinstance(image, np.ndarray):

@@ -1,4 +1,4 @@
-"""Decoding: bytes to crops, in a thread a core; a picture that cannot be read is its own error."""
+"""Decoding: bytes to crops, in a thread a core; an image that cannot be read is its own error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Decoding:
-    """The line of pictures as they came, and the threads that decode them.
+    """The line of images as they came, and the threads that decode them.
 
     Args:
         encoder: whose `prepare` does it.
@@ -42,7 +42,7 @@ class Decoding:
             return
         begun = time.perf_counter()
         image: Any = work.image
-        work.image = None  # pictures are large: the crop is all that is needed from here on
+        work.image = None  # images are large: the crop is all that is needed from here on
         try:
             errand = work.request.errand
             work.crop = self._encoder.prepare(image) if errand is None else errand.prepare(image)

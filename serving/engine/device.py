@@ -1,7 +1,7 @@
 """Device: the one thread that runs the encoder's forward pass, on batches of whatever waits.
 
 Whatever else is asked of the network (an errand) has its turn between two batches, one a turn.
-A batch that fails is run again picture by picture, so that only the culprit's request fails; one that does not
+A batch that fails is run again image by image, so that only the culprit's request fails; one that does not
 fit into the GPU's memory is halved, and batches stay at that size.
 """
 
@@ -32,8 +32,8 @@ class Device:
 
     Args:
         encoder: whose `forward_crops` does it.
-        max_batch: pictures a forward pass.
-        max_wait_s: how long a busy device gives a batch to fill, from its first picture's arrival.
+        max_batch: images a forward pass.
+        max_wait_s: how long a busy device gives a batch to fill, from its first image's arrival.
         look: see `Crew`.
     """
 
@@ -74,7 +74,7 @@ class Device:
             work.fail(error)
         except torch.OutOfMemoryError:
             log.warning("an errand does not fit into the device's memory")
-            work.fail(ServiceError("The encoder has not enough memory for this picture: ask for a smaller one."))
+            work.fail(ServiceError("The encoder has not enough memory for this image: ask for a smaller one."))
         except Exception as error:
             log.exception("an errand failed")
             work.fail(ServiceError(f"The encoder failed ({type(error).__name__}): the server's log says why."))
@@ -92,12 +92,12 @@ class Device:
             vectors = self._forward(works)
         except torch.OutOfMemoryError:
             smaller = self._smaller_batch(len(works))
-            trouble = "has not enough memory for one picture"
+            trouble = "has not enough memory for one image"
         except Exception as error:
             log.exception("a batch of %d failed", len(works))
             self.failures_in_a_row += 1
             smaller = 1 if len(works) > 1 else 0
-            trouble = f"failed on this picture ({type(error).__name__})"
+            trouble = f"failed on this image ({type(error).__name__})"
         else:
             if not worker.given_up:
                 self._settle(works, vectors, time.perf_counter() - begun)
@@ -129,12 +129,12 @@ class Device:
             if np.isfinite(vector).all():
                 work.settle(vector)
             else:
-                work.fail(ServiceError("The encoder gave no finite vector for a picture: its weights are damaged."))
+                work.fail(ServiceError("The encoder gave no finite vector for an image: its weights are damaged."))
 
     def _smaller_batch(self, size: int) -> int:
-        """Half of what was too much, from now on; 0: it was one picture."""
+        """Half of what was too much, from now on; 0: it was one image."""
         half = size // 2
         if half:
             self.max_batch = min(self.max_batch, half)
-            log.warning("%d pictures do not fit into the device's memory: %d a batch from now on", size, half)
+            log.warning("%d images do not fit into the device's memory: %d a batch from now on", size, half)
         return half

@@ -79,7 +79,7 @@ class Engine(Attends):
     # ---- asking
 
     def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
-        """One entry a picture: its (D,) float32 unit vector, or its ImageError. Blocks; not for the event loop.
+        """One entry an image: its (D,) float32 unit vector, or its ImageError. Blocks; not for the event loop.
 
         Args:
             deadline_s: seconds after which the caller wants no answer; at most the server's own.
@@ -89,7 +89,7 @@ class Engine(Attends):
             RequestTooLarge: it is more than ever can be.
             DeadlineExceeded: it was not done in time.
             NotReady: the engine is closed, or ill.
-            ServiceError: the encoder failed on a picture.
+            ServiceError: the encoder failed on an image.
         """
         return self.each(images, deadline_s=deadline_s)
 
@@ -136,7 +136,7 @@ class Engine(Attends):
     def each(
         self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
-        """`embed_each`, of whatever is wanted of each picture; None: its vector."""
+        """`embed_each`, of whatever is wanted of each image; None: its vector."""
         images = list(images)
         if not images:
             return []
@@ -154,7 +154,7 @@ class Engine(Attends):
     async def each_async(
         self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
-        """`embed_each_async`, of whatever is wanted of each picture; None: its vector."""
+        """`embed_each_async`, of whatever is wanted of each image; None: its vector."""
         if not images:
             return []
         with measured(self._metrics, _stage(errand)):
@@ -179,11 +179,11 @@ class Engine(Attends):
 
     @property
     def in_work(self) -> int:
-        """Pictures that hold a permit."""
+        """Images that hold a permit."""
         return self._admission.images
 
     def warm_up(self) -> None:
-        """A batch of every size that the backend is compiled for, else one picture, through everything.
+        """A batch of every size that the backend is compiled for, else one image, through everything.
 
         Raises:
             ServiceError: the encoder fails.
@@ -256,7 +256,7 @@ class Engine(Attends):
         return Request(images, deadline, counted=lambda _: None, withdrawn=self._withdraw, gone=lambda: None)
 
     def _test(self) -> Request:
-        """A picture on its way through everything."""
+        """An image on its way through everything."""
         request = self._inner_request([self._blank])
         _send(self._decoding.line, request)
         return request

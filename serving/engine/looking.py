@@ -1,10 +1,10 @@
 """Looking: attention through the engine.
 
     looking = Looking(encoder.looker, 1024, settings, image, targets)
-    seen = engine.each(looking.pictures, looking.errand)
+    seen = engine.each(looking.images, looking.errand)
     maps = looking.maps(seen)
 
-Pictures are decoded by the decoding threads and go through the network in the device's, one between two batches of
+Images are decoded by the decoding threads and go through the network in the device's, one between two batches of
 vectors; the maps are made of what that gives, by whoever asked.
 """
 
@@ -26,17 +26,17 @@ MOST_PIXELS = 3 * MAX_PIXELS  # of all originals of one question, which are kept
 
 
 class Looking:
-    """One question and its pictures.
+    """One question and its images.
 
-    pictures: that which is asked about, then the targets.
+    images: that which is asked about, then the targets.
     errand: what is to be done for each of them.
 
     Args:
         looker: the encoder's.
         most_side: of the network's input, whatever `max_side` is asked for: what it was, each map says.
         settings: the question.
-        image: the picture that is asked about.
-        targets: pictures that the query is looked for in.
+        image: the image that is asked about.
+        targets: images that the query is looked for in.
 
     Raises:
         InvalidRequest: the encoder has no answer to it.
@@ -59,10 +59,10 @@ class Looking:
         self._lock = threading.Lock()
 
     def maps(self, seen: Sequence[Seen | ImageError]) -> list[AttentionMap]:
-        """The map of the picture, or those of the targets on one scale.
+        """The map of the image, or those of the targets on one scale.
 
         Args:
-            seen: of each picture, what the errand gave.
+            seen: of each image, what the errand gave.
 
         Raises:
             ImageError: the first that could not be read; a target's says its number.
@@ -82,7 +82,7 @@ class Looking:
             self._pixels += width * height
             if self._pixels > MOST_PIXELS:
                 raise RequestTooLarge(
-                    f"The pictures have more than {MOST_PIXELS // 10**6} megapixels together: send fewer targets, or "
+                    f"The images have more than {MOST_PIXELS // 10**6} megapixels together: send fewer targets, or "
                     "smaller ones."
                 )
         return prepared

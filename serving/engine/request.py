@@ -1,8 +1,8 @@
-"""Request: the pictures that one caller asked for together, and their one answer.
+"""Request: the images that one caller asked for together, and their one answer.
 
-Each picture leaves its request exactly once, with a result or without; when the last has left, the answer is
+Each image leaves its request exactly once, with a result or without; when the last has left, the answer is
 given and the permits go back. A request that failed, expired or was cancelled is over at once, and its
-pictures leave wherever they are next looked at.
+images leave wherever they are next looked at.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ STAGES = ("decode", "queue", "forward")
 
 @dataclass(frozen=True)
 class Errand:
-    """What a network is asked for that is no vector: picture by picture, in the threads that vectors come from.
+    """What a network is asked for that is no vector: image by image, in the threads that vectors come from.
 
-    prepare: of a picture as it came, in a decoding thread; an ImageError is that picture's own.
+    prepare: of an image as it came, in a decoding thread; an ImageError is that image's own.
     forward: of what that gave, in the thread that owns the device.
     """
 
@@ -42,10 +42,10 @@ class Request:
         images: one or more.
         errand: what is wanted of them; None: their vectors.
         deadline: of time.monotonic(); what is not done by then is not wanted any more.
-        counted: called with the outcome of each picture that leaves: embedded or mapped, broken, failed, expired,
+        counted: called with the outcome of each image that leaves: embedded or mapped, broken, failed, expired,
             cancelled.
-        withdrawn: called once if the request is over before its pictures have left.
-        gone: called once when the last picture has left.
+        withdrawn: called once if the request is over before its images have left.
+        gone: called once when the last image has left.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Request:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage: decode is summed over the pictures, queue the longest wait, forward summed over batches."""
+        """Seconds by stage: decode is summed over the images, queue the longest wait, forward summed over batches."""
         with self._lock:
             return dict(self._seconds)
 
@@ -89,7 +89,7 @@ class Request:
             self._seconds[stage] = max(known, seconds) if stage == "queue" else known + seconds
 
     def fail(self, error: NNCLRHubError, fate: str = "failed") -> None:
-        """Answers with an error, unless there is an answer; pictures still inside are not wanted any more."""
+        """Answers with an error, unless there is an answer; images still inside are not wanted any more."""
         with self._lock:
             if self.over:
                 return
@@ -105,12 +105,12 @@ class Request:
         )
 
     def settle(self, index: int, result: Result) -> None:
-        """One picture is done."""
+        """One image is done."""
         done = "embedded" if self.errand is None else "mapped"
         self._leave(index, "broken" if isinstance(result, ImageError) else done, result)
 
     def drop(self, index: int) -> None:
-        """One picture is given up, after the request was over."""
+        """One image is given up, after the request was over."""
         self._leave(index, self._fate, None)
 
     def _leave(self, index: int, outcome: str, result: Result | None) -> None:
@@ -139,7 +139,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One picture of a request, on its way.
+    """One image of a request, on its way.
 
     image: as it was given; None once decoded.
     crop: (S, S, 3) uint8, or what the errand's `prepare` gave, once decoded.

@@ -1,6 +1,6 @@
 """Watchdog: notices threads that died or stalled and an encoder that only fails, and says when it is well again.
 
-What is ill stays ill until a test picture has come through everything, however little traffic there is.
+What is ill stays ill until a test image has come through everything, however little traffic there is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .decoding import Decoding
 from .device import Device
 
 log = logging.getLogger(__name__)
-FAILURES = 3  # forward passes in a row, of one picture each
+FAILURES = 3  # forward passes in a row, of one image each
 LONGEST_PAUSE_S = 1.0
 
 
@@ -28,7 +28,7 @@ class Watchdog:
         name: of the encoder.
         stall_s: how long a thread may be at one thing.
         look: wakes it before its time.
-        test: sends a test picture through and gives its future.
+        test: sends a test image through and gives its future.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Watchdog:
         self._decoding.crew.mend(self._stall_s, told)
         if self._device.failures_in_a_row >= FAILURES:
             self._device.failures_in_a_row = 0
-            told("the encoder fails on every picture")
+            told("the encoder fails on every image")
         if troubles:
             self._testing = None  # it may have been lost with a thread
         if self.illness is not None:
             self._convalesce()
 
     def _convalesce(self) -> None:
-        """Well again when a test picture has come through; one that failed is followed by another, in a while."""
+        """Well again when a test image has come through; one that failed is followed by another, in a while."""
         if self._testing is not None and self._testing.done():
             if self._testing.exception() is None:
                 log.warning("%s is well again", self._name)

@@ -1,4 +1,4 @@
-"""The jobs that add pictures: those that wait under a ticket, and those of a folder of this machine."""
+"""The jobs that add images: those that wait under a ticket, and those of a folder of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staged_pictures import StagedPicture, staged_pictures
+from nnclr_hub.workbench.staged_images import StagedImage, staged_images
 from nnclr_hub.workbench.staging import note, noted
 
 from .outcome import Outcome
@@ -25,7 +25,7 @@ NAMED_MOST = 100
 
 @dataclass
 class _Told:
-    """What became of the pictures so far.
+    """What became of the images so far.
 
     begun: ids that an earlier attempt began to add, so that those in the collection are its own.
     """
@@ -44,9 +44,9 @@ class _Told:
 
 
 def add(task: Task) -> Outcome:
-    """Adds what waits under a ticket, zips picture by picture; a picture that cannot be read is told and left out.
+    """Adds what waits under a ticket, zips image by image; an image that cannot be read is told and left out.
 
-    The id of a picture is the hash of its bytes, as that of an upload by REST. What was added before the job was cut
+    The id of an image is the hash of its bytes, as that of an upload by REST. What was added before the job was cut
     short is looked up, and neither embedded again nor told as having been there already. Its label is the folder that
     it lay in.
     """
@@ -54,7 +54,7 @@ def add(task: Task) -> Outcome:
 
 
 def index(task: Task) -> Outcome:
-    """Makes the collection hold the pictures of a folder below one of the server's source folders.
+    """Makes the collection hold the images of a folder below one of the server's source folders.
 
     What an attempt that was cut short did is told as done, and not as having been there already.
     """
@@ -82,7 +82,7 @@ def index(task: Task) -> Outcome:
 
 def _add(task: Task) -> _Told:
     told = _Told(noted(task.params[UPLOAD]))
-    with staged_pictures(task.params[UPLOAD], task.params["max_bytes"]) as (pictures, left_out):
+    with staged_images(task.params[UPLOAD], task.params["max_bytes"]) as (pictures, left_out):
         for name, reason in left_out:
             told.refuse(name, reason)
         task.progress(0, len(pictures))
@@ -107,13 +107,13 @@ def _add(task: Task) -> _Told:
     return told
 
 
-def _new(picture: StagedPicture, data: bytes) -> NewImage:
+def _new(picture: StagedImage, data: bytes) -> NewImage:
     metadata = {"name": PurePosixPath(picture.name).name} | ({"label": picture.label} if picture.label else {})
     return NewImage(hashlib.sha256(data).hexdigest()[:32], data, metadata)
 
 
 def _write(task: Task, batch: list[NewImage], names: list[str], told: _Told) -> None:
-    """Adds a batch; the same picture twice in it is one."""
+    """Adds a batch; the same image twice in it is one."""
     if not batch:
         return
     task.check()

@@ -10,7 +10,7 @@ from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
 from nnclr_hub.workbench.probe_sources import Example, fit_on_collection, fit_on_examples
 from nnclr_hub.workbench.probes import KeptProbe, keep_probe
-from nnclr_hub.workbench.staged_pictures import staged_pictures
+from nnclr_hub.workbench.staged_images import staged_images
 
 from ..payloads import decode_text, decode_vector
 from .outcome import Outcome
@@ -46,7 +46,7 @@ def _of_items(task: Task, options: FitOptions) -> tuple[KeptProbe, Errors]:
 
 def _of_folders(task: Task, options: FitOptions) -> tuple[KeptProbe, Errors]:
     params = task.params
-    with staged_pictures(params[UPLOAD], params["max_bytes"]) as (pictures, left_out):
+    with staged_images(params[UPLOAD], params["max_bytes"]) as (pictures, left_out):
         pictures.sort(key=lambda one: one.name)  # a browser sends them in any order, and splits go by the order
         examples = [Example(picture.label, image=picture.read) for picture in pictures]
         embedder = task.bench.models.get(params["source"])

@@ -13,7 +13,7 @@ from nnclr_hub.workbench import Models
 
 T = TypeVar("T")
 LONGEST_S = 5.0
-AT_ONCE = 32  # pictures, so that requests get in between
+AT_ONCE = 32  # images, so that requests get in between
 
 
 class PatientModels:

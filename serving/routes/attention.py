@@ -1,4 +1,4 @@
-"""POST /api/v1/attention: what an encoder looks at, as numbers or as a picture."""
+"""POST /api/v1/attention: what an encoder looks at, as numbers or as an image."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ router = APIRouter(prefix="/api/v1", tags=["attention"])
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, the picture that it is about, and those in which to look."""
+    """A question, the image that it is about, and those in which to look."""
 
     question: AttentionQuestion
     image: bytes
@@ -67,7 +67,7 @@ class Asked:
         200: {
             "content": {
                 NPY: binary("(h, w) as numpy's file; of targets (n, h, w), where their maps have one shape"),
-                PNG: binary("the map over the picture, as large as the original; of one target at most"),
+                PNG: binary("the map over the image, as large as the original; of one target at most"),
             }
         },
     },
@@ -86,9 +86,9 @@ async def attention(
     turns: AppLooking,
     fetcher: AppFetcher,
 ) -> Response:
-    """What an encoder looks at in a picture: as a whole, from a point or a box, or for that in up to 6 others.
+    """What an encoder looks at in an image: as a whole, from a point or a box, or for that in up to 6 others.
 
-    By `Accept` as JSON, as numpy's file of the raw values, or as a PNG of one map over its picture.
+    By `Accept` as JSON, as numpy's file of the raw values, or as a PNG of one map over its image.
     """
     asked = await _read(request, settings.max_images, fetcher)
     question, kind = asked.question, wanted(request, NPY, PNG)
@@ -123,7 +123,7 @@ def _model(bench: Workbench, engines: Engines, question: AttentionQuestion) -> M
 
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> Asked:
-    """The question; in a multipart request the pictures are files beside it."""
+    """The question; in a multipart request the images are files beside it."""
     kind = kind_of(request)
     if kind == JSON:
         body = await read_json(request, AttentionRequest)
@@ -145,5 +145,5 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> Asked:
         pictures += form.pictures("target", limit - 1)
     text = form.texts.get("query") or "{}"
     question = await aside(len(text), parse, text, AttentionQuestion, ("query",))
-    image, *targets = (cast(bytes, picture.data) for picture in pictures)  # a file is never text that is no picture
+    image, *targets = (cast(bytes, picture.data) for picture in pictures)  # a file is never text that is no image
     return Asked(question, image, targets)

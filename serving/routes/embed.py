@@ -1,4 +1,4 @@
-"""POST /api/v1/embed: pictures in, vectors out, each picture for itself."""
+"""POST /api/v1/embed: images in, vectors out, each image for itself."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ async def embed(
     dtype: Annotated[DType, Query(description="of arrays")] = "float32",
     encoding_format: Annotated[Literal["float", "base64"], Query(description="of vectors in JSON")] = "float",
 ) -> Response:
-    """Vectors of pictures: 200 if any could be read, else 422.
+    """Vectors of images: 200 if any could be read, else 422.
 
-    By `Accept` as JSON, as numpy's file or as bare numbers; as an array only if every picture could be read.
+    By `Accept` as JSON, as numpy's file or as bare numbers; as an array only if every image could be read.
     """
     pictures, model = await _read(request, settings.max_images, fetcher)
     engine = await served_engine_async(engines, model)
@@ -66,7 +66,7 @@ async def embed(
     ]
     kind = wanted(request, NPY, BYTES)
     if len(broken) == len(results) or (kind != JSON and broken):
-        detail = f"{len(broken)} of {len(results)} pictures could not be read; the first: {broken[0]['detail']}"
+        detail = f"{len(broken)} of {len(results)} images could not be read; the first: {broken[0]['detail']}"
         return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
     if kind != JSON:
         return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
@@ -82,7 +82,7 @@ async def embed(
 
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], str | None]:
-    """The pictures, and the model that the request names."""
+    """The images, and the model that the request names."""
     kind = kind_of(request)
     if kind == FORM:
         form = await read_form(request, texts=("model",))

@@ -87,7 +87,7 @@ _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one a file, i
     ),
     openapi_extra=form_body(_FIELDS, required=["files"], json=UploadRequest),
 )
-async def add_pictures(
+async def add_images(
     name: str,
     request: Request,
     bench: AppWorkbench,
@@ -96,7 +96,7 @@ async def add_pictures(
     ingest: AppIngest,
     fetcher: AppFetcher,
 ) -> Response:
-    """Embeds pictures into the collection: a result or an error each; 200 if any was stored, else 422."""
+    """Embeds images into the collection: a result or an error each; 200 if any was stored, else 422."""
     pictures, notes = await _read(request, settings.max_images, fetcher)
     size = sum(len(picture.data) for picture in pictures if isinstance(picture.data, bytes))
     named = await aside(size, _named, pictures, notes)
@@ -200,14 +200,14 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
     responses={
         **answers(CollectionNotFound, ItemNotFound),
         200: {
-            "content": {kind: binary("the picture") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}
+            "content": {kind: binary("the image") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}
         },
     },
 )
 def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
-    """The picture that the item was made of, if its file lies in a source folder of the server and is still the same.
+    """The image that the item was made of, if its file lies in a source folder of the server and is still the same.
 
-    Else the item's thumbnail; `X-Picture` says which: source or thumbnail.
+    Else the item's thumbnail; `X-Image` says which: source or thumbnail.
     """
     with measured(metrics, "store"):
         collection = bench.collection(name)
@@ -220,7 +220,7 @@ def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, met
 
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], Sequence[ItemNote]]:
-    """The pictures of an upload, and what is said about each."""
+    """The images of an upload, and what is said about each."""
     kind = kind_of(request)
     if kind == FORM:
         form = await read_form(request, texts=("items",))
@@ -245,7 +245,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
 
 
 def _named(pictures: Sequence[Picture], notes: Sequence[ItemNote]) -> list[NewImage | ImageError]:
-    """What is to be added: a picture without an id gets one of its bytes."""
+    """What is to be added: an image without an id gets one of its bytes."""
     found: list[NewImage | ImageError] = []
     for picture, note in zip(pictures, notes, strict=True):
         if isinstance(picture.data, ImageError):
@@ -276,7 +276,7 @@ def _uploaded(path: str, pictures: Sequence[Picture], results: Sequence[ImageErr
             entries.append(entry | {"error": error})
             broken.append(entry | error)
     if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} pictures could be read; the first: {broken[0]['detail']}"
+        detail = f"None of the {len(entries)} images could be read; the first: {broken[0]['detail']}"
         return problem(path, 422, "undecodable_image", detail, items=broken)
     return JSONResponse({"results": entries})
 

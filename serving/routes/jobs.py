@@ -184,7 +184,7 @@ def start_reembed(
     source = served_engine(engines, body.model).name
     if not settings.source_folders:
         raise InvalidRequest(
-            "This server reads no files, so it cannot embed a collection's pictures anew: have NNCLR_SOURCE_FOLDERS "
+            "This server reads no files, so it cannot embed a collection's images anew: have NNCLR_SOURCE_FOLDERS "
             'name the folders that were indexed, as JSON like ["/photos"].'
         )
     return accepted(
@@ -207,14 +207,14 @@ def index_folder(
     settings: AppSettings,
     mark: Mark,
 ) -> JobResponse:
-    """Makes the collection hold the pictures of a folder on the server's machine; call it again to take up changes.
+    """Makes the collection hold the images of a folder on the server's machine; call it again to take up changes.
 
-    A picture's label is the folder that it lies in, unless that is the one which is named; a folder and one below it
-    are different sources, whose pictures are items of their own. Links to files are followed. Only below
-    `NNCLR_SOURCE_FOLDERS`, and only where the server listens on its own machine alone: from elsewhere, send pictures.
+    An image's label is the folder that it lies in, unless that is the one which is named; a folder and one below it
+    are different sources, whose images are items of their own. Links to files are followed. Only below
+    `NNCLR_SOURCE_FOLDERS`, and only where the server listens on its own machine alone: from elsewhere, send images.
     """
     if not settings.local:
-        raise InvalidRequest("Folders are indexed only where the server listens on 127.0.0.1: send the pictures.")
+        raise InvalidRequest("Folders are indexed only where the server listens on 127.0.0.1: send the images.")
     bench.fillable(name)
     place = SourceFolders(settings.source_folders).find(body.source, body.folder)
     params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}

@@ -1,4 +1,4 @@
-"""/v1: what OpenAI's clients speak, for pictures."""
+"""/v1: what OpenAI's clients speak, for images."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ async def embeddings(
     settings: AppSettings,
     fetcher: AppFetcher,
 ) -> Response:
-    """Vectors of pictures. One bad picture fails the request, which names its index."""
+    """Vectors of images. One bad image fails the request, which names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs:
-        reason = InvalidRequest("it is empty: give a picture as a data URI or base64, or a list of them.")
+        reason = InvalidRequest("it is empty: give an image as a data URI or base64, or a list of them.")
         raise InvalidInput("input", reason)
     check_count(len(inputs), settings.max_images)
     engine = await _served(engines, body.model)
@@ -83,7 +83,7 @@ async def _served(engines: Engines, name: str) -> Model:
 
 def _decoded(text: str, index: int, fetched: Fetched) -> bytes:
     try:
-        return decode_text(text, "the picture", fetched)
+        return decode_text(text, "the image", fetched)
     except InvalidRequest as error:
         raise InvalidInput(f"input[{index}]", error) from error
 

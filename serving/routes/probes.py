@@ -31,7 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     UnsupportedImage,
 )
-from nnclr_hub.probe.labelling import Labelling
+from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import require_field
@@ -93,7 +93,7 @@ def list_all(bench: AppWorkbench) -> ProbesResponse:
 
 
 async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
-    """What is to be fitted; its pictures count as those of any request."""
+    """What is to be fitted; its images count as those of any request."""
     body = await read_json(request, ProbeRequest)
     check_count(sum(item.image is not None for item in body.items or ()), settings.max_images)
     return body
@@ -192,10 +192,10 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     openapi_extra=_PREDICT_BODY,
 )
 async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
-    """What a probe says of items, vectors or pictures: an answer or an error each; 422 if none has an answer."""
+    """What a probe says of items, vectors or images: an answer or an error each; 422 if none has an answer."""
     query, pictures = await _read(request, settings.max_images, fetcher)
     if pictures:
-        results = await _of_pictures(request, bench, name, pictures, query.top)
+        results = await _of_images(request, bench, name, pictures, query.top)
     else:
         results = await run_in_threadpool(_of_others, bench, name, query)
     names: Sequence[dict[str, Any]] = (
@@ -212,25 +212,25 @@ async def predict(name: str, request: Request, bench: AppWorkbench, settings: Ap
     return PredictResponse(probe=name, results=entries)
 
 
-async def _of_pictures(
+async def _of_images(
     request: Request, bench: Workbench, name: str, pictures: list[Picture], top: int
-) -> list[Labelling | NNCLRHubError]:
-    """What a probe says of each picture; no thread waits while they are embedded."""
+) -> list[Labeling | NNCLRHubError]:
+    """What a probe says of each image; no thread waits while they are embedded."""
     model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
     good = [one.data for one in pictures if isinstance(one.data, bytes)]
     results = await while_present(request, model.embed_each_async(good))
     vectors = [row for row in results if isinstance(row, np.ndarray)]
-    said: list[Labelling | NNCLRHubError] = []
+    said: list[Labeling | NNCLRHubError] = []
     if vectors:
         said = await run_in_threadpool(
             bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
         )
-    embedded, labelled = iter(results), iter(said)
+    embedded, labeled = iter(results), iter(said)
     rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in pictures]
-    return [row if isinstance(row, ImageError) else next(labelled) for row in rows]
+    return [row if isinstance(row, ImageError) else next(labeled) for row in rows]
 
 
-def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labelling | NNCLRHubError]:
+def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
     """What a probe says of each vector or item."""
     vectors = None
     if query.vectors is not None:
@@ -249,7 +249,7 @@ def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Label
 
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[Picture]]:
-    """The query, and its pictures."""
+    """The query, and its images."""
     kind = kind_of(request)
     if kind == JSON:
         query = await read_json(request, PredictRequest)
@@ -266,7 +266,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     return parse(body, PredictRequest, ("body",)), pictures
 
 
-def _entry(result: Labelling | NNCLRHubError) -> dict[str, Any]:
+def _entry(result: Labeling | NNCLRHubError) -> dict[str, Any]:
     if isinstance(result, NNCLRHubError):
         return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
     top = [Probability(label=label, probability=value) for label, value in result.top]

@@ -1,4 +1,4 @@
-"""Parameters that a path does not take are refused, as fields of a body are: no misspelt one is overlooked."""
+"""Parameters that a path does not take are refused, as fields of a body are: no misspelled one is overlooked."""
 
 from __future__ import annotations
 

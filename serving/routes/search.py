@@ -57,7 +57,7 @@ async def search(
     cropping: AppCropping,
     fetcher: AppFetcher,
 ) -> Response:
-    """The nearest items of an id, a picture (or a box on it), a vector or several examples, best first."""
+    """The nearest items of an id, an image (or a box on it), a vector or several examples, best first."""
     query = await _read(request)
     limits = {"limit": settings.max_images, "cropping": cropping, "fetcher": fetcher}
     [answer] = await search_each(request, bench, metrics, name, [query], **limits)
@@ -109,7 +109,7 @@ def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
 
 
 async def _read(request: Request) -> SearchRequest:
-    """The query; in a multipart request the picture is a file beside it."""
+    """The query; in a multipart request the image is a file beside it."""
     kind = kind_of(request)
     if kind == JSON:
         return await read_json(request, SearchRequest)
@@ -120,7 +120,7 @@ async def _read(request: Request) -> SearchRequest:
     text = form.texts.get("query") or "{}"
     query = await aside(len(text), parse, text, SearchRequest, ("query",))
     if query.image is not None:
-        raise InvalidRequest("The picture is given twice: as a file, and in the query.")
+        raise InvalidRequest("The image is given twice: as a file, and in the query.")
     assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded
     query.attach(pictures[0].data)
     return query

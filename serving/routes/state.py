@@ -69,7 +69,7 @@ AppWorkbench = Annotated[Workbench, Depends(_workbench)]
 AppFetcher = Annotated[Fetcher | None, Depends(_fetcher)]
 AppMetrics = Annotated[Metrics, Depends(_metrics)]
 AppIngest = Annotated[Ingest, Depends(_ingest)]
-# how many searches may decode a picture to cut a box out of it at once
+# how many searches may decode an image to cut a box out of it at once
 AppCropping = Annotated[CapacityLimiter, Depends(_cropping)]
 # how many questions about attention are in work at once
 AppLooking = Annotated[Turns, Depends(_looking)]

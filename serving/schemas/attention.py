@@ -14,7 +14,7 @@ Pair = tuple[float, float]
 
 
 class AttentionQuestion(Strict):
-    """All but the pictures; neither point nor box: the picture as a whole."""
+    """All but the images; neither point nor box: the image as a whole."""
 
     point: Annotated[Pair, Field(description="x, y on the upright picture, in pixels")] | None = None
     box: Box | None = None
@@ -40,17 +40,17 @@ class AttentionRequest(AttentionQuestion):
 
 
 class AttentionEntry(BaseModel):
-    """A map, where its cells lie, and how its values become colours."""
+    """A map, where its cells lie, and how its values become colors."""
 
     kind: Literal["dot", "cosine", "class_token"]
     values: list[list[float]] = Field(description="raw, row by row")
     shape: tuple[int, int] = Field(description="rows and columns of the values")
     size: tuple[int, int] = Field(description="width and height of the upright original, in pixels")
     input_size: tuple[int, int] = Field(description="width and height that the network was given")
-    first: Pair = Field(description="x, y of the first cell's centre, in pixels of the input")
-    stride: Pair = Field(description="x, y from one centre to the next, in pixels of the input")
+    first: Pair = Field(description="x, y of the first cell's center, in pixels of the input")
+    stride: Pair = Field(description="x, y from one center to the next, in pixels of the input")
     limits: Pair = Field(description="the values that become 0 and 1, of all maps together")
-    peak: Pair = Field(description="x, y of the largest cell's centre, in pixels of the original")
+    peak: Pair = Field(description="x, y of the largest cell's center, in pixels of the original")
     png: str | None = Field(None, description="base64 of the map over the picture, as large as the original")
 
 

@@ -38,7 +38,7 @@ class ItemsResponse(BaseModel):
 class ItemNote(Strict):
     """What a multipart upload says about one of its files."""
 
-    id: Name | None = Field(default=None, description="null: made of the picture's bytes")
+    id: Name | None = Field(default=None, description="null: made of the image's bytes")
     metadata: Metadata = Field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ class UploadRequest(Strict):
 
 
 class UploadEntry(BaseModel):
-    """Either the id under which the picture is stored, or an error."""
+    """Either the id under which the image is stored, or an error."""
 
     index: int
     name: str | None = None

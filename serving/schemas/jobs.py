@@ -91,7 +91,7 @@ class DuplicatesRequest(Strict):
     """What counts as twice the same."""
 
     threshold: float | None = Field(
-        None, description="the least score of a pair, as in a search; null: pictures with the same pixels"
+        None, description="the least score of a pair, as in a search; null: images with the same pixels"
     )
     where: Where | None = Field(None, description="only items that pass; goes with a threshold")
     exact: bool = Field(False, description="compare all with all, which takes the square of the time")

@@ -29,7 +29,7 @@ class EmbeddingEntry(BaseModel):
 
 
 class Usage(BaseModel):
-    """There are no tokens: pictures are counted."""
+    """There are no tokens: images are counted."""
 
     prompt_tokens: int
     total_tokens: int

@@ -19,7 +19,7 @@ TOP = 5
 
 
 class ProbeItem(Strict):
-    """A labelled vector or picture: exactly one of the two."""
+    """A labeled vector or image: exactly one of the two."""
 
     label: Label | list[Label]
     vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
@@ -39,7 +39,7 @@ class ProbeRequest(Strict):
     collection: Name | None = None
     field: MetadataKey | None = Field(None, description="of the items' metadata: a label each, or a list of them")
     where: Where | None = Field(None, description="fit only on items that pass")
-    model: str | None = Field(None, description="what the items' vectors are of; default for pictures: the server's")
+    model: str | None = Field(None, description="what the items' vectors are of; default for images: the server's")
     items: Annotated[list[ProbeItem], Field(min_length=2, max_length=MOST_ITEMS)] | None = None
     l2: float | None = Field(None, ge=0, allow_inf_nan=False, description="penalty; null: chosen on held-out rows")
     balanced: bool = Field(False, description="rare classes count as much as common ones")

@@ -19,12 +19,12 @@ class Example(Strict):
     _file: bytes | None = PrivateAttr(None)
 
     def attach(self, file: bytes) -> None:
-        """Takes a picture that came as a file beside the JSON."""
+        """Takes an image that came as a file beside the JSON."""
         self._file = file
 
     @property
     def picture(self) -> bytes | str | None:
-        """The picture as a file, or as text."""
+        """The image as a file, or as text."""
         return self.image if self._file is None else self._file
 
     @property

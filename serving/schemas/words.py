@@ -29,7 +29,7 @@ Where = Annotated[
     AfterValidator(public_where),
 ]
 MetadataKey = Annotated[str, AfterValidator(public_key)]
-Picture = Annotated[str, Field(description="a data URI or base64 of a picture")]
+Picture = Annotated[str, Field(description="a data URI or base64 of an image")]
 Vector = Annotated[
     Annotated[list[float], FIRST_WRONG] | str, Field(description="numbers, or base64 of little-endian float32")
 ]
@@ -39,7 +39,7 @@ Box = Annotated[
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, so that no misspelt one is overlooked, and takes no type for another."""
+    """Refuses fields that it does not know, so that no misspelled one is overlooked, and takes no type for another."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -68,7 +68,7 @@ class BodyLimits:
             except TimeoutError as error:
                 raise RequestTooSlow(
                     f"The request's body did not come within {self._total_s:g} s, or stopped for {self._idle_s:g} s: "
-                    "send fewer pictures at once."
+                    "send fewer images at once."
                 ) from error
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
@@ -87,4 +87,4 @@ class BodyLimits:
             self._permits += total
 
     def _too_large(self) -> str:
-        return f"The request is above the limit of {self._max_bytes / 1e6:g} MB: send fewer pictures at once."
+        return f"The request is above the limit of {self._max_bytes / 1e6:g} MB: send fewer images at once."

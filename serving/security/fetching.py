@@ -1,4 +1,4 @@
-"""Pictures by their web addresses, where NNCLR_ALLOW_URLS=1 lets us fetch them.
+"""Images by their web addresses, where NNCLR_ALLOW_URLS=1 lets us fetch them.
 
 A server that fetches what strangers name can be made to ask machines that only it can reach. So:
 
@@ -34,7 +34,7 @@ from ..telemetry import Metrics, measured
 log = logging.getLogger(__name__)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Fetched = dict[str, bytes | str]  # by address: the bytes, or the rest of a sentence that says why there are none
-CANNOT = "could not be fetched: check its address, or send the picture itself."
+CANNOT = "could not be fetched: check its address, or send the image itself."
 MAX_REDIRECTS = 3
 MAX_URL = 2048
 AT_ONCE = 32  # fetches in the whole server
@@ -61,7 +61,7 @@ class _Budget:
         self.left -= count
         if self.left < 0:
             raise RequestTooLarge(
-                f"The pictures at these addresses are above the limit of {self.size / 1e6:g} MB: send fewer at once."
+                f"The images at these addresses are above the limit of {self.size / 1e6:g} MB: send fewer at once."
             )
 
 

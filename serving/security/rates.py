@@ -1,4 +1,4 @@
-"""How much a caller may do: token buckets of requests and of pictures, and of wrong keys.
+"""How much a caller may do: token buckets of requests and of images, and of wrong keys.
 
 A bucket holds a minute's worth and fills at an even rate. It belongs to a key's name, or without keys to
 the client's address; the 10,000 callers that came last are remembered.
@@ -85,7 +85,7 @@ class Allowance:
         self._charge(self.requests, 1, "requests")
 
     def charge_images(self, count: int) -> None:
-        """Counts pictures.
+        """Counts images.
 
         Raises:
             RateLimited: there were too many in the last minute; none of these is counted.
@@ -114,7 +114,7 @@ def use(allowance: Allowance) -> None:
 
 
 def charge_images(count: int) -> None:
-    """Counts pictures of the request in work; none where there is no request, as in a job.
+    """Counts images of the request in work; none where there is no request, as in a job.
 
     Raises:
         RateLimited: its caller sent too many in the last minute.

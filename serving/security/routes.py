@@ -44,7 +44,7 @@ TABLE = (
     # the page's events are POSTs that do no more than reading does; one that writes asks for the scope itself
     Rule(("POST",), f"{PAGE}/.*", READ),
     Rule(("GET", "HEAD"), f"/|{PAGE}|{PAGE}/.*", READ, counted=False),
-    # a wall of pictures is a hundred requests, and cheap
+    # a wall of images is a hundred requests, and cheap
     Rule(("GET", "HEAD"), f"{_C}/items/[^/]+/thumbnail", READ, counted=False),
     Rule(("GET", "HEAD"), "/metrics", READ, counted=False),
     Rule(SAFE, "(?s:.*)", READ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+from browsing import PHONE, open_tab, wait_for, wait_for_images
 from fake_runs import write_run
 
 from app.tabs.probe import FOLDERS
@@ -64,7 +64,7 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     page = opened(color_scheme=theme, **context)
     wait_for(page, "24 of the 60")
     assert findings(page, axe) == []
-    page.locator("#tiles .picture").first.click()
+    page.locator("#tiles .image").first.click()
     wait_for(page, "most similar")
     page.locator("#narrow button").first.click()
     page.locator("#tiles .more").nth(2).click()
@@ -72,12 +72,12 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     page.locator("#tiles .choose input").nth(1).check(force=True)
     assert findings(page, axe) == []
     page.locator("#tiles .view").first.click()
-    wait_for_pictures(page, "#viewer dialog[open] img")
+    wait_for_images(page, "#viewer dialog[open] img")
     assert findings(page, axe) == []
     page.keyboard.press("Escape")
     open_tab(page, "Attention")
-    page.locator("#attention-tries .picture").first.click()
-    wait_for_pictures(page, "#maps img")
+    page.locator("#attention-tries .image").first.click()
+    wait_for_images(page, "#maps img")
     page.locator("#attention-how button").first.click()
     assert findings(page, axe) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)
@@ -87,8 +87,8 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
 @pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
 def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, axe, theme, context, pictures, tmp_path):
     page = opened("Collections", color_scheme=theme, **context)
-    wait_for_pictures(page, "#shelf img")
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    wait_for_images(page, "#shelf img")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
     page.set_input_files("#intake .choose-files", [str(pictures[0]), str(tmp_path / "broken.jpg")])
     page.wait_for_selector("#works .works-errors")
     page.locator("#shelf .choose input").nth(1).check(force=True)
@@ -98,7 +98,7 @@ def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, a
     open_tab(page, "Probe")
     page.wait_for_selector("#probe-report .confusion")
     page.fill("#labeller-label", "a cat")
-    page.locator("#labeller .picture").nth(1).click()
+    page.locator("#labeller .image").nth(1).click()
     page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
     page.wait_for_selector("#probe-verdict .said:visible")
     assert findings(page, axe) == []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import PHONE, open_tab, wait_for, wait_for_pictures
+from browsing import PHONE, open_tab, wait_for, wait_for_images
 from waiting import until
 
 import nnclr_hub
@@ -79,7 +79,7 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
 
 
 def actions(served, pictures) -> list[Action]:
-    """One of each shape: a list, by an item, by a picture and a box, by several, by a picture that only
+    """One of each shape: a list, by an item, by an image and a box, by several, by an image that only
     the server has and a box on one, odd quotes, a map, why, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     finder = Finder(Page(served.bench))
@@ -177,8 +177,8 @@ def test_a_zip_is_added_as_the_page_adds_it(served, empty, pictures, tmp_path):
         for path in pictures[:3]:
             file.write(path, f"photos/{path.parent.name}/{path.name}")
         file.write(pictures[3], "photos/none.jpg")
-        file.writestr("photos/._none.jpg", b"no picture")
-        file.writestr("photos/notes.txt", b"no picture")
+        file.writestr("photos/._none.jpg", b"no image")
+        file.writestr("photos/notes.txt", b"no image")
     size = (tmp_path / "it's all.zip").stat().st_size
     given = [Given("it's all.zip", size, "photos")]
     printed = run([sys.executable, "-c", python(add_action("by-program", given, 64, 10**7), served.url)], tmp_path)
@@ -201,7 +201,7 @@ def test_a_folder_of_the_server_is_added_as_the_page_adds_it(served, empty, tmp_
     assert {label for _, label in held(served, "by-curl").values()} == {"astronaut", "cat", "coffee"}
 
 
-def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_path):
+def test_a_box_finds_the_same_on_a_image_that_only_the_server_has(served, tmp_path):
     finder = Finder(Page(served.bench))
     [first] = (item.id for item in served.bench.collection("photos").scroll(limit=1).items)
     query = Query("photos", more=(finder.embedded("photos", Sample(id=first, box=(20, 20, 90, 90))),))
@@ -210,7 +210,7 @@ def test_a_box_finds_the_same_on_a_picture_that_only_the_server_has(served, tmp_
 
 
 def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
-    """The part of the box that lies on the picture, of the first example that has one."""
+    """The part of the box that lies on the image, of the first example that has one."""
     there = served.bench.collection("photos")
     [first, second] = there.scroll(limit=2).items
     finder = Finder(Page(served.bench))
@@ -222,12 +222,12 @@ def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
         assert action.form["query"]["box"] == [0, 0, 30, height]
         assert "your box (example 2 of 2)" in boxed["note"]
         whole, _ = why(served.bench, finder, Query("photos", more=(Sample(id=first.id),)), second.id)
-        assert "what it sees in the picture that you chose" in whole["note"]
+        assert "what it sees in the image that you chose" in whole["note"]
     finally:
         served.bench.delete("photos", ["bare"])
 
 
-def test_why_of_a_picture_that_the_person_has_no_file_of_says_to_save_one(served, pictures):
+def test_why_of_a_image_that_the_person_has_no_file_of_says_to_save_one(served, pictures):
     there = [item.id for item in served.bench.collection("photos").scroll(limit=1).items]
     told = []
     for lent in (False, True):
@@ -252,7 +252,7 @@ def test_a_button_copies(opened, served):
     page = opened("Search")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     wait_for(page, "24 of the 60")
-    wait_for_pictures(page, "#tiles img")
+    wait_for_images(page, "#tiles img")
     open_tab(page, "API")
     page.wait_for_selector("#api-code pre")
     page.locator("#api-code button").first.click()

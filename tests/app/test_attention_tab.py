@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, open_tab, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, wait_for, wait_for_images
 from page_calls import call, get, post
 from PIL import Image
 
@@ -49,7 +49,7 @@ def given(opened, path, **context):
     page = opened("Attention", **context)
     page.set_input_files("#attention-image input[type=file]", str(path))
     wait_for(page, "what counts most", "#attention-status")
-    wait_for_pictures(page, "#maps img")
+    wait_for_images(page, "#maps img")
     return page
 
 
@@ -57,7 +57,7 @@ def given(opened, path, **context):
 @pytest.mark.parametrize("touch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mouse", "finger"])
 def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated, touch):
     page = given(opened, rotated, **(PHONE if touch else {}))
-    stage = page.locator("#attention-picture .stage")
+    stage = page.locator("#attention-image .stage")
     box = stage.bounding_box()
     place = {"x": 0.25 * box["width"], "y": 0.75 * box["height"]}
     stage.tap(position=place) if touch else stage.click(position=place)
@@ -65,8 +65,8 @@ def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated,
     assert isinstance(asked[-1], Point)
     assert (asked[-1].x, asked[-1].y) == pytest.approx((10, 45), abs=0.3)
     if touch:
-        page.locator("#attention-picture .draw-switch").tap()
-    drag(page, "#attention-picture .stage", (0.25, 0.5), (1.0, 1.0), touch=touch)
+        page.locator("#attention-image .draw-switch").tap()
+    drag(page, "#attention-image .stage", (0.25, 0.5), (1.0, 1.0), touch=touch)
     wait_for(page, "the same as the box", "#attention-status")
     assert isinstance(asked[-1], Box)
     assert tuple(vars(asked[-1]).values()) == pytest.approx((10, 30, 40, 60), abs=0.3)
@@ -75,11 +75,11 @@ def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated,
 
 @pytest.mark.browser
 def test_the_map_is_the_encoders(opened, model, pictures):
-    """And those of other pictures, equal values in equal colours, faded by a slider that asks nobody."""
+    """And those of other images, equal values in equal colors, faded by a slider that asks nobody."""
     page = given(opened, pictures[5])
     page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:22]])
     page.wait_for_function("() => document.querySelectorAll('#maps figure').length === 3")
-    wait_for_pictures(page, "#maps .over", 3)
+    wait_for_images(page, "#maps .over", 3)
     encoder = load_encoder(model, device="cpu")
     apart = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
     expected = on_one_scale(apart)
@@ -87,19 +87,19 @@ def test_the_map_is_the_encoders(opened, model, pictures):
     for shown, there in zip(page.locator("#maps .over").all(), expected, strict=True):
         data = base64.b64decode(shown.get_attribute("src").partition(",")[2])
         with Image.open(io.BytesIO(data)) as image:
-            difference = np.abs(np.asarray(image, float) - np.asarray(there.coloured(), float))
+            difference = np.abs(np.asarray(image, float) - np.asarray(there.colored(), float))
         assert difference.mean() < 8  # it is a JPEG
     page.locator("#maps input[type=range]").fill("0.25")
     assert page.locator("#maps .over").first.evaluate("over => over.style.opacity") == "0.25"
 
 
 @pytest.mark.browser
-def test_a_seventh_other_picture_is_refused_in_a_sentence(opened, pictures):
+def test_a_seventh_other_image_is_refused_in_a_sentence(opened, pictures):
     """And a ResNet has no heads to choose from, which stands where they would."""
     page = given(opened, pictures[5])
     page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:27]])
     page.wait_for_selector(".toast-body")
-    assert "7 pictures are too many to look in: give at most 6" in page.inner_text(".toast-body")
+    assert "7 images are too many to look in: give at most 6" in page.inner_text(".toast-body")
     assert page.locator("#maps figure").count() == 1
     assert page.locator("[data-testid=status-tracker] > .error:visible").count() == 0, "Gradio's badges lie over words"
     page.locator("#attention-how button").first.click()

@@ -1,4 +1,4 @@
-"""Pictures that are added on the tab Collections: by the browser and by the server's jobs; and what goes wrong."""
+"""Images that are added on the tab Collections: by the browser and by the server's jobs; and what goes wrong."""
 
 import shutil
 import threading
@@ -91,13 +91,13 @@ def test_many_files_go_in_batches_and_a_large_zip_in_parts(album, opened, served
 def test_what_cannot_be_added_is_told_in_a_sentence(album, opened, served, pictures, tmp_path):
     page = opened("Collections")
     wait_for(page, "album is empty", "#shelf-status")
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "large.jpg").write_bytes(bytes(300_000))
     choose(page, [tmp_path / "notes.txt", tmp_path / "large.jpg"])
     said = page.locator("#intake [role=alert]")
     said.wait_for()
     assert "too large, such as large.jpg" in said.inner_text()
-    assert "no picture to add" in said.inner_text()
+    assert "no image to add" in said.inner_text()
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
         file.writestr("../up.png", pictures[0].read_bytes())
     choose(page, [tmp_path / "bad.zip"])
@@ -135,7 +135,7 @@ def test_a_folder_of_this_machine_is_added(album, opened, served, sources):
     page.locator("#server-folder button").first.click()
     page.fill("#source-folder input, #source-folder textarea", "../..")
     page.click("#source-add")
-    assert "There is no folder '../..' below 'pictures'" in toast(page)
+    assert "There is no folder '../..' below 'images'" in toast(page)
     page.fill("#source-folder input, #source-folder textarea", "coffee")
     page.click("#source-add")
     wait_for_jobs(page)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from adding import choose, wait_for_jobs
-from browsing import open_tab, toast, wait_for, wait_for_pictures
+from browsing import open_tab, toast, wait_for, wait_for_images
 from page_calls import events
 from PIL import Image
 
@@ -21,43 +21,43 @@ def served(model, sources, tmp_path_factory, serve) -> Iterator:
 
 
 def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, sources):
-    """A folder with its labels, page by page; some pictures go, then all of it, but not by one click."""
-    (sources / "cat" / "broken.jpg").write_bytes(b"no picture")
+    """A folder with its labels, page by page; some images go, then all of it, but not by one click."""
+    (sources / "cat" / "broken.jpg").write_bytes(b"no image")
     Image.new("RGB", (1, 1)).save(sources / "one.png")
     page = opened("Collections")
     wait_for(page, "There is no collection yet", "#shelf-status")
     open_tab(page, "Probe")
-    wait_for(page, "There is no collection whose pictures could be labelled", "#labeller")
+    wait_for(page, "There is no collection whose images could be labeled", "#labeller")
     open_tab(page, "Collections")
     page.fill("#new-name input, #new-name textarea", "pets")
     page.click("#create")
     wait_for(page, "pets is empty", "#shelf-status")
     choose(page, sources, folder=True)
     wait_for_jobs(page)
-    assert "Added 61 pictures to pets. 1 file could not be read" in page.inner_text("#works .work")
+    assert "Added 61 images to pets. 1 file could not be read" in page.inner_text("#works .work")
     assert "cat/broken.jpg" in page.inner_text("#works .works-errors")
-    wait_for(page, "Pictures 1 to 24 of 61", "#shelf-status")
-    wait_for_pictures(page, "#shelf img")
+    wait_for(page, "Images 1 to 24 of 61", "#shelf-status")
+    wait_for_images(page, "#shelf img")
     assert served.bench.collection("pets").count({"must": [{"key": "label", "match": "cat"}]}) == 20
     page.get_by_role("button", name="Search these").click()
-    wait_for(page, "24 of the 61 pictures in pets")
+    wait_for(page, "24 of the 61 images in pets")
     open_tab(page, "Collections")
     page.click("#shelf-next")
-    wait_for(page, "Pictures 25 to 48 of 61", "#shelf-status")
+    wait_for(page, "Images 25 to 48 of 61", "#shelf-status")
     page.click("#shelf-next")
-    wait_for(page, "Pictures 49 to 61 of 61", "#shelf-status")
+    wait_for(page, "Images 49 to 61 of 61", "#shelf-status")
     for box in page.locator("#shelf .choose input").all():
         box.check(force=True)
     page.click("#shelf .delete")
     assert page.inner_text("#shelf .delete") == "Really delete 13?"
     assert served.bench.collection("pets").count() == 61
     page.click("#shelf .delete")
-    wait_for(page, "Pictures 25 to 48 of 48", "#shelf-status")
-    page.locator("#shelf .picture").first.click()
-    wait_for_pictures(page, "#shelf-viewer dialog[open] img", 1)
+    wait_for(page, "Images 25 to 48 of 48", "#shelf-status")
+    page.locator("#shelf .image").first.click()
+    wait_for_images(page, "#shelf-viewer dialog[open] img", 1)
     page.keyboard.press("Escape")
     page.click("#drop-ask")
-    wait_for(page, "48 pictures will be gone", "#drop-warning")
+    wait_for(page, "48 images will be gone", "#drop-warning")
     page.wait_for_function("() => document.querySelector('#drop').getBoundingClientRect().bottom <= innerHeight")
     page.click("#drop-keep")
     page.wait_for_selector("#drop", state="hidden")
@@ -98,7 +98,7 @@ def test_a_collection_of_another_encoder_is_refused(opened, served):
     served.bench.store.create("other", CollectionSpec(3))
     try:
         served.bench.collection("other").upsert([Item("a", np.ones(3, np.float32))])
-        page = opened("Collections", allowed=("404",))  # the item has no picture
+        page = opened("Collections", allowed=("404",))  # the item has no image
         wait_for(page, "of 1 in other", "#shelf-status")
         page.set_input_files("#intake .choose-files", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": b"x"})
         assert "vectors of 3 numbers that were made elsewhere" in toast(page)

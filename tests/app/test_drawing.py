@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.widgets.drawing import checked_box, checked_point, picture_value
+from app.widgets.drawing import checked_box, checked_point, image_value
 from nnclr_hub.errors import InvalidRequest
 
 
@@ -24,13 +24,13 @@ def test_what_is_no_box_is_refused(given):
         checked_box(given)
 
 
-def test_a_picture_is_shown_upright_and_small_in_its_own_coordinates():
+def test_a_image_is_shown_upright_and_small_in_its_own_coordinates():
     image = Image.fromarray(np.full((1200, 2400, 3), 90, np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
     file = io.BytesIO()
     image.save(file, "JPEG", exif=exif)
-    value = picture_value(file.getvalue(), box=(1, 2, 3, 4))
+    value = image_value(file.getvalue(), box=(1, 2, 3, 4))
     assert (value["width"], value["height"], value["box"]) == (1200, 2400, (1, 2, 3, 4))
     with Image.open(io.BytesIO(base64.b64decode(value["src"].partition(",")[2]))) as shown:
         assert shown.size == (512, 1024)

@@ -5,7 +5,7 @@ import threading
 import pytest
 from adding import choose, wait_for_jobs
 from browsing import open_tab, wait_for
-from labelling import ids_of
+from labeling import ids_of
 from page_calls import get
 
 from app.probing import Prober
@@ -30,12 +30,12 @@ def test_a_fit_that_is_begun_while_a_collection_is_made_loses_neither(opened, se
     page = opened("Probe", allowed=("AbortError", "errored out"))  # so Gradio calls what a reload breaks off
     try:
         page.wait_for_selector("#labeller .tile")
-        page.locator("#labeller > * button", has_text="Show more pictures").click()
+        page.locator("#labeller > * button", has_text="Show more images").click()
         page.wait_for_function("() => document.querySelectorAll('#labeller .tile').length === 60")
         for label in ("cat", "coffee"):
             page.fill("#labeller-label", label)
             for id in ids_of(served, label, 4):
-                page.locator(f'#labeller .tile[data-id="{id}"] .picture').click()
+                page.locator(f'#labeller .tile[data-id="{id}"] .image').click()
         page.fill("#probe-name input, #probe-name textarea", "slowly")
         page.click("#probe-fit")
         open_tab(page, "Collections")

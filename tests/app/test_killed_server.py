@@ -58,7 +58,7 @@ def served(model, tmp_path) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Pictures that differ."""
+    """Images that differ."""
     for i in range(PICTURES):
         path = tmp_path / "many" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def test_a_job_goes_on_after_kill_9_and_the_page_with_it(opened, served, folder)
     page.locator("#works .works-away").wait_for()
     served.server.start()
     page.wait_for_selector("#works .work.done")
-    assert f"Added {PICTURES} pictures to many." in page.inner_text("#works .work")
+    assert f"Added {PICTURES} images to many." in page.inner_text("#works .work")
     assert "already" not in page.inner_text("#works .work")
     page.locator("#works .works-away").wait_for(state="hidden")
     page.reload()

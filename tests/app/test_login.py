@@ -55,7 +55,7 @@ def test_a_person_logs_in_uses_the_page_and_logs_out(page, served, pictures):
     assert "not one of this server" in page.get_by_role("alert").inner_text()
     page.get_by_label("Your key for this server").fill(READER)
     page.get_by_role("button").click()
-    page.wait_for_selector("#tiles .picture", timeout=60_000)
+    page.wait_for_selector("#tiles .image", timeout=60_000)
     assert page.url.partition("#")[0] == f"{served.url}/ui/"
     page.wait_for_function(
         "() => [...document.querySelectorAll('#tiles img')].slice(0, 8).every(i => i.naturalWidth > 0)"
@@ -92,7 +92,7 @@ def test_a_page_elsewhere_can_neither_read_nor_use_the_login(page, served):
 
     page.get_by_label("Your key for this server").fill(READER)
     page.get_by_role("button").click()
-    page.wait_for_selector("#tiles .picture", timeout=60_000)
+    page.wait_for_selector("#tiles .image", timeout=60_000)
     image = page.locator("#tiles img").first.get_attribute("src")
     other = HTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = Thread(target=other.serve_forever, args=(0.05,))
@@ -117,5 +117,5 @@ def test_a_page_elsewhere_can_neither_read_nor_use_the_login(page, served):
         thread.join()
         other.server_close()
     page.reload()
-    page.wait_for_selector("#tiles .picture", timeout=60_000)
+    page.wait_for_selector("#tiles .image", timeout=60_000)
     assert page.url.partition("#")[0] == f"{served.url}/ui/", "the page elsewhere could not log the person out"

@@ -95,7 +95,7 @@ def test_a_folder_that_is_added_stands_there_below_the_servers(page, photos):
 
 
 def test_a_browser_is_told_its_own_jobs_under_a_name_of_its_own(page):
-    """However many there are: a folder of 60,000 pictures becomes more than a hundred."""
+    """However many there are: a folder of 60,000 images becomes more than a hundred."""
     mine, theirs = new_name(), new_name()
     ids = [f"{i:014x}" for i in range(300)]
     jobs = [SimpleNamespace(id=id, params={GIVEN_BY: (mine, theirs)[int(id, 16) % 2]}) for id in reversed(ids)]

@@ -155,7 +155,7 @@ def test_a_key_that_reads_searches_and_deletes_nothing(served, pictures):
 
 
 def test_the_rates_of_rest_hold_for_the_page(model, store, tmp_path, serve, pictures):
-    """Pictures that an event embeds count as those of a request do."""
+    """Images that an event embeds count as those of a request do."""
     key = (f"phone:{READER}",)
     own = shutil.copytree(store, tmp_path / "store")
     for served in serve(model, own, page=True, api_keys=key, rate_images=1):  # a bucket holds a request's 64
@@ -167,7 +167,7 @@ def test_the_rates_of_rest_hold_for_the_page(model, store, tmp_path, serve, pict
         several = [("files", (path.name, path.read_bytes())) for path in [*pictures, *pictures][:63]]
         assert post(f"{served.url}/api/v1/embed", files=several, headers=bearer(READER)).status_code == 200
         refused = call(served.url, *search, **session)
-        assert "pictures a minute" in refused.text
+        assert "images a minute" in refused.text
 
 
 def test_a_read_only_page_has_no_event_that_writes(model, store, serve):

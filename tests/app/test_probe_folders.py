@@ -1,4 +1,4 @@
-"""Class folders on the probe tab: a folder of pictures for each class, which serves for the fit alone."""
+"""Class folders on the probe tab: a folder of images for each class, which serves for the fit alone."""
 
 import shutil
 import threading
@@ -20,18 +20,18 @@ from serving.jobs import fitting
 @pytest.mark.slow
 @pytest.mark.browser
 def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictures, tmp_path):
-    """As a folder, with a file that is no picture and one that lies nowhere; the probe is that of REST's items."""
+    """As a folder, with a file that is no image and one that lies nowhere; the probe is that of REST's items."""
     folder = tmp_path / "classes"
     for name in ("cat", "coffee"):
         shutil.copytree(photos / name, folder / name)
-    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
+    (folder / "cat" / "broken.jpg").write_bytes(b"no image")
     shutil.copy(pictures[0], folder / "nowhere.png")
     others = tickets()
     page = opened("Probe")
     page.get_by_label(FOLDERS).check()
     page.locator("#labeller").wait_for(state="hidden")
     page.set_input_files("#probe-intake .choose-folder", str(folder))
-    wait_for(page, "41 pictures of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
+    wait_for(page, "41 images of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
     page.fill("#probe-name input, #probe-name textarea", "folders")
     page.click("#probe-fit")
     wait_for(page, "folders is ready", "#probe-status")
@@ -59,7 +59,7 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     page.get_by_label(FOLDERS).check()
     page.set_input_files("#probe-intake .choose-files", [str(path) for path in pictures[:2]])
     page.wait_for_selector(".toast-body")
-    assert "No picture lies in a folder" in page.inner_text(".toast-body")
+    assert "No image lies in a folder" in page.inner_text(".toast-body")
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
         file.writestr("../cat/up.png", pictures[0].read_bytes())
     page.reload()
@@ -117,7 +117,7 @@ def tickets() -> set[str]:
 
 
 def given(served, photos) -> list[dict]:
-    """Four pictures of two classes, uploaded as the intake does."""
+    """Four images of two classes, uploaded as the intake does."""
     paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
     files = [("files", (path.name, path.read_bytes())) for path in paths]
     there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()

@@ -1,11 +1,11 @@
-"""The probe tab in a real browser: pictures are labelled by clicking, and the probe is that of those labels."""
+"""The probe tab in a real browser: images are labeled by clicking, and the probe is that of those labels."""
 
 import json
 from collections.abc import Iterator
 
 import pytest
-from browsing import PHONE, open_tab, wait_for, wait_for_pictures
-from labelling import ids_of
+from browsing import PHONE, open_tab, wait_for, wait_for_images
+from labeling import ids_of
 from page_calls import call, get
 
 from app.tabs import probe as probe_tab
@@ -37,24 +37,24 @@ def served(model, store, serve) -> Iterator:
 def label(page, name: str, ids: list[str]) -> None:
     page.fill("#labeller-label", name)
     for id in ids:
-        page.locator(f'#labeller .tile[data-id="{id}"] .picture').click()
+        page.locator(f'#labeller .tile[data-id="{id}"] .image').click()
 
 
 def show_all(page) -> None:
     page.wait_for_selector("#labeller .tile")
-    page.locator("#labeller > * button", has_text="Show more pictures").click()
+    page.locator("#labeller > * button", has_text="Show more images").click()
     page.wait_for_function("() => document.querySelectorAll('#labeller .tile').length === 60")
 
 
 @pytest.mark.browser
-def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path):
+def test_labeled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path):
     page = opened("Probe", **PHONE)
     show_all(page)
     cats, coffees = ids_of(served, "cat", 6), ids_of(served, "coffee", 6)
     label(page, "a cat", [*cats, coffees[0]])
-    page.locator(f'#labeller .tile[data-id="{coffees[0]}"] .picture').click()  # taken off again
+    page.locator(f'#labeller .tile[data-id="{coffees[0]}"] .image').click()  # taken off again
     label(page, "coffee", coffees)
-    assert "12 pictures with 2 labels" in page.inner_text("#labeller .count")
+    assert "12 images with 2 labels" in page.inner_text("#labeller .count")
     page.fill("#probe-name input, #probe-name textarea", "clicked")
     page.click("#probe-fit")
     wait_for(page, "clicked is ready", "#probe-status")
@@ -62,7 +62,7 @@ def test_labelled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_pat
     assert kept.probe.classes == ("a cat", "coffee")
     assert kept.probe.fingerprint == served.bench.models.get().fingerprint
     assert (kept.about["rows"], kept.about["held_out"]) == (12, 2)
-    wait_for(page, "Learned from 12 pictures of 2 labels", "#probe-report")
+    wait_for(page, "Learned from 12 images of 2 labels", "#probe-report")
     assert page.inner_text("#probe-report .score strong") == f"{round(100 * kept.about['scores']['top1'])} %"
     cells = page.locator("#probe-report .confusion tbody td").all_inner_texts()
     assert [int(one or 0) for one in cells] == [n for row in kept.about["confusion"] for n in row]
@@ -112,8 +112,8 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     page = opened("Probe")
     page.wait_for_selector("#labeller .tile")
     page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "labels.csv"))
-    wait_for(page, "3 pictures with 1 label", "#labeller .count")
-    wait_for_pictures(page, "#labeller img")
+    wait_for(page, "3 images with 1 label", "#labeller .count")
+    wait_for_images(page, "#labeller img")
     shown = page.locator("#labeller .tile").evaluate_all("tiles => tiles.slice(0, 3).map(one => one.dataset.id)")
     assert shown == ids
     page.fill("#probe-name input, #probe-name textarea", "one")
@@ -125,7 +125,7 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     monkeypatch.setattr(probe_tab, "MOST", 2)
     (tmp_path / "more.csv").write_text("id,label\n" + "".join(f"{id},{i % 2}\n" for i, id in enumerate(ids)))
     page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "more.csv"))
-    wait_for(page, "3 pictures with 2 labels", "#labeller .count")
+    wait_for(page, "3 images with 2 labels", "#labeller .count")
     assert "1 of them is not shown here" in page.inner_text("#labeller .count")
     assert page.locator("#labeller .tile").count() == 2
     assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
@@ -154,7 +154,7 @@ def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
         page.fill("#probe-name input, #probe-name textarea", "evil")
         page.click("#probe-fit")
         wait_for(page, "evil is ready", "#probe-status")
-        wait_for(page, "Learned from 9 pictures of 3 labels", "#probe-report")
+        wait_for(page, "Learned from 9 images of 3 labels", "#probe-report")
         assert all(name in page.locator("#probe-report").text_content() for name in evil)
         page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
         page.wait_for_selector("#probe-verdict .said:visible")
@@ -162,7 +162,7 @@ def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
         open_tab(page, "Collections")
         wait_for(page, "of 12", "#shelf-status")
         assert set(page.locator("#shelf .caption").all_inner_texts()) == set(evil)
-        page.locator("#shelf .picture").first.click()
+        page.locator("#shelf .image").first.click()
         wait_for(page, "label", "#shelf-viewer dialog")
         assert any(name in page.inner_text("#shelf-viewer dialog") for name in evil)
         assert page.evaluate("window.hurt") is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from labelling import ids_of
+from labeling import ids_of
 
 from app import probing
 from app.page import Page
@@ -26,11 +26,11 @@ def test_of_many_items_the_program_stands_there_without_their_vectors(served, mo
     assert all(repr(id) in action.call for id in ids)
 
 
-def test_labels_of_pictures_that_are_not_there_are_a_sentence(served):
+def test_labels_of_images_that_are_not_there_are_a_sentence(served):
     """Fewer are found than are named, in whatever order."""
     prober = Prober(Page(served.bench))
     ids = ids_of(served, "cat", 2)
-    with pytest.raises(InvalidRequest, match="has no picture 'elsewhere' and 1 other, which the labels name"):
+    with pytest.raises(InvalidRequest, match="has no image 'elsewhere' and 1 other, which the labels name"):
         prober.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
     assert [one.id for one in prober.tiles("photos", ids[::-1])] == ids[::-1]
 

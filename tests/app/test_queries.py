@@ -66,9 +66,9 @@ def test_a_query_is_the_rest_call_that_finds_the_same():
     assert by_id.json == {"k": 5, "id": "a"}
     assert by_id.call == "client.collection('photos').search(id='a', k=5)"
     own = Sample(path=Path("/tmp/x/cat.jpg"), name="cat.jpg", vector=VECTOR, box=(1, 2, 3, 4))
-    by_picture = action_of(Query("photos", more=(own,), above=0.5))
-    assert by_picture.files == (("image", "cat.jpg"),)
-    assert by_picture.form == {"query": {"box": [1, 2, 3, 4], "k": 24, "score_threshold": 0.5}}
+    by_image = action_of(Query("photos", more=(own,), above=0.5))
+    assert by_image.files == (("image", "cat.jpg"),)
+    assert by_image.form == {"query": {"box": [1, 2, 3, 4], "k": 24, "score_threshold": 0.5}}
     several = action_of(Query("photos", more=(own, Sample(id="a")), less=(Sample(id="b"),)))
     assert several.json == {"k": 24, "positive": [{"vector": VECTOR}, {"id": "a"}], "negative": [{"id": "b"}]}
     assert action_of(Query("photos")).path == "/api/v1/collections/photos/items?limit=24"

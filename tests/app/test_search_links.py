@@ -10,7 +10,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_a_link_reopens_the_search_elsewhere(opened, pictures):
-    """By an item, and by a picture of one's own, of which the link holds the vector alone."""
+    """By an item, and by an image of one's own, of which the link holds the vector alone."""
     page = opened()
     upload(page, pictures[5])
     found, link = captions(page), page.url.partition("/ui/")[2]
@@ -34,20 +34,20 @@ def test_a_dead_link_is_one_sentence_and_the_page_works(opened, pictures, link, 
     page = opened(path=f"/ui/#{link}")
     page.wait_for_selector(".toast-body")
     assert sentence in page.inner_text(".toast-body")
-    wait_for(page, "24 of the 60 pictures in photos")
+    wait_for(page, "24 of the 60 images in photos")
     assert page.locator("#collection input").input_value() == "photos"
     assert page.url.endswith("#collection=photos")
     upload(page, pictures[5])
     found = page.url
     page.evaluate("link => { location.hash = link }", link)
-    wait_for(page, "24 of the 60 pictures in photos")
+    wait_for(page, "24 of the 60 images in photos")
     page.go_back()
     wait_for(page, "most similar")
     assert page.url == found
 
 
-def test_an_item_without_a_picture_is_searched_by(opened, served):
-    """One that was stored by its vector alone: there is nothing to draw on, and its neighbours are found."""
+def test_an_item_without_a_image_is_searched_by(opened, served):
+    """One that was stored by its vector alone: there is nothing to draw on, and its neighbors are found."""
     there = served.bench.collection("photos")
     there.upsert([Item("bare", there.scroll(limit=1).items[0].vector)])
     try:

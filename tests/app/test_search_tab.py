@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_pictures
+from browsing import PHONE, drag, open_tab, until_shown, wait_for, wait_for_images
 from searching import captions, ids, scores, upload
 
 pytestmark = pytest.mark.browser
@@ -12,10 +12,10 @@ pytestmark = pytest.mark.browser
 def test_two_actions_from_an_empty_browser_to_a_search_and_on_and_back(opened):
     """Opening is the first, a click the second; each further click searches on, and the browser's Back goes back."""
     page = opened()
-    wait_for(page, "24 of the 60 pictures in photos")
+    wait_for(page, "24 of the 60 images in photos")
     assert "knows no words" in page.inner_text("#intro"), "nobody is told that pictures are asked for, not words"
-    wait_for_pictures(page, "#tiles img")
-    first = page.locator("#tiles .picture").nth(2)
+    wait_for_images(page, "#tiles img")
+    first = page.locator("#tiles .image").nth(2)
     chosen = first.get_attribute("data-id")
     first.click()
     wait_for(page, "24 most similar of 60")
@@ -23,8 +23,8 @@ def test_two_actions_from_an_empty_browser_to_a_search_and_on_and_back(opened):
     assert chosen not in ids(page)
     assert scores(page) == sorted(scores(page), reverse=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 1440
-    again = page.locator("#tiles .picture").nth(3).get_attribute("data-id")
-    page.locator("#tiles .picture").nth(3).click()
+    again = page.locator("#tiles .image").nth(3).get_attribute("data-id")
+    page.locator("#tiles .image").nth(3).click()
     page.wait_for_function("id => location.hash.includes(id)", arg=again)
     page.go_back()
     page.wait_for_function("id => !document.querySelector(`#tiles [data-id='${id}']`)", arg=chosen)
@@ -33,7 +33,7 @@ def test_two_actions_from_an_empty_browser_to_a_search_and_on_and_back(opened):
     wait_for(page, "24 of the 60")
 
 
-def test_more_and_less_like_several_pictures(opened, served):
+def test_more_and_less_like_several_images(opened, served):
     """The same that the store finds by those examples."""
     from nnclr_hub.store.queries import search_like
 
@@ -65,7 +65,7 @@ def test_a_filter_and_a_least_score_leave_out(opened):
     wait_for(page, "All 20 that pass your filter, of 60 pictures in photos")
     assert set(captions(page)) == {"cat"}
     assert '"match": "cat"' in page.locator("#where textarea").input_value()
-    page.locator("#tiles .picture").first.click()
+    page.locator("#tiles .image").first.click()
     wait_for(page, "19 most similar")
     least = scores(page)[4]
     page.locator("#above textarea, #above input").fill(f"{least - 0.0006:.4f}")
@@ -91,10 +91,10 @@ def test_a_filter_that_is_no_json_is_a_sentence_and_changes_nothing(opened):
 def test_why_shows_where_on_the_hit_the_query_is_found(opened, pictures):
     page = opened()
     upload(page, pictures[5])
-    drag(page, "#query-picture .stage", (0.2, 0.2), (0.8, 0.9))
+    drag(page, "#query-image .stage", (0.2, 0.2), (0.8, 0.9))
     wait_for(page, "most similar")
     page.locator("#tiles .why").nth(1).click()
-    wait_for_pictures(page, "#viewer dialog[open] img", 2)
+    wait_for_images(page, "#viewer dialog[open] img", 2)
     words = page.inner_text("#viewer dialog")
     assert "your box" in words
     assert "It looked at the file that was indexed" in words
@@ -111,7 +111,7 @@ def test_the_original_is_the_file_while_it_is_the_same(opened, served, photos, p
     upload(page, pictures[5])
     best = ids(page)[0]
     page.locator("#tiles .view").first.click()
-    wait_for_pictures(page, "#viewer dialog[open] img")
+    wait_for_images(page, "#viewer dialog[open] img")
     assert "the file that was indexed" in page.inner_text("#viewer dialog")
     assert str(photos) not in page.content()
     page.keyboard.press("Escape")
@@ -145,7 +145,7 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
     assert page.locator("#tiles .delete").inner_text() == "Really delete 1?"
     assert served.bench.collection("photos").get(["throwaway"])
     page.locator("#tiles .delete").click()
-    wait_for(page, "of 60 pictures")
+    wait_for(page, "of 60 images")
     assert served.bench.collection("photos").get(["throwaway"]) == []
 
 
@@ -163,11 +163,11 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
         page.click("#create")
         wait_for(page, "album is empty", "#shelf-status")
         open_tab(page, "Probe")
-        wait_for(page, "There is no picture in this collection yet", "#labeller")
+        wait_for(page, "There is no image in this collection yet", "#labeller")
         assert page.locator("#probe-collection input").input_value() == "album"
         served.bench.add_images("album", [NewImage(name, pictures[0]) for name in "ab"])
         open_tab(page, "Search")
-        wait_for(page, "All 2 pictures in album")
+        wait_for(page, "All 2 images in album")
         assert page.locator("#collection input").input_value() == "album"
         page.go_back()
         wait_for(page, "most similar")
@@ -180,11 +180,11 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
 
 @pytest.mark.slow
 def test_a_double_click_is_one(opened):
-    """The second click falls upon what has taken the picture's place meanwhile."""
+    """The second click falls upon what has taken the image's place meanwhile."""
     page = opened()
     wait_for(page, "24 of the 60")
-    wait_for_pictures(page, "#tiles img")
-    place = page.locator("#tiles .picture").nth(2).bounding_box()
+    wait_for_images(page, "#tiles img")
+    place = page.locator("#tiles .image").nth(2).bounding_box()
     page.mouse.click(place["x"] + 40, place["y"] + 40)
     wait_for(page, "most similar")
     found = page.url
@@ -201,7 +201,7 @@ def test_more_than_the_most_at_a_time_is_the_most(opened):
     wait_for(page, "24 of the 60")
     page.locator("#narrow button").first.click()
     number = page.locator("#k input[type=number]")
-    for typed, shown in (("500", "All 60 pictures"), ("0", "1 of the 60")):
+    for typed, shown in (("500", "All 60 images"), ("0", "1 of the 60")):
         number.fill(typed)
         number.press("Tab")
         wait_for(page, shown)
@@ -237,16 +237,16 @@ def test_a_telephone_and_the_keyboard_find_everything(opened):
     """Nothing is wider than 390 pixels, and Tab and Enter do what a finger does."""
     page = opened(**PHONE)
     wait_for(page, "24 of the 60")
-    page.locator("#tiles .picture").nth(1).tap()
+    page.locator("#tiles .image").nth(1).tap()
     wait_for(page, "most similar")
-    wait_for_pictures(page, "#query-picture img")
+    wait_for_images(page, "#query-image img")
     page.locator("#narrow button").first.tap()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.locator("#tiles .picture").first.focus()
+    page.locator("#tiles .image").first.focus()
     for _ in range(4):
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('.tile') !== null")
-    page.locator("#tiles .picture").nth(2).focus()
+    page.locator("#tiles .image").nth(2).focus()
     before = page.url
     page.keyboard.press("Enter")
     page.wait_for_function("before => location.href !== before", arg=before)

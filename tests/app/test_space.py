@@ -110,7 +110,7 @@ def test_it_runs_where_the_package_is_not_installed(space, tmp_path):
 
 
 def wait_long(url: str, running: subprocess.Popen, log: Path) -> None:
-    """It indexes its pictures before it listens."""
+    """It indexes its images before it listens."""
     for _ in range(10):
         try:
             return wait(url)

@@ -1,4 +1,4 @@
-"""Steps of the search tab without a browser, on items that have no pictures: what is to be shown after each."""
+"""Steps of the search tab without a browser, on items that have no images: what is to be shown after each."""
 
 import base64
 from collections.abc import Iterator
@@ -70,13 +70,13 @@ def test_more_is_more_whatever_the_number_at_a_time_became(steps, k, then):
 
 @pytest.mark.parametrize("link", ["k=0", "k=101", "pages=0", "pages=1001"])
 def test_a_number_that_the_controls_do_not_have_is_refused(steps, link):
-    with pytest.warns(UserWarning, match="is not possible: show 1 to 100 pictures at a time"):
+    with pytest.warns(UserWarning, match="is not possible: show 1 to 100 images at a time"):
         shown = view(steps.start(f"collection=points&more=p00&{link}", {}, None))
     assert shown["query"] == Query("points")
 
 
 @pytest.mark.parametrize(("name", "lent"), [("cat.png", False), ("image.png", True), ("clipboard.png", True)])
-def test_a_picture_that_was_pasted_is_in_the_call_as_its_vector(steps, monkeypatch, tmp_path, name, lent):
+def test_a_image_that_was_pasted_is_in_the_call_as_its_vector(steps, monkeypatch, tmp_path, name, lent):
     """For there is no such file at the person's side."""
     vector = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
     monkeypatch.setattr(steps.finder, "embedded", lambda collection, sample: replace(sample, vector=vector))
@@ -90,7 +90,7 @@ def test_a_picture_that_was_pasted_is_in_the_call_as_its_vector(steps, monkeypat
 def test_what_cannot_be_done_is_not_advised(bench):
     """On a read-only server nobody makes or fills a collection on the page."""
     bench.store.create("empty", CollectionSpec(dim=4))
-    for read_only, way in ((False, "add pictures to it on the tab Collections"), (True, "its operator fills it")):
+    for read_only, way in ((False, "add images to it on the tab Collections"), (True, "its operator fills it")):
         steps = Steps(Page(bench, Terms(read_only=read_only)))
         assert view(steps.choose("empty", {}, 24))["status"] == f"**empty** is empty: {way}."
         assert view(steps.choose(None, {}, 24))["status"] == (NOTHING_HERE if read_only else NOTHING)
@@ -107,11 +107,11 @@ def test_what_cannot_be_done_is_not_advised(bench):
         ("more=v:AACAPwAAAAAAAAAAAAAAAA", False),
     ],
 )
-def test_a_score_of_1_is_explained_only_where_it_is_the_same_picture(steps, link, is_one):
-    """Of a vector nobody knows whether it is of a whole picture."""
+def test_a_score_of_1_is_explained_only_where_it_is_the_same_image(steps, link, is_one):
+    """Of a vector nobody knows whether it is of a whole image."""
     status = view(steps.start(f"collection=points&{link}", {}, None))["status"]
     assert "24 most similar of 60" in status
-    assert ("a score of 1 is the same picture" in status) is is_one
+    assert ("a score of 1 is the same image" in status) is is_one
 
 
 def test_a_tab_that_is_come_back_to_knows_the_collections_there_are_by_now(bench, steps):
@@ -137,7 +137,7 @@ def test_a_tab_that_is_come_back_to_knows_the_collections_there_are_by_now(bench
     assert [hit.id for hit in filled["hits"].hits] == ["a"]
     bench.collection("new").upsert([Item("b", np.ones(4, np.float32))])
     fuller = refreshed(filled)[1]
-    assert "All 2 pictures" in fuller["status"]
+    assert "All 2 images" in fuller["status"]
     assert refreshed(fuller)[1] is fuller
     bench.drop("new")
     names, there = refreshed(fuller)

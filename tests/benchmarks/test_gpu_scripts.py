@@ -43,7 +43,7 @@ def test_flops_are_those_of_the_products(script):
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         made.stepper._learner.backbone(torch.zeros(8, 3, 32, 32))
     forward = 2 * counter.get_total_flops()
-    # backward has twice the products of the forward pass, but for the pictures' own gradient
+    # backward has twice the products of the forward pass, but for the images' own gradient
     assert 2.5 * forward < whole < 3.2 * forward
     made.close()
 

@@ -61,7 +61,7 @@ def test_an_import_again_writes_what_is_missing(shards, store):
     assert store.get("photos").count() == 60
 
 
-def test_pictures_of_archives_are_told_apart_by_the_archive(encoder, photos, store, tmp_path):
+def test_images_of_archives_are_told_apart_by_the_archive(encoder, photos, store, tmp_path):
     for name in ("a.tar", "b.tar"):
         with tarfile.open(tmp_path / name, "w") as tar:
             tar.add(photos / "cat", "cat")
@@ -72,7 +72,7 @@ def test_pictures_of_archives_are_told_apart_by_the_archive(encoder, photos, sto
     assert {item.metadata["root"] for item in found} == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
 
 
-def test_pictures_of_one_path_are_refused_before_anything_is_written(encoder, photos, store, tmp_path):
+def test_images_of_one_path_are_refused_before_anything_is_written(encoder, photos, store, tmp_path):
     for year in ("2023", "2024"):
         shutil.copytree(photos / "cat", tmp_path / year)
     embed_shards(tmp_path / "w", [tmp_path / "2023", tmp_path / "2024"], encoder)

@@ -84,7 +84,7 @@ def test_parts_make_the_whole(encoder, photos, expected, tmp_path):
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
 
 
-def test_a_broken_picture_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, pictures, expected, tmp_path):
+def test_a_broken_image_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, pictures, expected, tmp_path):
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
     broken = copy / pictures[9].relative_to(photos)
@@ -100,7 +100,7 @@ def test_a_broken_picture_is_named_in_its_shard_and_can_be_tried_again(encoder, 
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
 
 
-def test_vectors_without_a_direction_are_broken_pictures(photos, tmp_path):
+def test_vectors_without_a_direction_are_broken_images(photos, tmp_path):
     class Odd:
         name, fingerprint, embed_dim = "odd", "0" * 32, 2
 

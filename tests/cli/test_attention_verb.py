@@ -58,7 +58,7 @@ def test_one_file(model, pictures, tmp_path):
         (["--box", "1,2,3,x"], "is not X0,Y0,X1,Y1: give 4 numbers"),
         (["--box", "9,9,3,12"], "has no area"),
         (["--point", "1,1", "--box", "1,2,3,4"], "Give --point or --box, not both"),
-        (["--point", "64,1"], "not inside the upright picture of 64 x 64"),
+        (["--point", "64,1"], "not inside the upright image of 64 x 64"),
         (["--head", "0"], "a ResNet, does not have: leave it out."),
         (["--out", "map.jpg"], "--out map.jpg must end in .png, for example --out map.png"),
         (["--threshold", "2"], "not in (0, 1]"),
@@ -75,7 +75,7 @@ def test_a_wrong_call_is_one_sentence(model, pictures, tmp_path, options, words)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_picture_is_never_written_over(model, pictures, tmp_path):
+def test_a_image_is_never_written_over(model, pictures, tmp_path):
     picture = tmp_path / "cat.png"
     Image.open(pictures[0]).save(picture)
     before = picture.read_bytes()
@@ -97,7 +97,7 @@ def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
 
 
 def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_path):
-    """Pictures that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
+    """Images that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
     map_, figure = tmp_path / "00-attention.png", tmp_path / "figure.png"
     grid = ("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.png")
     one = ("attention", pictures[0], "--model", model, "--out")

@@ -92,10 +92,10 @@ def test_a_folder_of_which_nothing_can_be_read_is_a_failure(tmp_path, store, mod
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
     call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
-    assert "No picture could be read, of 1 in all: see beside each name why" in said(*call, code=1)
+    assert "No image could be read, of 1 in all: see beside each name why" in said(*call, code=1)
 
 
-def test_a_search_names_every_picture_that_cannot_be_read_and_answers_for_the_others(folder, store, model, pictures):
+def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_others(folder, store, model, pictures):
     index(folder, store, model=model)
     gone = folder / "gone.jpg"
     broken = folder / "broken.jpg"
@@ -104,11 +104,11 @@ def test_a_search_names_every_picture_that_cannot_be_read_and_answers_for_the_ot
     assert code == 1
     assert "astronaut/03.jpg" in out
     first, second = err.splitlines()
-    assert first.startswith(f"Error: Image {broken}: This is not a picture")
+    assert first.startswith(f"Error: Image {broken}: This is not an image")
     assert second.startswith(f"Error: Image {gone}: The file cannot be opened")
 
 
-def test_search_finds_the_picture_itself_and_speaks_json(folder, store, model, pictures):
+def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, pictures):
     index(folder, store, model=model)
     code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "-k", 5, "--json")
     answer = json.loads(out)
@@ -194,7 +194,7 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model
     empty = tmp_path / "empty"
     empty.mkdir()
     call = ("--collection", "c", "--store", store)
-    assert "holds no picture" in said("index", empty, *call, "--model", model, code=2)
+    assert "holds no image" in said("index", empty, *call, "--model", model, code=2)
     assert "does not exist" in said("index", tmp_path / "nowhere", *call, code=2)
     assert not store.exists()
     assert "No model is called" in said("index", folder, *call, "--model", "nnclr_resnt", code=2)
@@ -217,7 +217,7 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model
     assert "KEY=VALUE" in said("pretrain", "small_cpu", "--set", "epochs", code=2)
     assert "must be above 0" in said("pretrain", "small_cpu", "--set", "epochs=0", code=2)
     assert "--data" in said("pretrain", "small_cpu", code=2)
-    assert "holds no picture" in said("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
+    assert "holds no image" in said("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
     assert not run.exists()
 
 

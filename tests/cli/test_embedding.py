@@ -33,7 +33,7 @@ def expected(model, pictures):
     return load_encoder(model, device="cpu").embed(pictures)
 
 
-def test_lines_come_for_pictures_of_a_folder_and_of_an_archive(photos, pictures, model, expected, tmp_path):
+def test_lines_come_for_images_of_a_folder_and_of_an_archive(photos, pictures, model, expected, tmp_path):
     with tarfile.open(tmp_path / "cats.tar", "w") as tar:
         tar.add(photos / "cat", "cat")
     lines, _ = nnclr("embed", photos / "astronaut", tmp_path / "cats.tar", "--model", model)
@@ -83,7 +83,7 @@ def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
         (("--part", "0/2", "--out", tmp_path / "v"), "Part 0 of 2 is not possible"),
         (("--part", "1/2", "--out", tmp_path / "v.npy"), f"--out {tmp_path / 'v'}"),
         (("--part", "1/2", "--ray", "local", "--out", tmp_path / "v"), "give --part or --ray"),
-        (("--shard-size", "0", "--out", tmp_path / "v"), "a shard holds 1 picture or more"),
+        (("--shard-size", "0", "--out", tmp_path / "v"), "a shard holds 1 image or more"),
         (("--precision", "int8", "--out", tmp_path / "v"), "is none of f32, f16"),
         (("--precision", "f16"), "are of what --out writes"),
         (("--out", tmp_path / "v.parquet"), "name a FILE.npy, or a folder"),
@@ -100,7 +100,7 @@ def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(pict
     folder = tmp_path / "odd"
     folder.mkdir()
     shutil.copy(pictures[0], folder / "two\nlines.jpg")
-    (folder / "broken.jpg").write_bytes(b"no picture")
+    (folder / "broken.jpg").write_bytes(b"no image")
     nnclr("embed", folder, "--model", model, "--out", tmp_path / "v.npy")
     assert (tmp_path / "v.txt").read_text().splitlines() == [f"{folder}/two\\nlines.jpg"]
     assert len(np.load(tmp_path / "v.npy")) == 1
@@ -124,9 +124,9 @@ def test_a_shard_is_as_large_as_the_librarys():
     assert f"[default: {plan.SHARD_SIZE}]" in nnclr("embed", "--help")[0]
 
 
-def test_nothing_but_broken_pictures_is_a_failure(model, tmp_path):
+def test_nothing_but_broken_images_is_a_failure(model, tmp_path):
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "one.jpg").write_bytes(b"no picture")
+    (tmp_path / "broken" / "one.jpg").write_bytes(b"no image")
     for out in ((), ("--out", tmp_path / "v"), ("--out", tmp_path / "v.npy")):
         assert (
             "No picture could be read, of 1 in all"

@@ -1,4 +1,4 @@
-"""--prune of a folder that lost all its pictures, or seems to have: into a store of this machine and to a server."""
+"""--prune of a folder that lost all its images, or seems to have: into a store of this machine and to a server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def server(model, tmp_path_factory, serve):
 
 @pytest.fixture
 def folder(pictures, tmp_path) -> Path:
-    """Three pictures in two folders."""
+    """Three images in two folders."""
     for i, name in enumerate(("cat/1.jpg", "cat/2.jpg", "3.jpg")):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(pictures[i], tmp_path / "photos" / name)
@@ -47,11 +47,11 @@ def index(request, model, tmp_path):
             bench.drop(info.name)
 
 
-def test_a_folder_that_lost_its_last_picture_loses_its_last_item(index, folder):
+def test_a_folder_that_lost_its_last_image_loses_its_last_item(index, folder):
     index(folder)
     for path in folder.rglob("*.jpg"):
         path.unlink()
-    assert "holds no picture" in index(folder)
+    assert "holds no image" in index(folder)
     report = index(folder, "--prune")
     assert (report["removed"], report["kept"], report["items"]) == (1, 2, 2), (
         "a disk may not be mounted at the empty folder"
@@ -76,11 +76,11 @@ def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, pictu
 def test_a_wrong_folder_is_refused_and_makes_nothing(index, folder, tmp_path):
     other = tmp_path / "other"
     (other / "texts").mkdir(parents=True)
-    assert "other holds no picture" in index(other, "--prune")
+    assert "other holds no image" in index(other, "--prune")
     assert not (tmp_path / "store").exists()
     index(folder)
     assert "the collection none of it" in index(other, "--prune")
-    assert "other holds no picture" in index(other, "--prune", into="d")
+    assert "other holds no image" in index(other, "--prune", into="d")
     assert index(folder)["items"] == 3
 
 

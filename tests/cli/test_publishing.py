@@ -29,7 +29,7 @@ def test_export_says_what_was_not_checked(model, tmp_path):
     assert code == 0
     assert "knn20/made_up 0.5: not checked" in text
     card = (tmp_path / "copy" / "README.md").read_text()
-    assert "Weights: mit. Training pictures: my own." in card
+    assert "Weights: mit. Training images: my own." in card
     code, text, _ = nnclr("export", model, tmp_path / "again", "--json")
     assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
 

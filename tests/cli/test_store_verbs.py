@@ -149,7 +149,7 @@ def test_names_come_and_go(nnclr):
 
 
 def test_a_collection_gets_another_name_and_keeps_its_aliases(nnclr):
-    assert "photos is called pictures now" in nnclr("rename", "photos", "pictures")[1]
+    assert "photos is called images now" in nnclr("rename", "photos", "pictures")[1]
     (row,) = json.loads(nnclr("list", "--json")[1])
     assert (row["name"], row["aliases"], row["items"]) == ("pictures", ["current"], 30)
     assert "'pictures'" in said(nnclr("rename", "current", "x"), 2)
@@ -218,10 +218,10 @@ def test_duplicates_are_shown_by_their_paths(nnclr, store):
         collection = opened.get("photos")
         items = collection.get([f"i{n:02}" for n in range(30)])
         collection.upsert([replace(one, metadata={**one.metadata, "root": "/pictures"}) for one in items[:29]])
-    assert "In /pictures:\n\n3 alike:\n  0.jpg\n" in nnclr("duplicates", "photos")[1]
+    assert "In /images:\n\n3 alike:\n  0.jpg\n" in nnclr("duplicates", "photos")[1]
     with open_store(str(store)) as opened:
         opened.get("photos").upsert([replace(items[0], metadata={**items[0].metadata, "root": "/others"})])
-    assert "3 alike:\n  /others/0.jpg\n  /pictures/1.jpg\n" in nnclr("duplicates", "photos")[1]
+    assert "3 alike:\n  /others/0.jpg\n  /images/1.jpg\n" in nnclr("duplicates", "photos")[1]
     assert "give a score" in said(nnclr("duplicates", "photos", "--near", 7), 2)
     assert "--near" in said(nnclr("duplicates", "photos", "--exact"), 2)
 

@@ -58,18 +58,18 @@ def test_models_and_readiness(client, encoder):
 
 
 def test_it_embeds_what_the_library_embeds(client, encoder, pictures):
-    """Paths, bytes, PIL pictures and arrays, more than a request holds, in order."""
+    """Paths, bytes, PIL images and arrays, more than a request holds, in order."""
     many = [*pictures, *pictures[:10]]
     np.testing.assert_allclose(client.embed(many), encoder.embed(many), atol=1e-5)
     image = Image.open(pictures[0]).convert("RGB")
     forms = [str(pictures[0]), pictures[0].read_bytes(), image, np.asarray(image)]
     np.testing.assert_allclose(client.embed(forms), np.repeat(encoder.embed(pictures[:1]), 4, axis=0), atol=1e-5)
     assert client.embed([]).shape == (0, 32)
-    with pytest.raises(InvalidRequest, match="no picture"):
+    with pytest.raises(InvalidRequest, match="no image"):
         client.embed([3])
 
 
-def test_one_bad_picture_is_its_own_error(client, encoder, pictures, tmp_path):
+def test_one_bad_image_is_its_own_error(client, encoder, pictures, tmp_path):
     answers = client.embed_each([pictures[0], b"garbage", tmp_path / "missing.jpg", pictures[1]])
     np.testing.assert_allclose([answers[0], answers[3]], encoder.embed(pictures[:2]), atol=1e-5)
     assert isinstance(answers[1], UnsupportedImage)
@@ -164,7 +164,7 @@ def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
     assert (call.path, dict(call.params)) == ("/api/v1/collections/photos/count", {"where": '{"must":[]}'})
 
 
-def test_pictures_go_in_with_an_error_each(photos_there, pictures):
+def test_images_go_in_with_an_error_each(photos_there, pictures):
     errors = photos_there.add_images(
         [Picture("a", pictures[0], {"n": 1}), Picture("b", b"garbage"), Picture("c", pictures[1])]
     )
@@ -242,12 +242,12 @@ def test_the_client_needs_neither_torch_nor_faiss():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_single_picture_is_asked_for_in_a_list_and_a_bad_one_is_named(client, pictures, tmp_path):
+def test_a_single_image_is_asked_for_in_a_list_and_a_bad_one_is_named(client, pictures, tmp_path):
     for single in (str(pictures[0]), pictures[0], pictures[0].read_bytes()):
         with pytest.raises(InvalidRequest, match="Give a list of images, even for one"):
             client.embed(single)
-    (tmp_path / "note.txt").write_text("no picture")
-    with pytest.raises(ImageError, match=r"Image .*note\.txt: This is not a picture"):
+    (tmp_path / "note.txt").write_text("no image")
+    with pytest.raises(ImageError, match=r"Image .*note\.txt: This is not an image"):
         client.embed([pictures[0], tmp_path / "note.txt"])
 
 

@@ -98,11 +98,11 @@ def test_a_folder_of_the_server_is_indexed_there(client, photos):
     client.collections.drop("there")
 
 
-def test_a_probe_is_fitted_on_rows_and_on_pictures(client, encoder, pictures):
+def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, pictures):
     labels = [path.parent.name for path in pictures]
     by_rows = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels, l2=0.01)
-    by_pictures = client.probes.fit("pictures", images=pictures, labels=labels, l2=0.01)
-    for job in (by_rows, by_pictures):
+    by_images = client.probes.fit("pictures", images=pictures, labels=labels, l2=0.01)
+    for job in (by_rows, by_images):
         client.jobs.wait(job.id)
     answers = [[one.label for one in client.probes.predict(name, pictures)] for name in ("rows", "pictures")]
     assert answers[0] == answers[1]

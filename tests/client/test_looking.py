@@ -1,4 +1,4 @@
-"""Attention by the client: the library's maps, drawn over pictures that never left this side."""
+"""Attention by the client: the library's maps, drawn over images that never left this side."""
 
 import asyncio
 from collections.abc import Iterator

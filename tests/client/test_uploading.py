@@ -115,7 +115,7 @@ def test_a_name_that_no_request_can_carry_is_listed(collection, folder):
     assert "UTF-8" in report.broken[0][1]
 
 
-def test_shrunk_pictures_are_sent_smaller_and_found_all_the_same(server, collection, folder):
+def test_shrunk_images_are_sent_smaller_and_found_all_the_same(server, collection, folder):
     rng = np.random.default_rng(0)
     large = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)).resize((1600, 1200))
     large.save(folder / "large.png")
@@ -185,8 +185,8 @@ def test_the_awaited_client_takes_up_a_folder_too(server, folder):
     asyncio.run(_index(server.url, folder))
 
 
-def test_a_request_holds_what_is_said_about_its_pictures_too():
-    """Pictures that fit into one request by themselves, and not with their metadata."""
+def test_a_request_holds_what_is_said_about_its_images_too():
+    """Images that fit into one request by themselves, and not with their metadata."""
     pictures = [Picture(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
     steps = add_images("photos", pictures)
     step, sent = next(steps), []

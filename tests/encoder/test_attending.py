@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import randomised
+from conftest import randomized
 
 from nnclr_hub import Encoder, Point, load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
@@ -21,7 +21,7 @@ def encoder(request, model):
     if request.param == "resnet":
         return load_encoder(model, device="cpu")
     torch.manual_seed(0)
-    backbone = randomised(create_backbone("test_vit", model_args={"dynamic_img_size": False}))
+    backbone = randomized(create_backbone("test_vit", model_args={"dynamic_img_size": False}))
     return Encoder(backbone, Preprocessing(160), device="cpu")
 
 
@@ -63,8 +63,8 @@ def test_attention_stays_with_torch_in_float32_whatever_the_backend(model, pictu
     assert np.abs(other.embed(pictures[:1]) - plain.embed(pictures[:1])).max() > 0
 
 
-def test_the_tokens_of_a_picture_at_its_own_size_are_the_features_of_its_map(model):
-    """Two ways to the same F: a picture that the transform leaves as it is."""
+def test_the_tokens_of_a_image_at_its_own_size_are_the_features_of_its_map(model):
+    """Two ways to the same F: an image that the transform leaves as it is."""
     encoder = load_encoder(model, device="cpu")
     x = torch.randint(0, 255, (1, 3, 224, 256), dtype=torch.uint8)
     array = x[0].permute(1, 2, 0).numpy()

@@ -1,4 +1,4 @@
-"""docs/attention.md: its Python and its commands run, in a folder with the pictures that they name."""
+"""docs/attention.md: its Python and its commands run, in a folder with the images that they name."""
 
 import re
 import shlex
@@ -47,8 +47,8 @@ def test_its_commands_run(folder):
     assert {"attention/dog-attention.png", "found/1-park-attention.png", "found/figure.png", "grid.png"} <= made
 
 
-def test_what_it_says_of_a_box_in_other_pictures(folder):
-    """The table's row: on pictures that are one and the same, the map is the same."""
+def test_what_it_says_of_a_box_in_other_images(folder):
+    """The table's row: on images that are one and the same, the map is the same."""
     from nnclr_hub import Box
 
     encoder = load_encoder("nnclr_resnet18_small_cpu_starter")

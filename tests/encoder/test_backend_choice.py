@@ -13,7 +13,7 @@ import torch
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends import choice, parse_backend
 from nnclr_hub.encoder.backends.opening import open_backend
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
 CPU = torch.device("cpu")
@@ -159,10 +159,10 @@ def test_auto_on_a_real_network_is_one_of_the_candidates_and_near(model, picture
     assert float(cosine) >= 0.999
 
 
-def test_the_probe_pictures_are_the_same_each_time_and_no_noise():
-    """Neighbouring pixels are alike, pictures are not, and 8 of them are there."""
-    pictures = probe_pictures(64)
-    np.testing.assert_array_equal(pictures, probe_pictures(64))
+def test_the_probe_images_are_the_same_each_time_and_no_noise():
+    """Neighboring pixels are alike, images are not, and 8 of them are there."""
+    pictures = probe_images(64)
+    np.testing.assert_array_equal(pictures, probe_images(64))
     assert pictures.shape == (8, 64, 64, 3)
     flat = pictures.astype(float)
     for one in flat:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends import choice
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 
 CPU = torch.device("cpu")
 EXACT, NEAR = ("openvino", "onnx"), ("torch-bf16", "openvino-bf16")
@@ -39,16 +39,16 @@ def need(backend: str) -> None:
 
 
 def crops_for(encoder, count: int) -> np.ndarray:
-    return probe_pictures(encoder.transform.preprocessing.input_size, count)
+    return probe_images(encoder.transform.preprocessing.input_size, count)
 
 
 def test_the_default_is_torch_and_gives_timms_vectors(folder):
-    """timm's network on what numpy normalises."""
+    """timm's network on what numpy normalizes."""
     encoder = load_encoder(folder, device="cpu")
     assert (encoder.backend.name, encoder.backend.buckets, encoder.precision) == ("torch", None, "fp32")
     crops = crops_for(encoder, 5)
-    colours = encoder.transform.preprocessing
-    x = torch.from_numpy(((crops / 255 - colours.mean) / colours.std).astype(np.float32)).permute(0, 3, 1, 2)
+    colors = encoder.transform.preprocessing
+    x = torch.from_numpy(((crops / 255 - colors.mean) / colors.std).astype(np.float32)).permute(0, 3, 1, 2)
     with torch.no_grad():
         wanted = F.normalize(timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x))
     np.testing.assert_allclose(encoder.forward_crops(crops), wanted, atol=1e-5)
@@ -77,7 +77,7 @@ def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend):
 
 @pytest.mark.parametrize("backend", ["openvino", "torch-bf16"])
 def test_every_way_in_goes_through_the_backend(model, pictures, backend, monkeypatch):
-    """Pictures, bytes and uint8 tensors do, raw or at length 1; floats, which are transformed already, and
+    """Images, bytes and uint8 tensors do, raw or at length 1; floats, which are transformed already, and
     feature maps do not."""
     need(backend)
     torchs, other = (load_encoder(model, device="cpu", backend=name) for name in ("torch", backend))
@@ -114,7 +114,7 @@ def test_the_fingerprint_is_the_networks_not_the_backends(model):
 def test_many_threads_get_what_one_gets(model, backend):
     need(backend)
     encoder = load_encoder(model, device="cpu", backend=backend)
-    batches = [probe_pictures(48, 8)[i:] for i in range(8)]
+    batches = [probe_images(48, 8)[i:] for i in range(8)]
     wanted = [encoder.forward_crops(batch) for batch in batches]
     with ThreadPoolExecutor(8) as pool:
         for turn, got in enumerate(pool.map(encoder.forward_crops, batches * 8)):
@@ -125,7 +125,7 @@ def test_a_result_is_the_callers_own(model):
     """The next batch does not write over it."""
     need("openvino")
     encoder = load_encoder(model, device="cpu", backend="openvino")
-    crops = probe_pictures(48, 4)
+    crops = probe_images(48, 4)
     first = encoder.backend.run(crops)
     before = first.copy()
     encoder.backend.run(crops[::-1])

@@ -1,4 +1,4 @@
-"""The encoder: the same vectors by every way in, and one bad picture for itself."""
+"""The encoder: the same vectors by every way in, and one bad image for itself."""
 
 import copy
 from pathlib import Path
@@ -47,13 +47,13 @@ def test_all_kinds_of_input_give_the_same_vector(encoder, pictures):
     np.testing.assert_allclose(encoder.embed(encoder.transform(path)[None])[0], want, atol=1e-5)
 
 
-def test_a_picture_has_the_same_vector_alone_and_in_any_batch(encoder, pictures):
+def test_a_image_has_the_same_vector_alone_and_in_any_batch(encoder, pictures):
     many = encoder.embed(pictures * 3)  # 180: three batches
     alone = np.concatenate([encoder.embed([path]) for path in pictures[:10]])
     np.testing.assert_allclose(many[:10], alone, atol=1e-5)
 
 
-def test_one_bad_picture_is_its_own_error(encoder, pictures, tmp_path):
+def test_one_bad_image_is_its_own_error(encoder, pictures, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(pictures[0].read_bytes()[:500])
     results = encoder.embed_each([pictures[0], broken, b"", pictures[1]])
@@ -90,7 +90,7 @@ def test_generators_are_read_batch_by_batch(encoder, pictures):
     "images",
     ["picture.jpg", torch.zeros(3, 48, 48), torch.zeros(1, 3, 48, 48, dtype=torch.int64), [np.zeros((4, 4), bool)]],
 )
-def test_what_is_no_list_of_pictures_is_refused(encoder, images):
+def test_what_is_no_list_of_images_is_refused(encoder, images):
     with pytest.raises(InvalidRequest):
         encoder.embed(images)
 
@@ -105,11 +105,11 @@ def test_a_tensor_of_any_float_type_and_length_is_taken(encoder, pictures):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.float32, np.float64])
-def test_an_array_of_grey_is_the_tiff_of_such_numbers(encoder, tmp_path, dtype):
+def test_an_array_of_gray_is_the_tiff_of_such_numbers(encoder, tmp_path, dtype):
     """As `tifffile.imread` gives it; float64, which is read from no file, as float32."""
-    grey = (np.add.outer(np.arange(64), np.arange(80)) % 256).astype(dtype)
-    tifffile.imwrite(tmp_path / "grey.tif", grey.astype(np.float32) if dtype == np.float64 else grey)
-    np.testing.assert_array_equal(encoder.embed([grey]), encoder.embed([tmp_path / "grey.tif"]))
+    gray = (np.add.outer(np.arange(64), np.arange(80)) % 256).astype(dtype)
+    tifffile.imwrite(tmp_path / "gray.tif", gray.astype(np.float32) if dtype == np.float64 else gray)
+    np.testing.assert_array_equal(encoder.embed([gray]), encoder.embed([tmp_path / "gray.tif"]))
 
 
 @pytest.mark.parametrize("one", [None, 3, np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8), np.uint16), Path("a.jpg")])
@@ -118,7 +118,7 @@ def test_what_is_no_list_is_told_how_one_is_given(encoder, one):
         encoder.embed(one)
 
 
-def test_an_array_of_channels_first_is_a_tensor_and_one_of_channels_last_are_pictures(encoder, pictures):
+def test_an_array_of_channels_first_is_a_tensor_and_one_of_channels_last_are_images(encoder, pictures):
     """Whole pixels get the whole transform, floats are taken as transformed."""
     pixels = np.stack([np.asarray(Image.open(path)) for path in pictures[:3]])  # (3, 64, 64, 3)
     want = encoder.embed(list(pixels))
@@ -144,8 +144,8 @@ def test_a_transformed_tensor_of_another_size_is_refused_where_the_network_has_o
         vit.embed(torch.zeros(1, 3, 48, 64))
 
 
-def test_the_first_bad_picture_ends_embed_at_once(encoder, pictures):
-    """A long list is not run to its end first; tokens names the picture as well."""
+def test_the_first_bad_image_ends_embed_at_once(encoder, pictures):
+    """A long list is not run to its end first; tokens names the image as well."""
     forwards = []
     original = encoder.forward_crops
     encoder.forward_crops = lambda crops, **how: (forwards.append(len(crops)), original(crops, **how))[1]
@@ -191,7 +191,7 @@ def test_tokens_are_the_map_before_pooling(make_model, pictures, architecture, a
         assert tokens.min() >= 0  # after the ReLU
 
 
-def test_tokens_of_no_picture_are_refused(encoder):
+def test_tokens_of_no_image_are_refused(encoder):
     for none in ([], torch.zeros(0, 3, 48, 48), torch.zeros(0, 3, 48, 48, dtype=torch.uint8)):
         with pytest.raises(InvalidRequest, match="No image was given: tokens needs at least one"):
             encoder.tokens(none)

@@ -16,7 +16,7 @@ from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
 
 class Counting:
-    """An encoder that counts the pictures it has seen, and may stop."""
+    """An encoder that counts the images it has seen, and may stop."""
 
     name, fingerprint, embed_dim = "counting", "f1", 3
 
@@ -164,9 +164,9 @@ def test_what_was_broken_is_tried_again(files, tmp_path):
     assert (found.broken, last.seen, found.raw[2, 0]) == ({}, 1, 2)
 
 
-def test_broken_pictures_are_listed_and_not_numbers(model, pictures, tmp_path):
+def test_broken_images_are_listed_and_not_numbers(model, pictures, tmp_path):
     bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"no image")
     found = extract_features(load_encoder(model), [pictures[0], bad], folder=tmp_path / "f")
     assert list(found.broken) == [1]
     assert np.isnan(found.raw[1]).all()
@@ -182,6 +182,6 @@ def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DiskFull, match="Features of 60 pictures do not fit"):
+    with pytest.raises(DiskFull, match="Features of 60 images do not fit"):
         extract_features(Counting(), pictures, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What has become of a folder's pictures since it was indexed."""
+"""What has become of a folder's images since it was indexed."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which files of a folder are its pictures."""
+"""Which files of a folder are its images."""
 
 import logging
 
@@ -22,7 +22,7 @@ def names(folder):
 
 
 def test_links_to_folders_are_not_followed_and_counted_once(folder, tmp_path, caplog):
-    """Neither in a circle nor elsewhere; links to files are pictures like others."""
+    """Neither in a circle nor elsewhere; links to files are images like others."""
     (folder / "circle").symlink_to(folder)
     (folder / "cat" / "elsewhere").symlink_to(tmp_path)
     (folder / ".hidden").symlink_to(tmp_path)

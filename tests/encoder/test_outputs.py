@@ -1,4 +1,4 @@
-"""What networks make of pictures: vectors of the length that is said, and the map before they are pooled."""
+"""What networks make of images: vectors of the length that is said, and the map before they are pooled."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ HIDDEN = [("mobilenetv3_small_050", "avg"), ("lcnet_035", "avg"), ("inception_ne
 
 
 @pytest.mark.parametrize(("name", "pool"), [("resnet18", "avg"), ("test_vit", "token"), *HIDDEN])
-def test_a_backbone_gives_one_vector_a_picture(name, pool):
+def test_a_backbone_gives_one_vector_a_image(name, pool):
     backbone = create_backbone(name).eval()
     assert backbone(torch.zeros(2, 3, 160, 160)).shape == (2, vector_length(backbone))
     assert pooling(backbone) == pool

@@ -42,7 +42,7 @@ def test_every_promised_format_is_read(format):
     assert np.abs(np.asarray(read).mean(axis=(0, 1)) - (200, 100, 50)).max() < 8
 
 
-def test_pictures_are_turned_upright_by_their_exif():
+def test_images_are_turned_upright_by_their_exif():
     picture = Image.new("RGB", (20, 10), "red")
     picture.paste("blue", (0, 0, 10, 10))
     exif = Image.Exif()
@@ -69,7 +69,7 @@ def test_sixteen_bits_are_scaled_and_not_clipped():
         (Image.new("RGBA", (4, 4), (0, 0, 0, 127)), (128, 128, 128)),
     ],
 )
-def test_grey_becomes_rgb_and_transparency_goes_over_white(image, pixel):
+def test_gray_becomes_rgb_and_transparency_goes_over_white(image, pixel):
     assert decode_image(encoded(image)).getpixel((1, 1)) == pixel
 
 
@@ -82,7 +82,7 @@ def test_the_first_of_several_frames_counts():
     )
 
 
-def test_one_pixel_is_a_picture_and_extreme_aspects_need_little_memory():
+def test_one_pixel_is_a_image_and_extreme_aspects_need_little_memory():
     transform = EvalTransform(Preprocessing(224))
     for size in ((1, 1), (1, 3000), (3000, 1), (8000, 16)):
         picture = decode_image(encoded(Image.new("RGB", size, "green")))
@@ -117,7 +117,7 @@ def png_that_claims(width: int, height: int) -> bytes:
         (Image.fromarray(np.zeros((4, 4), np.uint8)).tobytes(), ImageError),
     ],
 )
-def test_what_is_no_picture_is_one_error_with_a_sentence(data, kind):
+def test_what_is_no_image_is_one_error_with_a_sentence(data, kind):
     with pytest.raises(kind) as caught:
         decode_image(data)
     assert str(caught.value).endswith(".")
@@ -143,7 +143,7 @@ def test_what_is_no_source_at_all_is_the_callers_mistake(source):
 
 
 def test_no_warning_escapes_from_threads():
-    """A picture that Pillow warns of, decoded by many threads at once; warnings are errors in these tests."""
+    """An image that Pillow warns of, decoded by many threads at once; warnings are errors in these tests."""
     exif = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"  # tells of entries that are not there
     data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG", exif=exif)
     before = list(warnings.filters)
@@ -182,13 +182,13 @@ def test_what_timms_settings_leave_out_has_timms_defaults():
     ],
     ids=str,
 )
-def test_settings_that_no_picture_could_go_through_are_refused(harm):
+def test_settings_that_no_image_could_go_through_are_refused(harm):
     with pytest.raises(WeightsMismatch, match=r"This preprocessing cannot be done \(.+\): correct pretrained_cfg"):
         Preprocessing.from_pretrained_cfg(harm)
 
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)])
-def test_both_layouts_of_crops_are_normalised_alike(layout):
+def test_both_layouts_of_crops_are_normalized_alike(layout):
     crops = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
     preprocessing = Preprocessing(8)
     want = (crops / 255 - preprocessing.mean) / preprocessing.std
@@ -224,7 +224,7 @@ def test_vectors_through_our_transform_are_those_through_timms():
     ],
 )
 def test_the_transform_is_timms(size, input_size, crop_pct, crop_mode):
-    """Within one grey level in the mean of timm's evaluation transform, though it crops before it resizes."""
+    """Within one gray level in the mean of timm's evaluation transform, though it crops before it resizes."""
     rng = np.random.default_rng(0)
     small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
     picture = small.resize(size, Image.Resampling.BICUBIC)
@@ -239,8 +239,8 @@ def test_the_transform_is_timms(size, input_size, crop_pct, crop_mode):
         interpolation="bicubic",
     )
     ours, theirs = EvalTransform(preprocessing)(picture), reference(picture)
-    grey_levels = (ours - theirs).abs() * torch.tensor(preprocessing.std)[:, None, None] * 255
-    assert grey_levels.mean() < 1.0
+    gray_levels = (ours - theirs).abs() * torch.tensor(preprocessing.std)[:, None, None] * 255
+    assert gray_levels.mean() < 1.0
 
 
 @pytest.mark.data

@@ -55,7 +55,7 @@ def test_a_large_jpeg_keeps_twice_the_pixels_that_are_needed(size, wanted):
 @pytest.mark.parametrize("size", [(2000, 1500), (1030, 1501), (4001, 777)])
 def test_the_crop_of_a_scaled_jpeg_is_that_of_the_whole(size, orientation):
     """Within 36 dB on fine detail, lying any way: a shift by half a pixel would leave 30. A last column or row that
-    the scaled picture only half fills counts for what it is."""
+    the scaled image only half fills counts for what it is."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(photo(size), "JPEG", quality=90, exif=exif)

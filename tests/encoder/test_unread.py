@@ -10,11 +10,11 @@ import tifffile
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import UnsupportedImage
 
-GREY = np.arange(256).reshape(16, 16)
+GRAY = np.arange(256).reshape(16, 16)
 
 
 def tiff(channels: int, photometric: int = 2) -> bytes:
-    """4 x 4 pixels of 8 bits a channel; photometric 2 is RGB, 1 is grey, each with further channels."""
+    """4 x 4 pixels of 8 bits a channel; photometric 2 is RGB, 1 is gray, each with further channels."""
     tags = [
         (256, 3, 1, 4),  # width
         (257, 3, 1, 4),  # height
@@ -54,16 +54,16 @@ def written(numbers: np.ndarray, big: bool = False) -> bytes:
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
-        ((GREY / 255).astype(np.float64), "1 channel of 64-bit floats"),
-        ((GREY / 255).astype(np.float16), "1 channel of 16-bit floats"),
-        ((GREY[..., None].repeat(3, -1) / 255).astype(np.float32), "3 channels of 32-bit floats"),
-        (GREY.astype(np.uint64), "1 channel of 64-bit unsigned integers"),
-        ((GREY - 128).astype(np.int8), "1 channel of 8-bit signed integers"),
+        ((GRAY / 255).astype(np.float64), "1 channel of 64-bit floats"),
+        ((GRAY / 255).astype(np.float16), "1 channel of 16-bit floats"),
+        ((GRAY[..., None].repeat(3, -1) / 255).astype(np.float32), "3 channels of 32-bit floats"),
+        (GRAY.astype(np.uint64), "1 channel of 64-bit unsigned integers"),
+        ((GRAY - 128).astype(np.int8), "1 channel of 8-bit signed integers"),
     ],
     ids=["float64", "float16", "float32 RGB", "uint64", "int8"],
 )
 @pytest.mark.parametrize("big", [False, True], ids=["TIFF", "BigTIFF"])
-def test_a_tiff_of_other_numbers_is_told_from_no_picture(numbers, kind, big):
+def test_a_tiff_of_other_numbers_is_told_from_no_image(numbers, kind, big):
     with pytest.raises(UnsupportedImage, match=f"This TIFF holds {kind}, which we do not read: save it as"):
         decode_image(written(numbers, big))
 
@@ -71,25 +71,25 @@ def test_a_tiff_of_other_numbers_is_told_from_no_picture(numbers, kind, big):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.uint32, np.float32])
 @pytest.mark.parametrize("big", [False, True], ids=["TIFF", "BigTIFF"])
 def test_the_numbers_that_the_sentence_names_are_read(dtype, big):
-    np.testing.assert_array_equal(np.asarray(decode_image(written(GREY.astype(dtype), big)))[..., 0], GREY)
+    np.testing.assert_array_equal(np.asarray(decode_image(written(GRAY.astype(dtype), big)))[..., 0], GRAY)
 
 
 @pytest.mark.parametrize("tag", [256, 259, 262], ids=["width", "compression", "photometric"])
 def test_a_damaged_tiff_of_usual_numbers_is_not_blamed_on_them(tag):
     """Its sentence would say that 8 bits are not read, and to save it with 8."""
-    data = bytearray(written(GREY.astype(np.uint8)))
+    data = bytearray(written(GRAY.astype(np.uint8)))
     start = struct.unpack_from("<I", data, 4)[0]
     for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
         if struct.unpack_from("<H", data, place)[0] == tag:
             struct.pack_into("<H", data, place + (0 if tag == 256 else 8), 9)
-    with pytest.raises(UnsupportedImage, match="not a picture in a format we read"):
+    with pytest.raises(UnsupportedImage, match="not an image in a format we read"):
         decode_image(bytes(data))
 
 
-def test_the_rest_is_no_picture():
+def test_the_rest_is_no_image():
     """A TIFF's first bytes alone, and none."""
     for data in (b"II*\0", b"II*\0" + b"\xff" * 40, b"MM\0*" + bytes(8), b"hello"):
-        with pytest.raises(UnsupportedImage, match="not a picture in a format we read"):
+        with pytest.raises(UnsupportedImage, match="not an image in a format we read"):
             decode_image(data)
 
 
@@ -100,9 +100,9 @@ def test_an_empty_file_says_so():
 
 def test_a_stack_is_read_by_its_first_page_and_its_folder_told_of_once(tmp_path, caplog):
     for name in ("a.tif", "b.tif"):
-        tifffile.imwrite(tmp_path / name, np.stack([GREY, GREY[::-1]]).astype(np.uint8), photometric="minisblack")
-    tifffile.imwrite(tmp_path / "one.tif", GREY.astype(np.uint8))
+        tifffile.imwrite(tmp_path / name, np.stack([GRAY, GRAY[::-1]]).astype(np.uint8), photometric="minisblack")
+    tifffile.imwrite(tmp_path / "one.tif", GRAY.astype(np.uint8))
     for name in ("one.tif", "a.tif", "b.tif"):
-        np.testing.assert_array_equal(np.asarray(decode_image(tmp_path / name))[..., 0], GREY)
+        np.testing.assert_array_equal(np.asarray(decode_image(tmp_path / name))[..., 0], GRAY)
     (told,) = (record.getMessage() for record in caplog.records)
     assert told.startswith(f"{tmp_path}/a.tif has several pages, of which the first alone is read")

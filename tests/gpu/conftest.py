@@ -2,7 +2,7 @@
 
     NNCLR_GPU_DEVICE=cpu python -m pytest -m gpu tests/gpu
 
-What only a GPU has is skipped there. Pictures are made here, so that these tests need no package beyond what training
+What only a GPU has is skipped there. Images are made here, so that these tests need no package beyond what training
 needs.
 """
 
@@ -34,7 +34,7 @@ def cuda(device) -> torch.device:
 
 @pytest.fixture(scope="session")
 def blobs(tmp_path_factory) -> Path:
-    """64 pictures of coloured noise in two class folders."""
+    """64 images of colored noise in two class folders."""
     folder, rng = tmp_path_factory.mktemp("blobs"), np.random.default_rng(0)
     for label in ("a", "b"):
         (folder / label).mkdir()

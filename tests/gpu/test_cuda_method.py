@@ -17,11 +17,11 @@ from training.data.image_pack import ImagePack
 from training.data.operations import compiled
 from training.distributed import Ranks
 from training.monitor import rankme
-from training.optimisation import Schedule, make_optimizer
+from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.step import Stepper
 
-# what torch warns of on a GPU, such as its look-out for synchronisation being a prototype, is to be read, not to fail
+# what torch warns of on a GPU, such as its look-out for synchronization being a prototype, is to be read, not to fail
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
@@ -33,7 +33,7 @@ def test_augmentation_is_the_same_on_both_devices(name, device, full_precision):
             make_view(images.to(where), torch.ones(32), replace(view, size=64), torch.Generator().manual_seed(3)).cpu()
             for where in ("cpu", device)
         )
-        # a value at the edge between two steps of quality, or of solarisation, may fall to either side
+        # a value at the edge between two steps of quality, or of solarization, may fall to either side
         assert ((cpu - gpu).abs() > 2e-3).float().mean() < 1e-3
 
 
@@ -130,7 +130,7 @@ def stepper_on(device: str, *settings: str) -> tuple[Stepper, Batches]:
     ids=" ".join,
 )
 def test_a_step_never_makes_the_device_wait(cuda, settings):
-    """torch refuses what synchronises; placing the pictures and the first step may."""
+    """torch refuses what synchronizes; placing the images and the first step may."""
     stepper, batches = stepper_on("cuda", *settings)
     stepper.take(batches.at(0), 0)
     torch.cuda.set_sync_debug_mode("error")
@@ -155,7 +155,7 @@ def test_views_and_weights_are_channels_last(device):
     assert not others
 
 
-def test_pictures_that_fit_lie_on_the_device(device):
+def test_images_that_fit_lie_on_the_device(device):
     _, batches = stepper_on(device)
     assert batches.resident
     assert batches.at(0).images.device.type == device

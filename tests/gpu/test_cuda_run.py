@@ -20,7 +20,7 @@ from training.checkpoint import load_checkpoint
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
-# what torch warns of on a GPU, such as its look-out for synchronisation being a prototype, is to be read, not to fail
+# what torch warns of on a GPU, such as its look-out for synchronization being a prototype, is to be read, not to fail
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@
 
     python doors.py JOB.json OUT.npz
 
-Writes MODEL|DOOR|WHAT -> (N, D) arrays, as the door's own network gives them, not normalised. WHAT: "x" of one random
-tensor, "jpeg" of one picture through the door's own preprocessing, "classes", "grey", "map", "larger" of what
+Writes MODEL|DOOR|WHAT -> (N, D) arrays, as the door's own network gives them, not normalized. WHAT: "x" of one random
+tensor, "jpeg" of one image through the door's own preprocessing, "classes", "gray", "map", "larger" of what
 people then do with it.
 """
 
@@ -28,12 +28,12 @@ def inputs(size: int) -> Tensor:
 
 
 def adapted(load: Callable[..., Any], size: int, sized: bool) -> Iterator[Output]:
-    """A classifier of ten, grey pictures, feature maps, another input size, by a timm-like loader."""
+    """A classifier of ten, gray images, feature maps, another input size, by a timm-like loader."""
     x = inputs(size)
     ten = load(num_classes=10).eval()
     assert ten(x).shape == (3, 10)
     yield "classes", ten.forward_head(ten.forward_features(x), pre_logits=True)
-    yield "grey", load(in_chans=1).eval()(x[:, :1])
+    yield "gray", load(in_chans=1).eval()(x[:, :1])
     yield "map", load(features_only=True).eval()(x)[-1].mean((2, 3))
     larger = size + 32
     yield "larger", load(**({"img_size": larger} if sized else {})).eval()(inputs(larger))

@@ -100,10 +100,10 @@ def test_a_classifier_of_ten_stands_on_the_same_features(outputs, opened, door):
 
 
 @pytest.mark.parametrize("door", TIMMS)
-def test_grey_pictures_are_as_the_same_grey_in_three_channels(outputs, opened, door):
+def test_gray_images_are_as_the_same_gray_in_three_channels(outputs, opened, door):
     name, encoder, tolerance = opened
     want = encoder.embed(tensor(encoder)[:, :1].expand(-1, 3, -1, -1))
-    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|grey"]), want, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|gray"]), want, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("door", TIMMS)

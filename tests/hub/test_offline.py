@@ -93,7 +93,7 @@ def test_demo_makes_its_gallery_from_what_is_installed(tmp_path):
 
 
 @pytest.mark.slow
-def test_demo_of_ones_own_pictures_asks_nobody(tmp_path, photos):
+def test_demo_of_ones_own_images_asks_nobody(tmp_path, photos):
     with started(tmp_path, "demo", "--images", photos) as address:
         (gallery,) = json.loads(get(f"{address}/api/v1/collections"))["collections"]
         assert gallery["count"] == 60

@@ -63,7 +63,7 @@ def test_every_registered_model_is_there_and_verifies():
 def test_the_figures_of_the_registry_are_those_of_the_readme():
     """To the three places of its table, whose columns are the data sets."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    heading, rows = readme.partition("| name | pictures |")[2].split("\n", 1)
+    heading, rows = readme.partition("| name | images |")[2].split("\n", 1)
     names = [name.strip().removeprefix("20-NN ") for name in heading.strip("| ").split("|")]
     for model, info in MODELS.items():
         row = next(line for line in rows.splitlines() if line.startswith(f"| `{model}`"))
@@ -74,7 +74,7 @@ def test_the_figures_of_the_registry_are_those_of_the_readme():
 
 
 def test_the_default_starters_figures_are_the_last_that_its_run_logged():
-    """Of data without val/, for which the run and the registry look at the same pictures; the others have no log."""
+    """Of data without val/, for which the run and the registry look at the same images; the others have no log."""
     log = (Path(__file__).parents[2] / "docs/results/logs/small_cpu_nnclr.jsonl").read_text()
     logged = json.loads(log.splitlines()[-1])
     metrics = MODELS["nnclr_resnet18_small_cpu_starter"].metrics
@@ -272,7 +272,7 @@ def test_a_preprocessing_that_is_none_is_one_sentence(copy, field, value):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64], ids=str)
 def test_weights_that_are_no_real_numbers_are_refused(copy, dtype):
-    """Cast, a quantised network's codes would be weights that nobody trained."""
+    """Cast, a quantized network's codes would be weights that nobody trained."""
     edit(copy, lambda fields: fields["nnclr"].pop("sha256"))
     state = load_file(copy / "model.safetensors")
     save_file(state | {"conv1.weight": (state["conv1.weight"] * 100).to(dtype)}, copy / "model.safetensors")

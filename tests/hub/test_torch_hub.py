@@ -62,7 +62,7 @@ def test_torch_hub_itself_lists_helps_and_refuses_a_second_checkout(torch_home, 
     done = run(code, cwd=tmp_path, env=os.environ | {"TORCH_HOME": str(torch_home), "PYTHONPATH": ""})
     names, text = json.loads(done.stdout.splitlines()[-1])
     assert sorted(names) == sorted([*ARCHITECTURES, *list_models()])
-    assert all(word in text for word in ("weights:", "Measured: knn20", "Licence of the weights", "Example:", STARTER))
+    assert all(word in text for word in ("weights:", "Measured: knn20", "License of the weights", "Example:", STARTER))
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"RuntimeError: This process already runs the nnclr_hub of {torch_home}")
     assert last.endswith("load one of them, or start another process for it.")

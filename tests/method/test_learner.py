@@ -42,7 +42,7 @@ def cross_entropy_of_pairs(targets, predictions, tau=0.1):
 
 
 def test_nnclr_is_algorithm_1(views):
-    """loss = L(NN(z1), p2)/2 + L(NN(z2), p1)/2, neighbours from the queue as it was before the step."""
+    """loss = L(NN(z1), p2)/2 + L(NN(z2), p1)/2, neighbors from the queue as it was before the step."""
     learner = make("nnclr")
     with torch.no_grad():
         z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
@@ -78,7 +78,7 @@ def test_simsiam_is_its_papers_algorithm(views):
     torch.testing.assert_close(learner(views).loss, want)
 
 
-def test_nnsiam_replaces_the_constant_branch_by_its_neighbour(views):
+def test_nnsiam_replaces_the_constant_branch_by_its_neighbor(views):
     learner = make("nnsiam")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     p1, p2 = learner.prediction(z1), learner.prediction(z2)
@@ -105,7 +105,7 @@ def test_byol_sums_the_squared_distances_of_both_views(views):
 
 
 def test_momentum_nnclr_is_algorithm_2(views):
-    """Neighbours of zm, negatives from the online p, zm1 enqueued, then f_m = t f_m + (1 - t) f."""
+    """Neighbors of zm, negatives from the online p, zm1 enqueued, then f_m = t f_m + (1 - t) f."""
     learner = moved_on(make("momentum_nnclr"))
     with torch.no_grad():
         p1, p2 = (learner.prediction(learner.projection(learner.backbone(x))) for x in views)
@@ -159,26 +159,26 @@ def test_simclr_sends_gradient_through_both_sides(views):
 
 
 def test_in_the_warm_start_the_view_is_the_positive(views):
-    """With a neighbour share of 0 and no prediction head, NNCLR's step is SimCLR's."""
+    """With a neighbor share of 0 and no prediction head, NNCLR's step is SimCLR's."""
     simclr = make("simclr")
     nnclr = Learner(simclr.backbone, METHODS["nnclr"], simclr.projection, None, SupportSet(40, 8))
-    torch.testing.assert_close(nnclr(views, neighbour_share=0.0).loss, simclr(views).loss)
+    torch.testing.assert_close(nnclr(views, neighbor_share=0.0).loss, simclr(views).loss)
 
 
-def test_nnsiam_without_neighbours_is_simsiam_with_its_stop_gradient(views):
+def test_nnsiam_without_neighbors_is_simsiam_with_its_stop_gradient(views):
     """Gradient through both sides of the negative cosine is what makes SimSiam collapse."""
     nnsiam = make("nnsiam")
     simsiam = Learner(nnsiam.backbone, METHODS["simsiam"], nnsiam.projection, nnsiam.prediction)
     gradients = []
     for learner in (nnsiam, simsiam):
         learner.zero_grad()
-        (learner(views, neighbour_share=0.0) if learner is nnsiam else learner(views)).loss.backward()
+        (learner(views, neighbor_share=0.0) if learner is nnsiam else learner(views)).loss.backward()
         gradients.append([p.grad.clone() for p in learner.projection.parameters() if p.grad is not None])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_the_gate_gives_neighbours_to_the_most_similar(views):
+def test_the_gate_gives_neighbors_to_the_most_similar(views):
     learner = make("nnclr")
     with torch.no_grad():
         z = learner.projection(learner.backbone(views[0]))
@@ -199,7 +199,7 @@ def test_a_method_without_its_support_set_is_refused():
 
 
 def test_multi_crop_takes_targets_from_the_large_views_and_averages_over_pairs(views):
-    """Every large view's neighbour against every other view's prediction; 2 large and 3 small make 8 pairs."""
+    """Every large view's neighbor against every other view's prediction; 2 large and 3 small make 8 pairs."""
     learner = make("nnclr")
     small = [torch.randn(10, 3, 2, 2) for _ in range(3)]
     with torch.no_grad():

@@ -37,7 +37,7 @@ def test_info_nce_equals_the_equation(batch, tau, transposed):
 
 
 def test_info_nce_has_no_negatives_but_the_other_predictions():
-    """Two samples that share a neighbour are no negatives of each other: the 2N - 1 way NT-Xent says otherwise."""
+    """Two samples that share a neighbor are no negatives of each other: the 2N - 1 way NT-Xent says otherwise."""
     predictions = torch.eye(4)
     shared = predictions[:1].expand(4, -1)
     want = torch.stack([-F.log_softmax(shared[i] @ predictions.T / 0.1, dim=0)[i] for i in range(4)]).mean()

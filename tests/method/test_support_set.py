@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import SupportSet
-from nnclr_hub.method import neighbours as neighbours_module
+from nnclr_hub.method import neighbors as neighbors_module
 
 
 def equation_4(z: torch.Tensor, queue: torch.Tensor) -> list[int]:
-    """NN(z, Q) = argmin over q of the L2 distance of the normalised vectors, by a loop."""
+    """NN(z, Q) = argmin over q of the L2 distance of the normalized vectors, by a loop."""
     z, queue = F.normalize(z, dim=1), F.normalize(queue, dim=1)
     return [min(range(len(queue)), key=lambda j: float((row - queue[j]).norm())) for row in z]
 
@@ -25,7 +25,7 @@ def test_lookup_equals_the_equation(monkeypatch):
     z = 5 * torch.randn(20, 6)
     want = equation_4(z, support.queue)
     for chunk in (1 << 23, 140, 1):  # in one piece, in pieces that do not divide the queue, row by row
-        monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
+        monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
         found = support.lookup(z)
         assert found.index.tolist() == want
         assert torch.equal(found.embeddings, support.queue[want])
@@ -116,7 +116,7 @@ def test_a_module_of_another_precision_still_looks_up_in_float32(dtype, variant)
 
 @pytest.mark.parametrize("chunk", [1 << 23, 140])
 def test_one_of_the_k_nearest_is_drawn_for_each_query_alone(monkeypatch, chunk):
-    monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
+    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
     torch.manual_seed(0)
     support = SupportSet(50, 6, k=4)
     z = torch.randn(20, 6)
@@ -130,9 +130,9 @@ def test_one_of_the_k_nearest_is_drawn_for_each_query_alone(monkeypatch, chunk):
 
 @pytest.mark.parametrize("chunk", [1 << 23, 140, 1])
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
-def test_a_soft_neighbour_is_the_mean_of_the_queue_weighted_by_similarity(monkeypatch, chunk, temperature):
+def test_a_soft_neighbor_is_the_mean_of_the_queue_weighted_by_similarity(monkeypatch, chunk, temperature):
     """Against the softmax written out, with the sample's own rows left out."""
-    monkeypatch.setattr(neighbours_module, "CHUNK", chunk)
+    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
     torch.manual_seed(0)
     support = SupportSet(50, 6, pick="soft", soft_temperature=temperature)
     support.enqueue(torch.randn(30, 6), ids=torch.arange(30))
@@ -198,7 +198,7 @@ def test_a_set_that_the_current_encoder_fills_anew_holds_nothing_older():
         support.refill(z[:11])
 
 
-def test_a_neighbour_is_never_a_row_of_the_same_step():
+def test_a_neighbor_is_never_a_row_of_the_same_step():
     """Enqueued before the look-up, each sample would find itself, and the method would be SimCLR."""
     torch.manual_seed(1)
     support = SupportSet(64, 8, mask_own=False)

@@ -22,7 +22,7 @@ def test_more_labels_are_better_and_seeds_repeat(rows):
     means = [np.mean(point.accuracy) for point in curve]
     assert means[0] < means[1] < means[2]
     assert curve == few_shot_curve(x[:200], y[:200], x[200:], y[200:], shots=(1, 10, 50), seeds=3)
-    assert len(set(curve[0].accuracy)) > 1  # seeds draw other pictures
+    assert len(set(curve[0].accuracy)) > 1  # seeds draw other images
 
 
 def test_all_labels_are_the_whole_probe(rows):

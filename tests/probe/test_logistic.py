@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_autograds(clouds, several, monkeypatch):
 def test_the_optimum_is_scikit_learns(clouds, l2, turned, monkeypatch):
     monkeypatch.setattr(logistic, "TURNED", turned)
     x, y = clouds
-    found = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimise(l2)
+    found = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimize(l2)
     theirs = LogisticRegression(C=1 / (l2 * 240), tol=1e-10, max_iter=20_000).fit(x.double(), y)
     np.testing.assert_allclose(found[:, :-1], theirs.coef_, atol=2e-3)
 
@@ -62,8 +62,8 @@ def test_a_path_of_penalties_ends_where_single_fits_do(clouds):
     x, y = clouds
     solver = Solver(Rows(Stacked((x, None)), y, None, 4), CPU)
     for l2 in (10, 1, 0.1, 0.01):
-        on_the_path = solver.minimise(l2)
-    alone = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimise(0.01)
+        on_the_path = solver.minimize(l2)
+    alone = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimize(0.01)
     torch.testing.assert_close(on_the_path[:, :-1], alone[:, :-1], atol=3e-3, rtol=1e-2)
 
 

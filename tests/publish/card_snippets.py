@@ -20,7 +20,7 @@ for folder, blocks in json.load(sys.stdin).items():
     made = {"__name__": "__main__"}
     exec(blocks, made)
     encoder, vectors = made["encoder"], made["vectors"]
-    x = encoder.transform.normalise(encoder.prepare("a.jpg")[None])
+    x = encoder.transform.normalize(encoder.prepare("a.jpg")[None])
     doors = {"timm": made["backbone"].eval()(x), "transformers": made["model"].eval()(x).pooler_output.flatten(1)}
     cosines = {door: float(F.normalize(out)[0].detach().numpy() @ vectors[0]) for door, out in doors.items()}
     told[folder] = {"shape": list(vectors.shape), **cosines}

@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from conftest import randomised
+from conftest import randomized
 from torch import nn
 
 Written = tuple[Path, nn.Module]  # the file, and the network whose output the converted one must give
@@ -22,7 +22,7 @@ Written = tuple[Path, nn.Module]  # the file, and the network whose output the c
 def resnet(seed: int = 0) -> nn.Module:
     """torchvision's ResNet-18 without classifier: (B, 3, H, W) -> (B, 512)."""
     torch.manual_seed(seed)
-    network = randomised(torchvision.models.resnet18(), seed)
+    network = randomized(torchvision.models.resnet18(), seed)
     network.fc = nn.Identity()
     return network
 
@@ -30,7 +30,7 @@ def resnet(seed: int = 0) -> nn.Module:
 def vit(seed: int = 0, name: str = "vit_tiny_patch16_224", **arguments: Any) -> nn.Module:
     """timm's ViT without classifier, which DINO's and MoCo v3's are by name and by arithmetic."""
     torch.manual_seed(seed)
-    return randomised(timm.create_model(name, num_classes=0, **arguments), seed)
+    return randomized(timm.create_model(name, num_classes=0, **arguments), seed)
 
 
 def fixed_positions(network: nn.Module) -> None:
@@ -192,7 +192,7 @@ def solo_learn_old(folder: Path) -> Written:
 
 def torchvision_resnet(folder: Path) -> Written:
     torch.manual_seed(0)
-    network = randomised(torchvision.models.resnet18(num_classes=10))
+    network = randomized(torchvision.models.resnet18(num_classes=10))
     torch.save(network.state_dict(), folder / "resnet18.pth")
     network.fc = nn.Identity()
     return folder / "resnet18.pth", network
@@ -209,7 +209,7 @@ def torchvision_compiled(folder: Path) -> Written:
 def torchvision_vit(folder: Path) -> Written:
     """torchvision's transformer, in the width of a stock one of timm's that is small enough for a test."""
     torch.manual_seed(0)
-    network = randomised(
+    network = randomized(
         torchvision.models.VisionTransformer(
             image_size=64, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=10
         )

@@ -110,7 +110,7 @@ def test_what_timm_leaves_out_has_timms_defaults(model, tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "words"), [("center", "short side resized ("), ("squash", "both sides resized (")])
-def test_the_card_says_how_a_picture_becomes_a_square(model, mode, words):
+def test_the_card_says_how_a_image_becomes_a_square(model, mode, words):
     config = read_config(model)
     config = replace(config, pretrained_cfg={**config.pretrained_cfg, "crop_mode": mode})
     assert f"RGB, upright, {words}" in model_card("name", config)

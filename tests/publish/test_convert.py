@@ -122,7 +122,7 @@ def test_a_small_transformer_that_may_have_twelve_heads_is_refused_until_they_ar
 def test_a_cifar_stem_is_refused_until_its_padding_is_vouched_for(tmp_path):
     from nnclr_hub.encoder.backbones import create_backbone
 
-    network = foreign.randomised(create_backbone("nnclr_resnet18_cifar"))
+    network = foreign.randomized(create_backbone("nnclr_resnet18_cifar"))
     torch.save(network.state_dict(), tmp_path / "cifar.pth")
     with pytest.raises(WeightsMismatch, match="padding is not in the file"):
         convert_checkpoint(tmp_path / "cifar.pth", tmp_path / "model")

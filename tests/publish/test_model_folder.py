@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_card(model, tmp_path, monkeypatch):
 
 
 def test_the_hub_reads_the_cards_front_matter(tmp_path):
-    """With the Hub's own reader: names, licence, and a model index of what was measured and nothing else."""
+    """With the Hub's own reader: names, license, and a model index of what was measured and nothing else."""
     from huggingface_hub import ModelCard
 
     about = {
@@ -177,13 +177,13 @@ def test_the_hub_reads_the_cards_front_matter(tmp_path):
     assert card.data.pipeline_tag == "image-feature-extraction"
     results = [(r.dataset_name, r.metric_name, r.metric_value) for r in card.data.eval_results]
     assert results == [("imagenette128", "knn20/imagenette128", 0.62)]
-    assert "Weights: apache-2.0. Training pictures: imagenette; research only" in card.text
+    assert "Weights: apache-2.0. Training images: imagenette; research only" in card.text
     assert "@COMMIT" in card.text
 
     bare = ModelCard.load(export_tiny(tmp_path / "bare") / "README.md")
     assert bare.data.license == "unknown"
     assert bare.data.eval_results is None
-    assert "licence not stated" in bare.text
+    assert "license not stated" in bare.text
     assert "Nothing yet." in bare.text
 
 

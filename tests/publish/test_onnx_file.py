@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, MissingDependency, ModelError, UnknownModel, WeightsMismatch
 from nnclr_hub.publish import onnx_file
 from nnclr_hub.publish.onnx_file import export_onnx
@@ -32,7 +32,7 @@ def test_the_file_gives_torchs_vectors_for_any_batch(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
     encoder = load_encoder(folder, device="cpu")
-    crops = probe_pictures(encoder.transform.preprocessing.input_size, 9)
+    crops = probe_images(encoder.transform.preprocessing.input_size, 9)
     for count in (1, 2, 9):
         features, vectors = session.run(["features", "embedding"], {"pixels": crops[:count]})
         np.testing.assert_allclose(vectors, encoder.forward_crops(crops[:count]), atol=1e-5)

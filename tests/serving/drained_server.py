@@ -1,4 +1,4 @@
-"""A server to be told to end: python drained_server.py PORT STORE SECONDS_PER_PICTURE PICTURES_TO_WAIT_FOR."""
+"""A server to be told to end: python drained_server.py PORT STORE SECONDS_PER_IMAGE IMAGES_TO_WAIT_FOR."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The jobs that add pictures: those that wait under a ticket, zips among them, and a folder of this machine."""
+"""The jobs that add images: those that wait under a ticket, zips among them, and a folder of this machine."""
 
 import hashlib
 import shutil
@@ -55,7 +55,7 @@ def add(server, ticket: str, most: int = 20_000_000):
     return run(server, "add", collection="photos", upload=ticket, max_bytes=most)
 
 
-def test_pictures_are_added_with_their_folder_as_label_and_each_error_is_told(
+def test_images_are_added_with_their_folder_as_label_and_each_error_is_told(
     server, client, collection, ticket, pictures
 ):
     one = Image.new("RGB", (1, 1), "red")
@@ -63,7 +63,7 @@ def test_pictures_are_added_with_their_folder_as_label_and_each_error_is_told(
     files = {
         "pets/cat/a.jpg": pictures[0],
         "b.jpg": pictures[1],
-        "broken.jpg": b"no picture",
+        "broken.jpg": b"no image",
         "large.jpg": bytes(99_999),
     }
     files |= {"one.png": pictures[0].parent.parent / "one.png", "again.jpg": pictures[1]}
@@ -103,7 +103,7 @@ def test_what_waits_for_a_job_goes_however_it_ends(server, client, collection, t
 
 
 def attempt(server, ticket: str, *, until: int | None = None):
-    """The work of a job, which the server's end cuts short at so many pictures; None then."""
+    """The work of a job, which the server's end cuts short at so many images; None then."""
     signals = Signals(threading.Event(), threading.Event())
 
     def report(done: int, total: int) -> None:
@@ -123,7 +123,7 @@ def test_a_job_that_was_cut_short_counts_all_that_it_added_and_embeds_it_once(
     """Among them one that was there before, one that is given twice, and one that is broken."""
     assert add(server, ticket({"there.jpg": pictures[20]})).result["added"] == 1
     files = {f"{i}.jpg": path for i, path in enumerate(pictures[:24])}
-    given = ticket({**files, "again.jpg": pictures[0], "broken.jpg": b"no picture"})
+    given = ticket({**files, "again.jpg": pictures[0], "broken.jpg": b"no image"})
     embedded: list[str] = []
     add_images = Workbench.add_images
 
@@ -152,7 +152,7 @@ def test_a_job_that_ended_between_its_note_and_its_write_adds_what_it_noted(
     assert attempt(server, given)["added"] == 2
 
 
-def test_zips_are_added_picture_by_picture(server, client, collection, ticket, pictures, tmp_path):
+def test_zips_are_added_image_by_image(server, client, collection, ticket, pictures, tmp_path):
     """The one folder that all lie in is no label."""
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
         for path in pictures[:40]:
@@ -165,7 +165,7 @@ def test_zips_are_added_picture_by_picture(server, client, collection, ticket, p
     assert labels == {path.parent.name for path in pictures[:40]}
 
 
-def test_a_job_whose_pictures_are_gone_fails_with_a_sentence(server, collection):
+def test_a_job_whose_images_are_gone_fails_with_a_sentence(server, collection):
     job = add(server, "0" * 32)
     assert job.state == "failed"
     assert "choose them again" in job.error["detail"]
@@ -181,7 +181,7 @@ def test_nobody_is_told_the_ticket(server, client, collection, ticket, pictures)
 def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, collection, photos):
     root = server.app.state.settings.source_folders[0]
     shutil.copytree(photos, root / "some", dirs_exist_ok=True)
-    (root / "some" / "cat" / "broken.jpg").write_bytes(b"no picture")
+    (root / "some" / "cat" / "broken.jpg").write_bytes(b"no image")
     params = {"collection": "photos", "root": str(root.resolve()), "folder": "some"}
     job = run(server, "index", **params)
     assert (job.result["added"], job.result["errors_count"]) == (60, 1)
@@ -197,7 +197,7 @@ def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, coll
 
 
 def test_a_folders_job_that_was_cut_short_counts_all_that_it_did(server, collection, photos, monkeypatch):
-    """Some pictures were there before, one of them changed since, one is gone; and cut short again and again."""
+    """Some images were there before, one of them changed since, one is gone; and cut short again and again."""
     root = server.app.state.settings.source_folders[0].resolve()
     folder = shutil.copytree(photos, root / "cut")
     kept = {path: path.read_bytes() for path in sorted((folder / "cat").iterdir())}

@@ -1,4 +1,4 @@
-"""Bombs over REST: refused by what their headers claim, in bounded memory, and the next picture is served."""
+"""Bombs over REST: refused by what their headers claim, in bounded memory, and the next image is served."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ def png(mode: str, size: tuple[int, int]) -> bytes:
 @pytest.mark.data
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_the_bombs_of_the_nasty_pack(pack, server, client, pictures):
-    """All at once, several times over, while a good picture goes through."""
+    """All at once, several times over, while a good image goes through."""
     folder = pack("nasty.tar")
     with (folder / "manifest.csv").open() as file:
         bombs = {row["file"]: row["expect"] for row in csv.DictReader(file) if row["file"].startswith("bomb/")}

@@ -19,7 +19,7 @@ Heard = tuple[float, float, str, int]  # when a request began and ended, its out
 
 
 def message(path: str, picture: bytes) -> bytes:
-    """A whole request with one picture, after which the connection is to end."""
+    """A whole request with one image, after which the connection is to end."""
     body = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n'
         "Content-Type: image/jpeg\r\n\r\n"

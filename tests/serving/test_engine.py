@@ -41,13 +41,13 @@ def test_it_gives_the_encoders_own_vectors(real, model, pictures):
     assert real.embed_each([]) == []
 
 
-def test_a_picture_has_the_same_vector_alone_and_in_a_full_batch(real, pictures):
+def test_a_image_has_the_same_vector_alone_and_in_a_full_batch(real, pictures):
     together = real.embed(pictures[:16])
     alone = np.concatenate([real.embed([picture]) for picture in pictures[:16]])
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_many_callers_with_bad_pictures_among_them_all_get_their_own(real, pictures):
+def test_many_callers_with_bad_images_among_them_all_get_their_own(real, pictures):
     want = real.embed(pictures)
     with ThreadPoolExecutor(60) as pool:
         asked = pool.map(lambda i: real.embed_each([pictures[i], b"garbage", pictures[(i + 1) % 60]]), range(60))
@@ -178,7 +178,7 @@ def test_a_request_is_told_how_long_each_stage_took(make):
     assert seconds["embed"] >= 0.15
 
 
-def test_metrics_count_every_picture_once(make):
+def test_metrics_count_every_image_once(make):
     engine = make(FakeEncoder())
     engine.embed_each([b"bad", *numbers(1, 2), b"bad", b"bad"])
     for outcome, count in (("embedded", 2), ("broken", 3), ("failed", 0), ("expired", 0), ("cancelled", 0)):

@@ -1,4 +1,4 @@
-"""What is asked of a network beside vectors: in the engine's threads, with its limits, and picture by picture."""
+"""What is asked of a network beside vectors: in the engine's threads, with its limits, and image by image."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ def test_the_network_is_run_by_one_thread_whatever_is_asked_of_it(make):
     assert threads == {"the device thread"}
 
 
-def test_every_picture_has_its_own_answer_beside_vectors_that_are_asked_for_meanwhile(make):
+def test_every_image_has_its_own_answer_beside_vectors_that_are_asked_for_meanwhile(make):
     engine = make(FakeEncoder())
 
     async def both():
@@ -70,9 +70,9 @@ def test_every_picture_has_its_own_answer_beside_vectors_that_are_asked_for_mean
     assert vectors[0][0] == 7
 
 
-def test_what_fails_is_the_error_of_its_picture_or_of_its_request(make):
+def test_what_fails_is_the_error_of_its_image_or_of_its_request(make):
     def broken(image):
-        raise ImageError("It is no picture.")
+        raise ImageError("It is no image.")
 
     def wrong(image):
         raise InvalidRequest("There is nothing to be asked.")

@@ -1,4 +1,4 @@
-"""Whatever mix of pictures, faults, deadlines and cancels: each request is answered once, in order, none is lost."""
+"""Whatever mix of images, faults, deadlines and cancels: each request is answered once, in order, none is lost."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ faulty = st.sampled_from(["bad", "crash", "exit", "hang", "poison", "deadly", "e
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: its pictures, by whom it is made, when it is given up, and how much patience it has."""
+    """A request: its images, by whom it is made, when it is given up, and how much patience it has."""
 
     words: list[str]
     in_loop: bool
@@ -55,7 +55,7 @@ def sometimes_slow():
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(asks, min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
-def test_every_picture_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
+def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()
     encoder = FakeEncoder(
         decoding={"crash": crash, "exit": leave, "hang": lambda: release.wait(5), "sleepy": sometimes_slow},

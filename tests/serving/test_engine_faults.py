@@ -99,11 +99,11 @@ def test_while_it_is_ill_it_says_so_and_takes_nothing(make):
     well = threading.Event()
     encoder = FakeEncoder()
 
-    def die_and_hold_up_the_test_picture():
+    def die_and_hold_up_the_test_image():
         encoder.before = lambda: well.wait(120)
         raise SystemExit
 
-    encoder.forwarding["deadly"] = die_and_hold_up_the_test_picture
+    encoder.forwarding["deadly"] = die_and_hold_up_the_test_image
     engine = make(encoder, stall_s=30)
     with pytest.raises(NotReady):
         engine.embed_each([b"deadly"])
@@ -129,8 +129,8 @@ def test_an_encoder_that_only_fails_shows_as_ill_until_it_works_again(make):
     for _ in range(3):
         with pytest.raises(ServiceError, match="RuntimeError"):
             engine.embed_each([b"7"])
-    until(lambda: engine.illness == "the encoder fails on every picture")
-    until(lambda: len(encoder.batches) > 5)  # test pictures
+    until(lambda: engine.illness == "the encoder fails on every image")
+    until(lambda: len(encoder.batches) > 5)  # test images
     assert not engine.healthy
     broken = False
     until(lambda: engine.healthy)

@@ -137,14 +137,14 @@ def test_vectors_that_are_asked_for_meanwhile_are_the_same(make, vit, pictures):
             np.testing.assert_allclose(one.result(), want, atol=1e-5)
 
 
-def test_what_cannot_be_answered_is_refused_before_a_picture_is_read(make, vit, pictures):
+def test_what_cannot_be_answered_is_refused_before_a_image_is_read(make, vit, pictures):
     engine = make(vit, attention_side=512)
     for settings, targets, words in (
         (AttentionSettings(head=99), [], "no head 99"),
         (AttentionSettings(), [b""] * 7, "7 target"),
     ):
         with pytest.raises(InvalidRequest, match=words):
-            engine.look(settings, b"no picture", targets)
+            engine.look(settings, b"no image", targets)
     with pytest.raises(InvalidRequest, match="not inside"):
         engine.attention(pictures[0], Box(0, 0, 65, 64))
     with pytest.raises(ImageError) as told:
@@ -153,13 +153,13 @@ def test_what_cannot_be_answered_is_refused_before_a_picture_is_read(make, vit, 
     assert engine.in_work == 0
 
 
-def test_no_picture_is_given_more_pixels_than_the_server_allows(make, vit):
+def test_no_image_is_given_more_pixels_than_the_server_allows(make, vit):
     large = Image.new("RGB", (900, 600), "red")
     assert make(vit, attention_side=512).attention(large).input_size == (512, 336)
     assert make(vit).attention(large, max_side=448).input_size == (448, 304)
 
 
-def test_pictures_that_are_too_many_pixels_together_are_refused(make, vit, monkeypatch):
+def test_images_that_are_too_many_pixels_together_are_refused(make, vit, monkeypatch):
     monkeypatch.setattr(looking, "MOST_PIXELS", 3 * 64 * 64)
     engine, picture = make(vit), Image.new("RGB", (64, 64), "red")
     assert len(engine.attention(picture, target=[picture, picture])) == 2

@@ -37,7 +37,7 @@ def site(pictures) -> Iterator[Site]:
 # ---- the connection
 
 
-def test_a_picture_is_fetched_from_the_address_that_was_checked(site, pictures):
+def test_a_image_is_fetched_from_the_address_that_was_checked(site, pictures):
     assert fetch(fetcher(site), f"http://img.example.com:{site.port}/a?b=c#d") == [pictures[0].read_bytes()]
     assert site.asked == [(f"img.example.com:{site.port}", "/a?b=c")]
 
@@ -101,7 +101,7 @@ def test_what_nobody_foresaw_fails_its_own_address_alone(site):
 
 
 def test_all_failures_look_alike(site):
-    """Whatever a scanner asks for: nothing there, no picture there, an error, a refusal, a name of the inside."""
+    """Whatever a scanner asks for: nothing there, no image there, an error, a refusal, a name of the inside."""
     base = f"http://a.example.com:{site.port}"
     own = fetcher(site)
     closed = Fetcher(Settings(url_ports=(1,)), own._resolve, own._allowed)
@@ -195,7 +195,7 @@ def fetching_server(server, site) -> Iterator:
     server.app.state.fetcher = None
 
 
-def test_pictures_are_searched_and_embedded_by_address(fetching_server, site, model, pictures):
+def test_images_are_searched_and_embedded_by_address(fetching_server, site, model, pictures):
     url = f"http://a.example.com:{site.port}/x"
     text = base64.b64encode(pictures[0].read_bytes()).decode()
     with httpx.Client(base_url=fetching_server.url, timeout=120) as client:

@@ -16,7 +16,7 @@ SHORT, LONG = 4, 300
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 # names of things that are there, for else most requests would end with 404
 KNOWN = {"name": "photos", "id": "tom", "alias": "live"}
-# a description cannot say how long vectors are, which base64 is a picture, or which ids there are
+# a description cannot say how long vectors are, which base64 is an image, or which ids there are
 NOT_DESCRIBED = [positive_data_acceptance]
 
 schema = schemathesis.openapi.from_dict(document())

@@ -39,7 +39,7 @@ def hold(server, monkeypatch):
 
 @contextmanager
 def uploads(server, collection, count, pictures):
-    """So many uploads at once, of a picture each."""
+    """So many uploads at once, of an image each."""
 
     def send(number: int) -> int:
         return each.post(f"{collection}/items", files=upload([pictures[number]])).status_code
@@ -92,7 +92,7 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
 
 @pytest.mark.parametrize("what", ["upload", "search"])
 def test_what_is_to_be_embedded_is_dropped_when_its_client_goes(client, server, collection, pictures, hold, what):
-    """One picture holds the device; those of another client stand in line behind it, and leave with that."""
+    """One image holds the device; those of another client stand in line behind it, and leave with that."""
     with uploads(server, collection, 1, pictures) as sent:
         try:
             assert hold.begun.wait(120)

@@ -64,7 +64,7 @@ def test_verification_and_compaction_in_the_background(client, twins):
 
 @pytest.fixture
 def album(server, photos):
-    """A collection of pictures in the folder that may be read."""
+    """A collection of images in the folder that may be read."""
     folder = server.folder / "allowed" / "photos"
     shutil.copytree(photos, folder, dirs_exist_ok=True)
     server.bench.index_folder("album", folder)

@@ -1,4 +1,4 @@
-"""kill -9 while pictures come in over HTTP: what was acknowledged is there, once, and the clients just go on."""
+"""kill -9 while images come in over HTTP: what was acknowledged is there, once, and the clients just go on."""
 
 import random
 import shutil
@@ -21,7 +21,7 @@ BATCH = 6
 
 
 class Writers:
-    """Upload new and changed pictures for ever; each owns its ids, so that each id has one history.
+    """Upload new and changed images for ever; each owns its ids, so that each id has one history.
 
     acknowledged: the version of each id that the server has confirmed last.
     """
@@ -29,7 +29,7 @@ class Writers:
     def __init__(self, url: str, pictures: list[bytes], seed: int) -> None:
         self.acknowledged: dict[str, int] = {}
         self.failure: Exception | None = None
-        self._url, self._pictures = url, pictures
+        self._url, self._images = url, pictures
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads = [
@@ -58,7 +58,7 @@ class Writers:
                     version += 1
                     ids = [f"w{writer}-{n}" for n in rng.sample(range(IDS), BATCH)]
                     errors = collection.add_images(
-                        [Picture(id, rng.choice(self._pictures), {"version": version}) for id in ids]
+                        [Picture(id, rng.choice(self._images), {"version": version}) for id in ids]
                     )
                     assert errors == [None] * BATCH
                     with self._lock:

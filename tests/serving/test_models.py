@@ -88,7 +88,7 @@ def test_who_asks_from_a_thread_counts_as_a_request_does(make):
     def work() -> None:
         use(allowed)
         model.embed_each([b"1", b"2"])
-        with pytest.raises(RateLimited, match="3 pictures a minute"):
+        with pytest.raises(RateLimited, match="3 images a minute"):
             model.tokens([b"1", b"2"])
         model.embed([b"1"])
 

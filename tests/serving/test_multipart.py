@@ -52,4 +52,4 @@ def test_a_form_that_breaks_off_is_refused_whole(strict):
         assert answer.status_code == 400, whole[:end]
     assert "breaks off before its last boundary" in answer.json()["detail"]
     answer = httpx.post(f"{strict.url}/api/v1/embed", content=whole, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (422, "undecodable_image")  # they are no pictures
+    assert (answer.status_code, answer.json()["code"]) == (422, "undecodable_image")  # they are no images

@@ -11,7 +11,7 @@ from serving.telemetry import Metrics
 
 
 class Admitted:
-    """Embeds a picture as its width, if it is let in: 100 bytes at once, a picture having as many as it is wide."""
+    """Embeds an image as its width, if it is let in: 100 bytes at once, an image having as many as it is wide."""
 
     def __init__(self) -> None:
         self.admission = Admission(512, 100, Metrics())
@@ -25,7 +25,7 @@ class Admitted:
         return [np.array([image.width]) for image in images]
 
 
-def test_pictures_that_are_too_large_together_come_a_few_at_a_time_and_in_order():
+def test_images_that_are_too_large_together_come_a_few_at_a_time_and_in_order():
     embedder = Admitted()
     images = [Image.new("RGB", (30 + i, 1)) for i in range(10)]
     found = Patient(embedder, lambda seconds: None).embed_each(images)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Fitting probes over REST: of a collection, of pictures that come with the request, of vectors."""
+"""Fitting probes over REST: of a collection, of images that come with the request, of vectors."""
 
 import base64
 
@@ -50,11 +50,11 @@ def test_a_field_that_is_none_is_refused_with_those_that_there_are(client, photo
     assert client.get(f"{PROBES}/x").status_code == 404
 
 
-def test_a_probe_of_pictures_that_come_with_the_request(client, pictures):
+def test_a_probe_of_images_that_come_with_the_request(client, pictures):
     items = [
         {"image": base64.b64encode(path.read_bytes()).decode(), "label": path.parent.name} for path in pictures[::3]
     ]
-    items.append({"image": base64.b64encode(b"no picture").decode(), "label": "cat"})
+    items.append({"image": base64.b64encode(b"no image").decode(), "label": "cat"})
     job = ended(client, client.post(PROBES, json={"name": "mine", "items": items}))
     assert job["state"] == "done", job
     assert job["params"]["items"] == 21
@@ -67,7 +67,7 @@ def test_a_probe_of_pictures_that_come_with_the_request(client, pictures):
     client.delete(f"{PROBES}/mine")
 
 
-def test_the_pictures_of_a_fit_are_counted_as_of_any_request(client, server):
+def test_the_images_of_a_fit_are_counted_as_of_any_request(client, server):
     most = server.app.state.settings.max_images
     item = {"image": base64.b64encode(b"x").decode(), "label": "cat"}
     answer = client.post(PROBES, json={"name": "many", "items": [item] * (most + 1)})

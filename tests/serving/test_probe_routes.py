@@ -65,7 +65,7 @@ def test_the_job_and_the_probe_say_how_it_does_on_rows_that_it_has_not_seen(clie
     assert pets["created"] <= pets["started"] <= pets["ended"]
 
 
-def test_items_vectors_and_pictures_are_labelled_alike(server, client, pets, pictures):
+def test_items_vectors_and_images_are_labeled_alike(server, client, pets, pictures):
     path = pictures[25]
     data = path.read_bytes()
     id = f"{path.parent.name}-{path.stem}"
@@ -91,8 +91,8 @@ def test_items_vectors_and_pictures_are_labelled_alike(server, client, pets, pic
     assert (result["name"], result["label"]) == ("a.jpg", probe.label)
 
 
-def test_what_cannot_be_labelled_fails_alone(client, pets, pictures):
-    files = [("files", ("broken.jpg", b"no picture")), ("files", ("good.jpg", pictures[0].read_bytes()))]
+def test_what_cannot_be_labeled_fails_alone(client, pets, pictures):
+    files = [("files", ("broken.jpg", b"no image")), ("files", ("good.jpg", pictures[0].read_bytes()))]
     answer = client.post(f"{PROBES}/pets/predict", files=files, data={"top": "1"})
     assert answer.status_code == 200, answer.text
     broken, good = answer.json()["results"]
@@ -137,7 +137,7 @@ def test_a_prediction_that_makes_no_sense_is_refused(client, pets, body):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_too_many_pictures_and_unknown_names_are_refused(client, pets):
+def test_too_many_images_and_unknown_names_are_refused(client, pets):
     assert client.post(f"{PROBES}/pets/predict", json={"images": ["AAAA"] * 65}).status_code == 413
     assert client.post(f"{PROBES}/none/predict", json={"vectors": [[1.0]]}).json()["code"] == "probe_not_found"
     answer = client.post(f"{PROBES}/pets/predict", json={"collection": "none", "ids": ["a"]})

@@ -63,13 +63,13 @@ def test_a_machine_cannot_change_its_name_within_its_ipv6_network():
     assert caller_of(None) == caller_of(("unix socket\r\n", 0)) == "unknown"
 
 
-def test_pictures_are_charged_to_the_request_in_work_and_to_nobody_outside_one():
+def test_images_are_charged_to_the_request_in_work_and_to_nobody_outside_one():
     allowance = Allowance("a", Buckets(0), Buckets(10))
 
     async def request() -> None:
         rates.use(allowance)
         await asyncio.to_thread(rates.charge_images, 10)
-        with pytest.raises(RateLimited, match="10 pictures a minute"):
+        with pytest.raises(RateLimited, match="10 images a minute"):
             await asyncio.to_thread(rates.charge_images, 1)
 
     asyncio.run(request())
@@ -105,7 +105,7 @@ def test_wrong_keys_are_soon_not_looked_at_but_known_callers_go_on():
     assert ask(door, "/v1/models").status == 401, "no key at all is no guess"
 
 
-def test_pictures_are_limited_over_rest(model, tmp_path, serve, pictures):
+def test_images_are_limited_over_rest(model, tmp_path, serve, pictures):
     import httpx
 
     one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]

@@ -66,7 +66,7 @@ def client(replicas) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def vectors(encoder, pictures) -> np.ndarray:
-    """Of all pictures, by the library."""
+    """Of all images, by the library."""
     return encoder.embed(pictures)
 
 
@@ -85,7 +85,7 @@ def alive(pid: int) -> bool:
 
 
 def embedded(url: str, seconds: float) -> dict[str, float]:
-    """Pictures that each replica has embedded, as far as their metrics were met with."""
+    """Images that each replica has embedded, as far as their metrics were met with."""
     found: dict[str, float] = {}
     end = time.monotonic() + seconds
     with httpx.Client(base_url=url, timeout=60) as client:

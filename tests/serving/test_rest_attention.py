@@ -63,7 +63,7 @@ def test_json_tells_all_of_the_librarys_own_map(client, encoder, pictures, send,
     assert "png" not in found
 
 
-def test_it_comes_as_an_array_or_as_a_picture(client, encoder, pictures):
+def test_it_comes_as_an_array_or_as_a_image(client, encoder, pictures):
     [want] = encoder.look(AttentionSettings(Point(20, 30)), pictures[0])
     array = client.post(PATH, headers=NPY, **form(pictures[0], point=[20, 30]))
     assert array.headers["X-Shape"] == "7,7"
@@ -77,7 +77,7 @@ def test_it_comes_as_an_array_or_as_a_picture(client, encoder, pictures):
     assert base64.b64decode(told["png"]) == drawn.content
 
 
-def test_what_is_in_one_picture_is_looked_for_in_others_on_one_scale(client, encoder, pictures, photos, tmp_path):
+def test_what_is_in_one_image_is_looked_for_in_others_on_one_scale(client, encoder, pictures, photos, tmp_path):
     wide = tmp_path / "wide.png"
     Image.open(pictures[2]).resize((96, 64)).save(wide)
     question, query = AttentionSettings(Box(0, 0, 32, 32)), {"box": [0, 0, 32, 32]}
@@ -161,7 +161,7 @@ def test_what_has_no_answer_is_one_sentence(client, server, vit, pictures, query
         (b"", 415, "unsupported_image", ""),
     ],
 )
-def test_pictures_that_have_no_map_say_which_and_why(client, pictures, picture, status, code, words):
+def test_images_that_have_no_map_say_which_and_why(client, pictures, picture, status, code, words):
     alone = client.post(PATH, files=[("image", ("x", picture))])
     assert words in is_problem(alone, status, code)
     good = ("image", ("x", pictures[0].read_bytes()))
@@ -191,7 +191,7 @@ def test_too_much_is_refused(client, pictures):
     assert "goes with JSON" in is_problem(drawn, 422, "invalid_request")
 
 
-def test_json_holds_no_more_pictures_than_one_large_one(client, pictures, monkeypatch):
+def test_json_holds_no_more_images_than_one_large_one(client, pictures, monkeypatch):
     monkeypatch.setattr("serving.looking.MOST_DRAWN", 2 * 64 * 64)
     for targets, status in ((2, 200), (3, 413)):
         response = client.post(PATH, **form(pictures[0], pictures[1 : 1 + targets], with_png=True))
@@ -200,7 +200,7 @@ def test_json_holds_no_more_pictures_than_one_large_one(client, pictures, monkey
     assert client.post(PATH, **form(pictures[0], pictures[1:4])).status_code == 200
 
 
-def test_its_time_is_told_by_stage_and_its_pictures_are_counted(client, pictures):
+def test_its_time_is_told_by_stage_and_its_images_are_counted(client, pictures):
     def mapped() -> float:
         lines = client.get("/metrics").text.splitlines()
         return sum(float(one.split()[-1]) for one in lines if 'outcome="mapped"' in one and "_total" in one)

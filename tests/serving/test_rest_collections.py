@@ -29,7 +29,7 @@ def test_equal_requests_at_once_make_one_collection(client):
 
 
 def test_a_collection_whose_encoder_is_not_to_be_had_is_a_conflict(client, server, pictures):
-    """Pictures cannot be looked for in it, and the way on is told."""
+    """Images cannot be looked for in it, and the way on is told."""
     from nnclr_hub.store.base import CollectionSpec
 
     server.bench.store.create("alien", CollectionSpec(32, fingerprint="f" * 32, model="elsewhere"))

@@ -47,7 +47,7 @@ def held_up(server, monkeypatch) -> Iterator[threading.Event]:
             until(lambda: engine.in_work == 0)
 
 
-def pictures_by(server, outcome: str) -> float:
+def images_by(server, outcome: str) -> float:
     labels = {"model": "resnet18", "outcome": outcome}
     return server.engines.metrics.registry.get_sample_value("nnclr_images_total", labels) or 0.0
 
@@ -61,7 +61,7 @@ def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("route", ["embed", "openai", "predict"])
-def test_pictures_of_a_client_that_has_gone_are_not_embedded(server, client, probe, pictures, monkeypatch, route):
+def test_images_of_a_client_that_has_gone_are_not_embedded(server, client, probe, pictures, monkeypatch, route):
     asked = {
         "embed": lambda: client.build_request("POST", "/api/v1/embed", files=upload(pictures[:COUNT])),
         "openai": lambda: client.build_request(
@@ -69,13 +69,13 @@ def test_pictures_of_a_client_that_has_gone_are_not_embedded(server, client, pro
         ),
         "predict": lambda: client.build_request("POST", probe, files=upload(pictures[:COUNT])),
     }[route]()
-    embedded, cancelled = pictures_by(server, "embedded"), pictures_by(server, "cancelled")
+    embedded, cancelled = images_by(server, "embedded"), images_by(server, "cancelled")
     threads = server.app.state.settings.decode_threads
     with held_up(server, monkeypatch) as begun:
         ask_and_leave(asked, begun)
-        until(lambda: pictures_by(server, "cancelled") - cancelled >= COUNT - threads)
-    assert pictures_by(server, "embedded") == embedded
-    assert pictures_by(server, "cancelled") - cancelled == COUNT
+        until(lambda: images_by(server, "cancelled") - cancelled >= COUNT - threads)
+    assert images_by(server, "embedded") == embedded
+    assert images_by(server, "cancelled") - cancelled == COUNT
     assert client.post("/api/v1/embed", files=upload(pictures[:2])).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""POST /api/v1/embed: each picture for itself."""
+"""POST /api/v1/embed: each image for itself."""
 
 import base64
 import io
@@ -35,7 +35,7 @@ def test_embed_gives_an_array_on_request(client, pictures, encoder):
 
 
 def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(client, pictures, encoder):
-    """64 files of noise, while another client asks for a good picture again and again."""
+    """64 files of noise, while another client asks for a good image again and again."""
     rng = np.random.default_rng(0)
     garbage = [("files", (f"{i}.jpg", rng.bytes(3000), "image/jpeg")) for i in range(64)]
     want = encoder.embed(pictures[:1])[0]
@@ -99,7 +99,7 @@ def test_what_is_too_much_is_refused_while_it_streams(client):
     assert client.get("/healthz").status_code == 200
 
 
-def test_pictures_come_as_json_too_each_for_itself(client, pictures, encoder):
+def test_images_come_as_json_too_each_for_itself(client, pictures, encoder):
     images = [as_text(pictures[0]), "***", f"data:image/jpeg;base64,{as_text(pictures[1])}"]
     body = client.post("/api/v1/embed", json={"images": images, "model": "default"}).json()
     assert body["model"] == "resnet18"
@@ -127,7 +127,7 @@ def test_base64_comes_as_programs_write_it(client, pictures, encoder):
         np.testing.assert_allclose(one["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
 
 
-def test_a_body_may_be_one_picture(client, pictures, encoder):
+def test_a_body_may_be_one_image(client, pictures, encoder):
     headers = {"Content-Type": "image/jpeg"}
     body = client.post("/api/v1/embed", content=pictures[0].read_bytes(), headers=headers).json()
     np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)

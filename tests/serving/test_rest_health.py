@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
 @pytest.mark.parametrize(("source", "status"), [("default", "ill"), ("other", "ready")])
 def test_only_the_default_models_illness_is_the_servers_and_any_is_told(tmp_path, source, status):
     def die():
-        encoders[source].before = lambda: well.wait(120)  # the test picture has to wait
+        encoders[source].before = lambda: well.wait(120)  # the test image has to wait
         raise SystemExit
 
     well = threading.Event()

@@ -13,7 +13,7 @@ INDEX = "/api/v1/collections/{}/index"
 
 @pytest.fixture(scope="module")
 def server(model, photos, tmp_path_factory, serve):
-    """One that reads two folders, of which one holds pictures."""
+    """One that reads two folders, of which one holds images."""
     folder = tmp_path_factory.mktemp("indexing")
     shutil.copytree(photos, folder / "pictures" / "2024")
     (folder / "empty").mkdir()
@@ -58,7 +58,7 @@ def test_a_folder_is_indexed_and_what_changed_is_taken_up(client, server):
     assert client.get("/api/v1/collections/there/count").json()["count"] == 59
 
 
-def test_a_folder_that_lost_all_its_pictures_is_pruned(client, server):
+def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     """But what has nothing left in it, the folder or one below, may be a disk that is not mounted."""
     lies = shutil.copytree(server.folder / "pictures" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
     asked = {"source": "empty", "folder": "cats", "prune": True}
@@ -69,7 +69,7 @@ def test_a_folder_that_lost_all_its_pictures_is_pruned(client, server):
     refused = indexed(client, **asked)
     emptied.rename(lies)
     kept = indexed(client, **asked)
-    (lies / "note.txt").write_text("Its pictures are gone.")
+    (lies / "note.txt").write_text("Its images are gone.")
     pruned = indexed(client, **asked)
     shutil.rmtree(lies.parent)
     assert (refused["error"]["code"], "not mounted" in refused["error"]["detail"]) == ("no_images", True)
@@ -88,13 +88,13 @@ def test_what_is_told_of_it_has_no_path_of_the_machine(client, server):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"source": "pictures", "folder": "../secret"}, "no folder '../secret' below 'pictures'"),
+        ({"source": "pictures", "folder": "../secret"}, "no folder '../secret' below 'images'"),
         ({"source": "pictures", "folder": "/etc"}, "no folder '/etc'"),
         ({"source": "pictures", "folder": "2023"}, "no folder '2023'"),
         ({"source": "pictures", "folder": "2024/cat/0.jpg"}, "no folder"),
         ({"source": "pictures", "folder": "a\0b"}, "no folder"),
-        ({"source": "secret"}, "name one of 'pictures', 'empty'"),
-        ({"folder": "2024"}, "say by `source` in which, one of 'pictures', 'empty'"),
+        ({"source": "secret"}, "name one of 'images', 'empty'"),
+        ({"folder": "2024"}, "say by `source` in which, one of 'images', 'empty'"),
         ({"source": "pictures", "folder": "a" * 300}, "no folder"),
         ({"source": "pictures", "folder": "loop"}, "no folder 'loop'"),
     ],
@@ -130,4 +130,4 @@ def test_a_server_that_others_reach_reads_no_folders_for_them(model, photos, tmp
             client.put("/api/v1/collections/there", json={}).raise_for_status()
             answer = client.post(INDEX.format("there"), json={})
             assert answer.status_code == 422
-            assert "send the pictures" in answer.json()["detail"]
+            assert "send the images" in answer.json()["detail"]

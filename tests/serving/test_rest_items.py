@@ -42,8 +42,8 @@ def test_a_cursor_goes_with_its_own_listing_alone(client, collection):
     client.delete("/api/v1/collections/other")
 
 
-def test_pictures_without_ids_get_one_of_their_bytes(client, collection, pictures):
-    """The same picture again is the same item."""
+def test_images_without_ids_get_one_of_their_bytes(client, collection, pictures):
+    """The same image again is the same item."""
     for _ in range(2):
         results = client.post(f"{collection}/items", files=upload(pictures[:2])).json()["results"]
     assert [one["name"] for one in results] == ["00.jpg", "01.jpg"]
@@ -54,7 +54,7 @@ def test_pictures_without_ids_get_one_of_their_bytes(client, collection, picture
     assert len(item["metadata"]["pixel_sha256"]) == 64
 
 
-def test_pictures_go_in_as_json_too(client, collection, pictures, encoder):
+def test_images_go_in_as_json_too(client, collection, pictures, encoder):
     items = [
         {"id": "a", "image": as_text(pictures[0]), "metadata": {"label": "x"}},
         {"image": "***"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 REFUSED = {"undecodable_image", "unsupported_image", "image_too_large"}
-# above what decoding one picture of 40 megapixels on each thread takes
+# above what decoding one image of 40 megapixels on each thread takes
 LARGEST_GROWTH = 1_500_000_000
 
 
@@ -19,7 +19,7 @@ def peak() -> int:
 
 @pytest.mark.data
 def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, pictures):
-    """Alone, and beside a good picture, which is embedded all the same."""
+    """Alone, and beside a good image, which is embedded all the same."""
     folder = pack("nasty.tar")
     good = ("files", ("good.jpg", pictures[0].read_bytes(), "image/jpeg"))
     want = client.post("/api/v1/embed", files=[good]).json()["data"][0]["embedding"]

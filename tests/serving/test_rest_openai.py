@@ -69,7 +69,7 @@ def test_models_are_listed_with_what_is_known_of_them(official, server, encoder)
 @pytest.mark.parametrize(
     ("change", "status", "param", "part"),
     [
-        ({"input": [base64.b64encode(b"garbage").decode()]}, 400, "input[0]", "not a picture"),
+        ({"input": [base64.b64encode(b"garbage").decode()]}, 400, "input[0]", "not an image"),
         ({"input": ["***"]}, 400, "input[0]", "base64"),
         ({"input": "https://example.com/x.jpg"}, 400, "input[0]", "web address"),
         ({"input": []}, 400, "input", "empty"),

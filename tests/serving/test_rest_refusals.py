@@ -28,8 +28,8 @@ def test_malformed_requests_and_unknown_paths_are_problems_too(client, collectio
     is_problem(client.put(f"{collection}/items", json=[{"id": "a/b", "vector": [1.0] * 32}]), 422, "invalid_request")
 
 
-def test_text_where_a_picture_belongs_is_refused_and_not_left_out(client, collection, pictures):
-    """As of `curl -F files=b.jpg`, without its @, beside a picture that came."""
+def test_text_where_a_image_belongs_is_refused_and_not_left_out(client, collection, pictures):
+    """As of `curl -F files=b.jpg`, without its @, beside an image that came."""
     picture = pictures[0].read_bytes()
     for path, field, given in (
         ("/api/v1/embed", "files", "files"),

@@ -10,7 +10,7 @@ from PIL import Image
 from rest_requests import as_text, is_problem, upload
 
 
-def test_pictures_go_in_and_come_back_as_neighbours(client, collection, pictures, encoder):
+def test_images_go_in_and_come_back_as_neighbors(client, collection, pictures, encoder):
     notes = [{"id": f"p{i}", "metadata": {"label": path.parent.name}} for i, path in enumerate(pictures[:20])]
     files = [*upload(pictures[:20]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
     response = client.post(f"{collection}/items", files=files, data={"items": json.dumps([*notes, {"id": "bad"}])})
@@ -63,8 +63,8 @@ def test_pictures_go_in_and_come_back_as_neighbours(client, collection, pictures
     assert client.post(f"{collection}/snapshot").status_code == 204
 
 
-def test_a_box_searches_with_a_part_of_the_picture(client, collection, pictures, encoder):
-    """The crop is the one that Pillow cuts; a box off the picture is refused."""
+def test_a_box_searches_with_a_part_of_the_image(client, collection, pictures, encoder):
+    """The crop is the one that Pillow cuts; a box off the image is refused."""
     picture = Image.open(pictures[0]).convert("RGB")
     parts = [picture.crop((0, 0, 32, 32)), picture.crop((32, 32, 64, 64))]
     vectors = encoder.embed(parts)
@@ -102,7 +102,7 @@ def test_a_bad_search_is_explained(client, collection, body, status, code):
 
 @pytest.fixture
 def gallery(client, collection, pictures, encoder) -> tuple[str, np.ndarray]:
-    """Twenty pictures by their vectors, four albums; the collection's path, and the vectors."""
+    """Twenty images by their vectors, four albums; the collection's path, and the vectors."""
     vectors = encoder.embed(pictures[::3])
     items = [
         {"id": f"p{i}", "vector": vector.tolist(), "metadata": {"album": i % 4}} for i, vector in enumerate(vectors)

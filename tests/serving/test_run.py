@@ -22,7 +22,7 @@ PICTURES = 8
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Callable]:
-    """start(seconds a picture, pictures that must be in work before it begins) -> (process, address)"""
+    """start(seconds an image, images that must be in work before it begins) -> (process, address)"""
     processes = []
 
     def begin(seconds: float, pictures: int) -> tuple[subprocess.Popen, str]:

@@ -1,4 +1,4 @@
-"""The short form of the soak: a saturated server with damaged pictures and callers that break off."""
+"""The short form of the soak: a saturated server with damaged images and callers that break off."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""REST with vectors instead of pictures: not while the collection changes its encoder, and looked for as asked."""
+"""REST with vectors instead of images: not while the collection changes its encoder, and looked for as asked."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_vectors_are_refused_while_the_collection_is_reembedded(client, collecti
     response = client.put(f"{collection}/items", json=ITEMS)
     assert response.status_code == 422
     detail = response.json()["detail"]
-    for part in ("is being re-embedded with another-encoder", "send pictures instead", "--abandon"):
+    for part in ("is being re-embedded with another-encoder", "send images instead", "--abandon"):
         assert part in detail
     assert server.bench.collection("photos").count() == 0
     store.drop("photos.next")

@@ -1,4 +1,4 @@
-"""Vectors, a store of them with all that recovery needs, and neighbours by a loop over everything."""
+"""Vectors, a store of them with all that recovery needs, and neighbors by a loop over everything."""
 
 import numpy as np
 

@@ -62,7 +62,7 @@ def test_items_come_back_as_they_were_stored(store):
     assert [item.id for item in found] == ["b", "a.b~c_D-9"]
     assert found[1].metadata == metadata
     assert found[1].thumbnail == b"jpeg"
-    np.testing.assert_allclose(found[1].vector, vectors(1)[0], atol=1e-6)  # cosine: kept normalised
+    np.testing.assert_allclose(found[1].vector, vectors(1)[0], atol=1e-6)  # cosine: kept normalized
     assert collection.thumbnail("b") is None
     with pytest.raises(ItemNotFound, match="'zz'"):
         collection.thumbnail("zz")

@@ -23,9 +23,9 @@ def _small_collections_grow_up(monkeypatch):
 
 def clustered(n: int, seed: int) -> np.ndarray:
     """(n, DIM) float32 in 60 clusters, as image encoders give."""
-    centres = np.random.default_rng(7).normal(size=(60, DIM))
+    centers = np.random.default_rng(7).normal(size=(60, DIM))
     rng = np.random.default_rng(seed)
-    return (centres[rng.integers(0, 60, n)] + 0.6 * rng.normal(size=(n, DIM))).astype(np.float32)
+    return (centers[rng.integers(0, 60, n)] + 0.6 * rng.normal(size=(n, DIM))).astype(np.float32)
 
 
 def truly_nearest(vectors: dict[str, np.ndarray], queries: np.ndarray, metric: str) -> list[set[str]]:

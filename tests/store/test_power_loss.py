@@ -99,7 +99,7 @@ def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool)
             # some of the volatile survives, and at an acknowledgement also nothing of it
             for part in (rng, None) if is_acknowledgement(call) else (rng,):
                 left = out / f"{call.ended}{'-torn' if part else ''}"
-                disk.materialise(left, part)
+                disk.materialize(left, part)
                 yield done, seqs, left / "store"
 
 

@@ -64,7 +64,7 @@ def test_examples_keep_filter_threshold_and_vectors(collection, vectors):
     np.testing.assert_allclose([match.vector for match in found], vectors[wanted], atol=1e-6)
 
 
-def test_fewer_neighbours_than_k_only_where_fewer_exist(collection):
+def test_fewer_neighbors_than_k_only_where_fewer_exist(collection):
     assert len(search_like(collection, names(range(30)), k=COUNT)) == COUNT - 30
 
 
@@ -169,7 +169,7 @@ def components(vectors: np.ndarray, threshold: float) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("threshold", [0.0, 0.8, 0.9, 0.97])
 @pytest.mark.parametrize("exact", [True, False])
 def test_near_duplicates_are_the_connected_components(collection, vectors, threshold, exact):
-    """At 0.0 every item has more neighbours than the first look asks for."""
+    """At 0.0 every item has more neighbors than the first look asks for."""
     seen = []
     found = near_duplicates(collection, threshold, exact=exact, progress=lambda done, total: seen.append((done, total)))
     assert found == components(vectors, threshold)

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from boxed_pictures import write_coco
+from boxed_images import write_coco
 from PIL import Image
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
@@ -93,7 +93,7 @@ def test_at_another_size_the_network_sees_it_and_boxes_stay_where_they_were(coco
         assert np.corrcoef(got.ravel(), scaled.ravel())[0, 1] > 0.999
 
 
-def test_a_small_picture_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
+def test_a_small_image_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
     encoder = load_encoder(model, device="cpu")
     folder = write_coco(tmp_path, [(64, 64, [(0, 8, 8, 40, 40)]), (64, 64, [(0, 20, 8, 40, 40)])], ("a",))
     asked, target = read_boxes(folder).pictures
@@ -103,14 +103,14 @@ def test_a_small_picture_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model)
     shown = encoder.attention(asked.path, Box(8, 8, 48, 48), target.path)
     assert got.shape == (224, 224)
     np.testing.assert_array_equal(np.unravel_index(got.argmax(), got.shape)[0] // 32, shown.peak[1] * 3.5 // 32)
-    # cell centres at 0, 32, ... of the network's 224 pixels: there nothing is interpolated but half a pixel
+    # cell centers at 0, 32, ... of the network's 224 pixels: there nothing is interpolated but half a pixel
     np.testing.assert_allclose(got[::32, ::32], shown.values, atol=0.02 * np.ptp(shown.values))
 
 
-def test_a_picture_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
+def test_a_image_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
     folder = write_coco(tmp_path, PICTURES, ("a", "b", "c"))
     boxed = read_boxes(folder)
-    boxed.pictures[1].path.write_bytes(b"no picture")
+    boxed.pictures[1].path.write_bytes(b"no image")
     broken: dict[str, str] = {}
 
     class Reading(PlaceEye):
@@ -127,7 +127,7 @@ def test_a_picture_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path)
     assert np.isnan(got.across[:, 0]).tolist() == lost
 
 
-def test_figures_are_means_over_pictures_and_over_classes_of_pairs(coco, model):
+def test_figures_are_means_over_images_and_over_classes_of_pairs(coco, model):
     encoder, boxed = load_encoder(model, device="cpu"), read_boxes(coco)
     settings = {"short_side": (0,), "pairs": 3, "draws": 100}
     found = dict(attention(BoxedSubject(encoder, boxed, QUIET), **settings))
@@ -170,7 +170,7 @@ def nnclr(*arguments) -> tuple[int, str, str]:
 
 
 def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
-    sources = (model, f"random:{model}", "gaussian", "centre", "area")
+    sources = (model, f"random:{model}", "gaussian", "center", "area")
     call = ("eval", "attention", *sources, "--data", coco, "--out", tmp_path, "--set", "draws=50", "--set", "pairs=4")
     code, _, err = nnclr(*call, "--set", "short_side=0,300")
     assert code == 0, err
@@ -197,11 +197,11 @@ def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
     [
         (["attention", "pixels", "--data", "{coco}"], "pixels has no feature map"),
         (["attention", "{model}", "--data", "{photos}"], "has no boxes"),
-        (["attention", "{model}"], "Give pictures with boxes"),
+        (["attention", "{model}"], "Give images with boxes"),
         (["attention", "{model}", "--data", "{coco}", "--set", "short_side=100"], "between 224 and 1024"),
         (["attention", "{model}", "--data", "{coco}", "--set", "short_side="], "names no size"),
         (["attention", "{model}", "--data", "{coco}", "--set", "similarity=l2"], "none of dot, cosine"),
-        (["knn", "gaussian", "--data", "{data}"], "a place in a picture"),
+        (["knn", "gaussian", "--data", "{data}"], "a place in an image"),
     ],
 )
 def test_wrong_calls_get_one_sentence(arguments, sentence, coco, model, photos, data, tmp_path):

@@ -1,4 +1,4 @@
-"""The draws of the augmentation: per picture, in range, repeatable."""
+"""The draws of the augmentation: per image, in range, repeatable."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from training.data.operations import compiled
 
 
 def test_crops_are_distributed_as_torchvision_draws_them():
-    """Area, ratio and centre of 4000 crops of a wide picture have the means of torchvision's."""
+    """Area, ratio and center of 4000 crops of a wide image have the means of torchvision's."""
     torch.manual_seed(0)
     wide, high = 300, 200
     picture = torch.empty(3, high, wide)
@@ -31,13 +31,13 @@ def test_crops_are_distributed_as_torchvision_draws_them():
     ours = draw_boxes(torch.full((4000,), wide / high), View(), torch.Generator().manual_seed(0))
     ours = ours * torch.tensor([high, wide, high, wide])
     for drawn in (ours, theirs):
-        drawn[:, :2] += drawn[:, 2:] / 2  # to centres
+        drawn[:, :2] += drawn[:, 2:] / 2  # to centers
     for column, side in enumerate((high, wide, high, wide)):
         assert abs(ours[:, column].mean() - theirs[:, column].mean()) < 0.02 * side
         assert abs(ours[:, column].std() - theirs[:, column].std()) < 0.02 * side
 
 
-def test_crops_stay_inside_pictures_of_any_aspect():
+def test_crops_stay_inside_images_of_any_aspect():
     for aspect in (0.02, 0.5, 1.0, 3.0, 60.0):
         top, left, height, width = draw_boxes(torch.full((500,), aspect), View(), torch.Generator().manual_seed(1)).T
         assert top.min() >= 0
@@ -48,8 +48,8 @@ def test_crops_stay_inside_pictures_of_any_aspect():
         assert width.min() > 0
 
 
-def test_pictures_of_extreme_proportions_give_finite_views():
-    """A picture of 1 x 3000 pixels, squashed to a square, leaves a crop a fraction of a pixel high."""
+def test_images_of_extreme_proportions_give_finite_views():
+    """An image of 1 x 3000 pixels, squashed to a square, leaves a crop a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
@@ -57,7 +57,7 @@ def test_pictures_of_extreme_proportions_give_finite_views():
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float16])
-def test_pictures_of_every_type_are_laid_out_once_for_all_views(kind):
+def test_images_of_every_type_are_laid_out_once_for_all_views(kind):
     images = torch.randint(0, 256, (2, 8, 8, 3)).to(kind)
     lines = _in_lines(images)
     assert torch.equal(lines, images.float())
@@ -65,8 +65,8 @@ def test_pictures_of_every_type_are_laid_out_once_for_all_views(kind):
     assert _in_lines(lines).data_ptr() == lines.data_ptr(), "and make_view takes what make_views laid out"
 
 
-def test_every_picture_of_a_batch_gets_its_own_view():
-    """The same picture thrice gives three views; torchvision on a batch would draw once."""
+def test_every_image_of_a_batch_gets_its_own_view():
+    """The same image thrice gives three views; torchvision on a batch would draw once."""
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for first, second in AUGMENTATIONS.values():
         for view in (first, second):
@@ -78,17 +78,17 @@ def test_every_picture_of_a_batch_gets_its_own_view():
             assert not torch.equal(made[1], made[2])
 
 
-def test_a_batch_that_turns_grey_as_a_whole_goes_on_like_any_other():
-    """The same draws without grey, turned grey by torchvision between: blur of some and solarisation of some follow."""
+def test_a_batch_that_turns_gray_as_a_whole_goes_on_like_any_other():
+    """The same draws without gray, turned gray by torchvision between: blur of some and solarization of some follow."""
     images = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain = View(24, jitter=0.0, blur=0.5, solarize=0.0, mean=(0, 0, 0), std=(1, 1, 1))
-    made, coloured = (
-        make_view(images, torch.ones(16), replace(plain, grey=grey), torch.Generator().manual_seed(1))
-        for grey in (1.0, 0.0)
+    made, colored = (
+        make_view(images, torch.ones(16), replace(plain, gray=gray), torch.Generator().manual_seed(1))
+        for gray in (1.0, 0.0)
     )
-    torch.testing.assert_close(made, rgb_to_grayscale(coloured, num_output_channels=3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(made, rgb_to_grayscale(colored, num_output_channels=3), atol=1e-5, rtol=0)
     solarized = make_view(
-        images, torch.ones(16), replace(plain, grey=1.0, solarize=0.5), torch.Generator().manual_seed(1)
+        images, torch.ones(16), replace(plain, gray=1.0, solarize=0.5), torch.Generator().manual_seed(1)
     )
     changed = torch.tensor([not torch.equal(one, other) for one, other in zip(solarized, made, strict=True)])
     assert 0 < changed.sum() < 16
@@ -104,14 +104,14 @@ def test_the_generator_decides_everything():
 def test_byol_is_asymmetric_and_crop_only_is_crops_alone():
     first, second = AUGMENTATIONS["byol"]
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
-    grey = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
+    gray = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
     made = make_view(
-        grey, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0)
+        gray, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0)
     )
     torch.testing.assert_close(made, made[:1, :, :1, :1].expand_as(made), atol=1e-4, rtol=0)
 
 
-def test_blur_kernel_scales_with_the_picture():
+def test_blur_kernel_scales_with_the_image():
     assert blur_taps(224) == 23
     assert all(blur_taps(size) % 2 == 1 and blur_taps(size) >= 3 for size in range(8, 500))
     assert math.isclose(blur_taps(96) / 96, 23 / 224, abs_tol=0.02)
@@ -129,7 +129,7 @@ def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
     assert plan_views("crop_only", 32)[0].scale == (0.08, 1.0), "the augmentation's own"
 
 
-def test_simclr_has_stronger_colours_and_cifar_no_blur():
+def test_simclr_has_stronger_colors_and_cifar_no_blur():
     assert all((view.brightness, view.hue, view.blur) == (0.8, 0.2, 0.5) for view in AUGMENTATIONS["simclr"])
     assert all(view.blur == 0 for view in AUGMENTATIONS["cifar"])
 

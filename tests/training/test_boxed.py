@@ -1,18 +1,18 @@
-"""Pictures with boxes are read as their files say; pairs are drawn as the protocol says."""
+"""Images with boxes are read as their files say; pairs are drawn as the protocol says."""
 
 import csv
 import json
 
 import numpy as np
 import pytest
-from boxed_pictures import write_coco
+from boxed_images import write_coco
 from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest
 from training.evals.boxes.boxed import large_boxes, read_boxes
-from training.evals.boxes.localisation import pointing
+from training.evals.boxes.localization import pointing
 from training.evals.boxes.pairs import choose_pairs
-from training.evals.boxes.places import centre
+from training.evals.boxes.places import center
 
 
 def test_coco_boxes_are_corner_and_sides(tmp_path):
@@ -23,12 +23,12 @@ def test_coco_boxes_are_corner_and_sides(tmp_path):
     (picture,) = boxed.pictures
     np.testing.assert_array_equal(picture.boxes, [[10, 20, 40.5, 60]])
     assert picture.kinds.tolist() == [1]
-    assert "1 pictures without a box" in boxed.left_out[0]
+    assert "1 images without a box" in boxed.left_out[0]
     assert boxed.counts() == {"pictures": 1, "boxes": 1}
     assert read_boxes(folder / "annotations.json").pictures[0].path == picture.path
 
 
-def test_a_small_picture_counts_as_enlarged_with_its_boxes(tmp_path):
+def test_a_small_image_counts_as_enlarged_with_its_boxes(tmp_path):
     (picture,) = read_boxes(write_coco(tmp_path, [(112, 56, [(0, 10, 20, 30, 10)])])).pictures
     assert picture.file_size == (112, 56)
     assert picture.size == (448, 224)
@@ -44,7 +44,7 @@ def test_boxes_are_cut_at_the_edge_and_empty_ones_and_crowds_dropped(tmp_path):
     np.testing.assert_array_equal(read_boxes(folder).pictures[0].boxes, [[0, 5, 30, 300]])
 
 
-def test_pixels_are_inside_by_their_centres(tmp_path):
+def test_pixels_are_inside_by_their_centers(tmp_path):
     boxes = [(0, 10.5, 20.4, 3, 2), (1, 250, 0, 50, 1.5)]
     (picture,) = read_boxes(write_coco(tmp_path, [(300, 240, boxes)])).pictures
     for kind in (None, 0, 1):
@@ -80,7 +80,7 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
         ("[]", "cannot be read as boxes"),
         ('{"images": []}', "lacks 'categories'"),
         ('{"images": [{"id": 1, "width": 0, "height": 9}], "annotations": [], "categories": []}', "lacks 'file_name'"),
-        ('{"images": [], "annotations": [], "categories": []}', "no picture with a box"),
+        ('{"images": [], "annotations": [], "categories": []}', "no image with a box"),
         (
             '{"images": [], "categories": [{"id": 0, "name": "a"}], '
             '"annotations": [{"image_id": 5, "category_id": 0, "bbox": [0, 0, 1, 1]}]}',
@@ -95,7 +95,7 @@ def test_what_is_no_set_of_boxes_is_one_sentence(content, sentence, tmp_path):
         read_boxes(tmp_path)
 
 
-def test_a_picture_of_another_size_than_its_boxes_is_refused(tmp_path):
+def test_a_image_of_another_size_than_its_boxes_is_refused(tmp_path):
     folder = write_coco(tmp_path, [(300, 240, [(0, 1, 1, 50, 50)])])
     boxed = read_boxes(folder)
     before = boxed.digest()
@@ -166,18 +166,18 @@ def test_a_table_with_a_row_without_a_name_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("name", "pictures", "boxes", "expected"), [("coco128", 126, 929, 0.698), ("raccoon", 193, 210, 0.953)]
 )
-def test_the_centre_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, name, pictures, boxes, expected):
+def test_the_center_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, name, pictures, boxes, expected):
     boxed = read_boxes(pack("boxes.tar") / name)
     assert boxed.counts() == {"pictures": pictures, "boxes": boxes}
-    hits = [pointing(centre(*one.size), one.inside()) for one in boxed.pictures]
+    hits = [pointing(center(*one.size), one.inside()) for one in boxed.pictures]
     assert np.mean(hits) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_the_centre_pixel_of_the_small_ones_too(pack):
+def test_the_center_pixel_of_the_small_ones_too(pack):
     boxed = read_boxes(pack("tiny64.tar.gz"))
     assert boxed.counts() == {"pictures": 3980, "boxes": 3980}
     assert {one.size for one in boxed.pictures} == {(224, 224)}
-    hits = [pointing(centre(*one.size), one.inside()) for one in boxed.pictures]
+    hits = [pointing(center(*one.size), one.inside()) for one in boxed.pictures]
     assert np.mean(hits) == pytest.approx(0.785, abs=5e-4)

@@ -13,7 +13,7 @@ import torchvision
 from PIL import Image
 from rich.console import Console
 
-from nnclr_hub.encoder.labelled import read_labelled
+from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named as named_module
@@ -91,7 +91,7 @@ def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
 
 
 def test_batches_can_come_mostly_from_one_folder():
-    """Three quarters of a batch share a folder while the folder lasts; no picture comes twice."""
+    """Three quarters of a batch share a folder while the folder lasts; no image comes twice."""
     origin = np.repeat([0, 1, 2], [400, 200, 47])
     order = epoch_order(origin, 20, seed=0, epoch=3, one_folder=0.75)
     assert len(order) == 640
@@ -104,13 +104,13 @@ def test_batches_can_come_mostly_from_one_folder():
 
 @pytest.fixture
 def numbered() -> ImagePack:
-    """40 pictures of one pixel value each, which is their number."""
+    """40 images of one pixel value each, which is their number."""
     pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 8, 3)).copy()
     return ImagePack(pixels, np.ones(40, np.float32), np.arange(40), ())
 
 
 @pytest.mark.parametrize("residency", ["device", "host"])
-def test_a_batch_holds_the_pictures_that_its_ids_name(numbered, residency, monkeypatch):
+def test_a_batch_holds_the_images_that_its_ids_name(numbered, residency, monkeypatch):
     """From memory and through the prefetching thread; a run that jumps to a later step gets that step's."""
     if residency == "host":
         monkeypatch.setattr(Batches, "_fits", lambda self: False)
@@ -153,7 +153,7 @@ def test_ranks_share_a_batch(numbered):
 
 
 def test_jpeg_like_rounding_is_near_pillows_jpeg():
-    """Grey pictures at several qualities: our error against the original is Pillow's, within a fifth."""
+    """Gray images at several qualities: our error against the original is Pillow's, within a fifth."""
     import io
 
     from skimage import data
@@ -170,7 +170,7 @@ def test_jpeg_like_rounding_is_near_pillows_jpeg():
         assert (ours - theirs).abs().mean() < (theirs - x[0, 0]).abs().mean() / 2, quality
 
 
-def test_shrinking_takes_detail_away_and_keeps_flat_pictures():
+def test_shrinking_takes_detail_away_and_keeps_flat_images():
     checker = ((torch.arange(32)[:, None] + torch.arange(32)) % 2).float().expand(2, 3, 32, 32)
     flat = torch.full((2, 3, 32, 32), 0.3)
     half = torch.tensor([0.5, 0.5])
@@ -179,7 +179,7 @@ def test_shrinking_takes_detail_away_and_keeps_flat_pictures():
     torch.testing.assert_close(shrink_and_enlarge(checker, torch.ones(2)), checker, atol=1e-5, rtol=0)
 
 
-def test_some_pictures_are_degraded_and_the_others_left():
+def test_some_images_are_degraded_and_the_others_left():
     x = torch.rand(200, 3, 20, 20)
     before = x.clone()
     degrade(x, 0.3, torch.Generator().manual_seed(0))
@@ -194,7 +194,7 @@ def test_some_pictures_are_degraded_and_the_others_left():
 
 @pytest.fixture
 def cifar10_download(monkeypatch, tmp_path):
-    """A CIFAR-10 of 60 pictures, in the archive's own layout, where torchvision looks for the real one."""
+    """A CIFAR-10 of 60 images, in the archive's own layout, where torchvision looks for the real one."""
     root = tmp_path / "cache" / "datasets" / "cifar10"
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
     inside = root / "cifar-10-batches-py"
@@ -212,7 +212,7 @@ def cifar10_download(monkeypatch, tmp_path):
     return root
 
 
-def test_a_named_set_becomes_a_folder_of_lossless_pictures(cifar10_download):
+def test_a_named_set_becomes_a_folder_of_lossless_images(cifar10_download):
     say = Console(quiet=True)
     folder = find_data(["cifar10"], say)[0]
     assert len(list((folder / "train").rglob("*.png"))) == 50
@@ -237,10 +237,10 @@ def test_voc_becomes_a_table_of_labels_in_which_difficult_objects_count_neither_
         (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{inside}</annotation>")
         (root / "ImageSets" / "Main" / f"{('train', 'val', 'test')[number]}.txt").write_text(f"{name}\n")
     folder = find_data(["voc2007"], Console(quiet=True))[0]
-    train, test = read_labelled(folder / "train"), read_labelled(folder / "test")
+    train, test = read_labeled(folder / "train"), read_labeled(folder / "test")
     assert (train.labels, train.uncertain) == ((("cat",),), (("dog",),))
     assert (test.labels, test.uncertain) == (((),), (("cat",),))
-    assert read_labelled(folder / "val").labels == (("dog",),)
+    assert read_labeled(folder / "val").labels == (("dog",),)
 
 
 def test_a_set_without_splits_is_divided_alike_for_each_class(monkeypatch, tmp_path):
@@ -268,8 +268,8 @@ def test_scores_of_equally_named_folders_do_not_overwrite_each_other(photos, tmp
     assert names == ["set", "set-2"]
 
 
-def test_one_folder_of_pictures_is_no_class(photos, tmp_path):
-    """Every neighbour would be of the right one; with a second class both count."""
+def test_one_folder_of_images_is_no_class(photos, tmp_path):
+    """Every neighbor would be of the right one; with a second class both count."""
     (tmp_path / "mine" / "holiday").mkdir(parents=True)
     some = [path for path in photos.rglob("*") if path.is_file()][:4]
     for number, path in enumerate(some):
@@ -292,7 +292,7 @@ def test_a_set_that_cannot_be_fetched_and_a_name_that_is_none_are_explained(monk
     assert set(named_module.NAMED) >= {"cifar10", "imagenette", "stl10"}
 
 
-def test_a_pipe_of_a_pictures_name_holds_nobody_up(tmp_path):
+def test_a_pipe_of_a_images_name_holds_nobody_up(tmp_path):
     os.mkfifo(tmp_path / "a.jpg")
     Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
     assert typical_side(sorted(tmp_path.iterdir())) == 20

@@ -54,7 +54,7 @@ def test_what_is_answered_is_not_asked_again(data, model, tmp_path):
     assert len(json.loads((tmp_path / "results.json").read_text())) == 2
 
 
-def test_training_through_pictures_is_a_protocol_too_and_its_encoder_a_source(data, model, tmp_path):
+def test_training_through_images_is_a_protocol_too_and_its_encoder_a_source(data, model, tmp_path):
     call = ("--data", data, "--out", tmp_path, "--json", "--set", "epochs=1", "--set", "workers=0", "--device", "cpu")
     code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)
     assert code == 0, err
@@ -88,7 +88,7 @@ def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["eval", "knn", "{model}"], "Give labelled pictures"),
+        (["eval", "knn", "{model}"], "Give labeled images"),
         (["eval", "knn", "--data", "{data}"], "Name an encoder"),
         (["eval", "", "{model}"], "Name a protocol"),
         (["eval", "knnn", "{model}", "--data", "{data}"], "did you mean 'knn'"),
@@ -114,7 +114,7 @@ def test_a_probe_is_fitted_scored_and_asked(data, model, pictures, tmp_path):
     probe = tmp_path / "probe"
     code, shown, err = nnclr("probe", "fit", data, "--model", model, "--out", probe, "--balanced")
     assert code == 0, err
-    assert "3 classes from 42 pictures" in shown
+    assert "3 classes from 42 images" in shown
     code, shown, err = nnclr("probe", "eval", data, "--probe", probe, "--json")
     verdict = json.loads(shown)
     assert verdict["scores"]["top1"] > 0.6
@@ -142,7 +142,7 @@ def test_a_table_in_gives_a_table_that_can_be_fitted_on_again(photos, model, tmp
     nnclr("probe", "predict", photos, "--probe", tmp_path / "probe", "--out", tmp_path / "said.csv")
     code, shown, err = nnclr("probe", "fit", tmp_path / "said.csv", "--model", model, "--out", tmp_path / "again")
     assert code == 0, err
-    assert "2 classes from 60 pictures" in shown
+    assert "2 classes from 60 images" in shown
 
 
 def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, make_model, photos, tmp_path):
@@ -154,10 +154,10 @@ def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, m
     shutil.move(more / "cat", more / "tiger")
     code, _, err = nnclr("probe", "eval", more, "--probe", tmp_path / "probe")
     assert code == 0
-    assert "20 pictures of classes that the probe does not know (tiger)" in err
+    assert "20 images of classes that the probe does not know (tiger)" in err
 
 
-def test_other_pictures_under_the_same_names_are_another_question(data, model, tmp_path):
+def test_other_images_under_the_same_names_are_another_question(data, model, tmp_path):
     one = shutil.copytree(data, tmp_path / "one" / "set")
     two = shutil.copytree(data, tmp_path / "two" / "set")
     shutil.rmtree(two / "train" / "cat")
@@ -181,7 +181,7 @@ def test_a_second_fine_tuning_leaves_the_first_ones_encoder(data, model, tmp_pat
     assert all((Path(folder) / "model.safetensors").is_file() for folder in folders)
 
 
-def test_unreadable_and_unlabelled_pictures_are_named_by_every_protocol(data, model, tmp_path):
+def test_unreadable_and_unlabelled_images_are_named_by_every_protocol(data, model, tmp_path):
     folder = shutil.copytree(data, tmp_path / "set")
     for part in ("train", "test"):
         (folder / part / "cat" / "junk.jpg").write_bytes(b"nothing")
@@ -191,7 +191,7 @@ def test_unreadable_and_unlabelled_pictures_are_named_by_every_protocol(data, mo
     assert code == 0, err
     for record in json.loads(shown):
         assert any("2 files cannot be read" in note for note in record["left_out"]), record["protocol"]
-        assert any("1 pictures without a label" in note for note in record["left_out"]), record["protocol"]
+        assert any("1 images without a label" in note for note in record["left_out"]), record["protocol"]
 
 
 def test_what_does_not_fit_is_named_and_the_rest_goes_on(data, model, tmp_path):

@@ -10,16 +10,16 @@ from nnclr_hub.encoder.preprocess import Preprocessing
 from training.evaluation import Evaluation
 from training.recipes import find_recipe
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 180, 30)}
+COLORS = {"red": (220, 30, 30), "green": (30, 180, 30)}
 
 
 @pytest.fixture
 def evaluation_of(tmp_path):
-    """The evaluation of a folder with pictures of two classes, 12 to learn from and 6 to score each."""
+    """The evaluation of a folder with images of two classes, 12 to learn from and 6 to score each."""
 
     def made(name: str, picture) -> Evaluation:
         for split, count in (("train", 12), ("test", 6)):
-            for label in COLOURS:
+            for label in COLORS:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 for number in range(count):
                     Image.fromarray(picture(label)).save(tmp_path / name / split / label / f"{number}.png")
@@ -31,12 +31,12 @@ def evaluation_of(tmp_path):
 
 
 def test_an_encoder_that_is_no_better_than_pixels_is_told(evaluation_of, capsys):
-    """Of pictures in one colour each, where pixels are always right."""
-    evaluation = evaluation_of("colours", lambda label: np.full((32, 32, 3), COLOURS[label], np.uint8))
+    """Of images in one color each, where pixels are always right."""
+    evaluation = evaluation_of("colors", lambda label: np.full((32, 32, 3), COLORS[label], np.uint8))
     for value in (0.5, 1.0):
-        evaluation.warn_if_no_better_than_pixels({"knn20/colours": value})
+        evaluation.warn_if_no_better_than_pixels({"knn20/colors": value})
         said = " ".join(capsys.readouterr().err.split())
-        assert f"knn20/colours is {value:.3f}, no better than raw pixels (1.000)" in said
+        assert f"knn20/colors is {value:.3f}, no better than raw pixels (1.000)" in said
         assert "--init" in said
 
 

@@ -43,7 +43,7 @@ def scored_by_eval(folder, data) -> float:
     return record["values"][f"knn20/{data.name}"]
 
 
-def test_the_figure_is_measured_again_on_the_same_pictures(run, data, tmp_path):
+def test_the_figure_is_measured_again_on_the_same_images(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     name = f"knn20/{data.name}"
     assert done.rechecked[name] == pytest.approx(done.metrics[name], abs=0.001)
@@ -125,7 +125,7 @@ def test_what_an_earlier_version_stopped_may_have_figures_of_an_earlier_step_and
     name = f"knn20/{data.name}"
     config["nnclr"]["metrics"][name] = 2.0  # which nothing measures
     (out / "encoder" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsMismatch, match="on the same pictures, perhaps at an earlier step: go on with --resume"):
+    with pytest.raises(WeightsMismatch, match="on the same images, perhaps at an earlier step: go on with --resume"):
         export(out, tmp_path / "other", data=[data])
 
 
@@ -136,7 +136,7 @@ def test_an_export_with_the_data_measures_what_a_stopped_run_did_not(stopped, da
     assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
-def test_other_pictures_under_the_same_name_check_nothing(run, data, tmp_path):
+def test_other_images_under_the_same_name_check_nothing(run, data, tmp_path):
     other = tmp_path / data.name
     shutil.copytree(data, other)
     next((other / "test").rglob("*.jpg")).unlink()
@@ -151,13 +151,13 @@ def test_weights_that_do_not_measure_what_the_run_measured_are_refused(run, data
     name = f"knn20/{data.name}"
     config["nnclr"]["metrics"][name] = round(abs(config["nnclr"]["metrics"][name] - 0.2), 4)
     (broken / "encoder" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsMismatch, match="on the same pictures"):
+    with pytest.raises(WeightsMismatch, match="on the same images"):
         export(broken, tmp_path / "model", data=[data])
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(("pictures", "refused"), [(2, False), (3, True)])
-def test_two_pictures_of_a_small_set_may_change_sides(run, data, tmp_path, pictures, refused):
+def test_two_images_of_a_small_set_may_change_sides(run, data, tmp_path, pictures, refused):
     """Of 18: to a tenth of a percent, as of thousands, not one could, and rounding to fp16 moves some."""
     moved = tmp_path / "run"
     shutil.copytree(run, moved)

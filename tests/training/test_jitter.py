@@ -1,4 +1,4 @@
-"""The two ways of colour jitter give torchvision's pictures, in every order."""
+"""The two ways of color jitter give torchvision's images, in every order."""
 
 from itertools import permutations
 
@@ -19,7 +19,7 @@ ORDERS = [*permutations(range(4)), (-1, -1, -1, -1)]  # every order, and no jitt
 
 @pytest.fixture
 def draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pictures (100, 3, 24, 24) with grey and black ones among them, four of each order, and strong amounts."""
+    """Images (100, 3, 24, 24) with gray and black ones among them, four of each order, and strong amounts."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(100, 3, 24, 24, generator=generator)
     images[::10], images[5::10] = images[::10, :1].expand(-1, 3, -1, -1), 0.0
@@ -29,7 +29,7 @@ def draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def torchvisions(image: torch.Tensor, turns: list[int], amounts: list[float]) -> torch.Tensor:
-    """The operations one after another, as torchvision does them to one picture."""
+    """The operations one after another, as torchvision does them to one image."""
     for number in sorted(range(4), key=turns.__getitem__):
         if turns[number] >= 0:
             image = OPERATIONS[number](image, amounts[number])
@@ -44,7 +44,7 @@ def test_every_order_gives_what_torchvision_gives(draws, jitter):
     torch.testing.assert_close(jitter(images.clone(), turns, amounts), want, atol=2e-5, rtol=0)
 
 
-def test_the_order_of_the_operations_shows_and_none_leaves_a_picture_as_it_is(draws):
+def test_the_order_of_the_operations_shows_and_none_leaves_a_image_as_it_is(draws):
     """Else the test above would pass whatever became of the turns."""
     images, turns, _ = draws
     same = images[1:2].expand(len(turns), -1, -1, -1)

@@ -1,4 +1,4 @@
-"""Each operation on a batch equals torchvision's on its pictures one by one, for given parameters."""
+"""Each operation on a batch equals torchvision's on its images one by one, for given parameters."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BATCH = 6
 
 @pytest.fixture
 def images() -> torch.Tensor:
-    """(6, 3, 40, 40) float in [0, 1]: noise, and one picture each of grey, black and white."""
+    """(6, 3, 40, 40) float in [0, 1]: noise, and one image each of gray, black and white."""
     pictures = torch.rand(BATCH, 3, 40, 40, generator=torch.Generator().manual_seed(0))
     pictures[3], pictures[4], pictures[5] = 0.4, 0.0, 1.0
     return pictures
@@ -28,7 +28,7 @@ def images() -> torch.Tensor:
         (pixel_ops.adjust_hue, reference.adjust_hue, [-0.1, 0.1, 0.5, 0.05, -0.5, 0.0]),
     ],
 )
-def test_colour_operations_equal_torchvision(images, ours, theirs, amounts):
+def test_color_operations_equal_torchvision(images, ours, theirs, amounts):
     got = ours(images.clone(), torch.tensor(amounts))
     for i, amount in enumerate(amounts):
         torch.testing.assert_close(got[i], theirs(images[i], amount), atol=2e-5, rtol=0)
@@ -40,13 +40,13 @@ def test_grayscale_equals_torchvision(images):
     )
 
 
-def test_a_grey_picture_can_be_worked_on_in_place(images):
+def test_a_gray_image_can_be_worked_on_in_place(images):
     """Three channels that share their memory could not: a change of one would be one of all."""
-    grey = pixel_ops.grayscale(images)
-    before = grey.clone()
-    grey[0, 0] = 7
-    assert torch.equal(grey[0, 1:], before[0, 1:])
-    assert torch.equal(grey[1:], before[1:])
+    gray = pixel_ops.grayscale(images)
+    before = gray.clone()
+    gray[0, 0] = 7
+    assert torch.equal(gray[0, 1:], before[0, 1:])
+    assert torch.equal(gray[1:], before[1:])
 
 
 def test_solarize_equals_torchvision(images):

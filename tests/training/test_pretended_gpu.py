@@ -15,7 +15,7 @@ from training.data.batches import Batches
 from training.data.image_pack import ImagePack
 from training.data.operations import EAGER, compiled
 from training.distributed import Ranks
-from training.optimisation import Schedule, make_optimizer
+from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.step import Stepper
 
@@ -80,7 +80,7 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
 )
 def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     stepper, batches = stepper_of(gpu, KINDS[kind])
-    gpu.waits.clear()  # of placing the pictures, once
+    gpu.waits.clear()  # of placing the images, once
     for step in (0, 2) if kind == "starter" else (2,):
         taken = stepper.take(batches.at(step), step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"

@@ -91,18 +91,18 @@ def test_a_run_leaves_a_log_an_encoder_and_a_report(finished, data):
         "rankme",
         "lr",
     }
-    needed |= {"images_per_s", "data_wait", "peak_memory_mb", "nn_accuracy", "neighbour_share"}
+    needed |= {"images_per_s", "data_wait", "peak_memory_mb", "nn_accuracy", "neighbor_share"}
     lines = [line for line in log if "loss" in line]
     assert needed <= lines[-1].keys()
     assert lines[-1]["queue_fill"] == 1
-    assert lines[0]["neighbour_share"] == 0  # the warm start
-    assert lines[-1]["neighbour_share"] == 0.5  # the gate
+    assert lines[0]["neighbor_share"] == 0  # the warm start
+    assert lines[-1]["neighbor_share"] == 0.5  # the gate
     assert (finished / "report.html").read_text().count("<img") >= 10
     assert json.loads((finished / "run.json").read_text())["epochs"] == 4
 
 
 def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
-    """From the files, through the exported encoder, with scikit-learn's neighbours."""
+    """From the files, through the exported encoder, with scikit-learn's neighbors."""
     from sklearn.neighbors import KNeighborsClassifier
 
     encoder = load_encoder(finished / "encoder", device="cpu")
@@ -143,8 +143,8 @@ def test_every_choice_trains(data, tmp_path, settings):
 def test_a_small_set_shrinks_the_batch_and_says_so(data, tmp_path, capsys):
     pretrain("small_cpu", find_recipe("small_cpu").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())
-    assert "batch_size: 256 is too much for 42 pictures, using 8" in said
-    assert "queue_size: 8192 is too much for 42 pictures, using 42" in said
+    assert "batch_size: 256 is too much for 42 images, using 8" in said
+    assert "queue_size: 8192 is too much for 42 images, using 42" in said
 
 
 def test_auto_tells_what_it_chose_before_decoding_and_then_the_batch_that_is_used(data, tmp_path, capsys, monkeypatch):
@@ -158,7 +158,7 @@ def test_auto_tells_what_it_chose_before_decoding_and_then_the_batch_that_is_use
     pretrain("auto", find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
     before, after = (" ".join(text.split()) for text in (*told, capsys.readouterr().err))
     assert re.search(r"auto: nnclr, resnet18 at 32 pixels, batch 256, 1(\.0)? epochs", before), before
-    assert "batch_size: 256 is too much for 42 pictures, using 8" in after
+    assert "batch_size: 256 is too much for 42 images, using 8" in after
     assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
 

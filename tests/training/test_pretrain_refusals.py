@@ -1,4 +1,4 @@
-"""How the program refuses: other people's folders, runs and pictures, networks that cannot be, and full disks."""
+"""How the program refuses: other people's folders, runs and images, networks that cannot be, and full disks."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def test_runs_are_never_overwritten_and_a_finished_one_stays_finished(data, fini
 def test_a_checkpoint_of_another_run_is_refused(data, photos, finished):
     with pytest.raises(CheckpointError, match=r"temperature was 0\.1, is 0\.2"):
         pretrain("small_cpu", recipe("temperature=0.2"), [data], finished, resume=True)
-    with pytest.raises(CheckpointError, match="pictures are not the same"):
+    with pytest.raises(CheckpointError, match="images are not the same"):
         pretrain("small_cpu", recipe(), [photos], finished, resume=True)
 
 
@@ -58,11 +58,11 @@ def test_a_damaged_checkpoint_is_refused_and_a_full_disk_keeps_the_last(finished
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-def test_too_few_or_broken_pictures_are_explained(tmp_path, pictures, capsys):
+def test_too_few_or_broken_images_are_explained(tmp_path, pictures, capsys):
     folder = tmp_path / "few"
     folder.mkdir()
     (folder / "bad.jpg").write_bytes(b"garbage")
-    with pytest.raises(NoImages, match="None of the 1 pictures could be read"):
+    with pytest.raises(NoImages, match="None of the 1 images could be read"):
         pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
     for path in pictures[:3]:
         shutil.copy(path, folder)
@@ -101,9 +101,7 @@ def test_a_network_that_cannot_be_is_refused_before_anything_is_decoded(data, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_resume_neither_takes_a_strange_folder_nor_other_pictures_under_the_same_names(
-    data, finished, tmp_path, capsys
-):
+def test_resume_neither_takes_a_strange_folder_nor_other_images_under_the_same_names(data, finished, tmp_path, capsys):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     with pytest.raises(RunExists, match=r"holds no run, but thesis\.txt"):
@@ -111,8 +109,8 @@ def test_resume_neither_takes_a_strange_folder_nor_other_pictures_under_the_same
     run = shutil.copytree(finished, tmp_path / "whole")
     other = shutil.copytree(data, tmp_path / "data" / data.name)
     for path in other.rglob("*.jpg"):
-        Image.new("RGB", (64, 64), "grey").save(path)
-    with pytest.raises(CheckpointError, match="the pictures are not the same"):
+        Image.new("RGB", (64, 64), "gray").save(path)
+    with pytest.raises(CheckpointError, match="the images are not the same"):
         pretrain("small_cpu", recipe(), [other], run, resume=True)
 
 

@@ -16,7 +16,7 @@ from training.evals.retrieval import retrieval
 
 @pytest.fixture
 def features():
-    """Eight clouds of unequal size in 24 dimensions, not normalised."""
+    """Eight clouds of unequal size in 24 dimensions, not normalized."""
     rng = np.random.default_rng(0)
 
     def part(n):
@@ -75,7 +75,7 @@ def test_several_labels_go_through_linear_alone(features):
             list(protocol(many))
 
 
-def test_retrieval_counts_right_neighbours(features):
+def test_retrieval_counts_right_neighbors(features):
     found = dict(retrieval(features))
     gallery, queries = features.train, features.test
     order = np.argsort(-(queries.unit() @ gallery.unit().T), axis=1, kind="stable")
@@ -83,7 +83,7 @@ def test_retrieval_counts_right_neighbours(features):
     assert found["retrieval/clouds/recall@1"] == pytest.approx(right[:, 0].mean(), abs=0.004)
     assert found["retrieval/clouds/recall@5"] == pytest.approx(right[:, :5].any(axis=1).mean(), abs=0.004)
     itself = Features("alone", features.classes, gallery, gallery)
-    assert dict(retrieval(itself))["retrieval/alone/recall@1"] < 1, "a picture does not find itself"
+    assert dict(retrieval(itself))["retrieval/alone/recall@1"] < 1, "an image does not find itself"
 
 
 def test_curves_and_the_quick_form_yield_their_names(features):

@@ -7,7 +7,7 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
-from training.evolution import read_neighbours
+from training.evolution import read_neighbors
 from training.health import symptoms
 from training.monitor import read_log
 from training.pretrain import pretrain
@@ -30,22 +30,22 @@ def run(photos, tmp_path_factory):
 
 def test_the_page_carries_everything_with_it(run):
     page = (run / "report.html").read_text()
-    for title in ("Loss", "Neighbour accuracy", "Self-match rate", "Age of the neighbour", "RankMe", "Learning rate"):
+    for title in ("Loss", "Neighbor accuracy", "Self-match rate", "Age of the neighbor", "RankMe", "Learning rate"):
         assert f"<h3>{title}" in page, title
-    assert "Evolution of the nearest neighbours" in page
+    assert "Evolution of the nearest neighbors" in page
     assert "nnclr &lt;1&gt;" in page
     assert "<1>" not in page
     assert not re.search(r"(src|href)=['\"]?http", page)
     assert page.count("data:image/jpeg;base64,") > 8 * 5
 
 
-def test_neighbours_of_the_same_queries_are_recorded_at_each_checkpoint(run):
-    lines = read_neighbours(run)
+def test_neighbors_of_the_same_queries_are_recorded_at_each_checkpoint(run):
+    lines = read_neighbors(run)
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert len({tuple(line["queries"]) for line in lines}) == 1
     for line in lines:
-        for query, found in zip(line["queries"], line["neighbours"], strict=True):
-            assert query not in found, "its own older embedding is no neighbour"
+        for query, found in zip(line["queries"], line["neighbors"], strict=True):
+            assert query not in found, "its own older embedding is no neighbor"
             assert all(str(one) in line["thumbnails"] for one in (query, *found) if one >= 0)
         assert all(row == sorted(row, reverse=True) for row in line["similarity"])
 
@@ -81,9 +81,9 @@ HEALTHY = {"loss": 3.0, "z_std": 0.98, "rankme": 60.0, "nn_distinct": 0.8, "nn_s
         ({"loss": 4.2, "chance": 4.16}, "nothing learned"),
         ({"z_std": 0.02}, "collapse"),
         ({"rankme": 1.1}, "few dimensions"),
-        ({"nn_distinct": 0.01}, "one neighbour for all"),
+        ({"nn_distinct": 0.01}, "one neighbor for all"),
         ({"nn_similarity": 0.9999}, "self-matches"),
-        ({"queue_fill": 0.2, "neighbour_share": 1.0}, "queue not filled"),
+        ({"queue_fill": 0.2, "neighbor_share": 1.0}, "queue not filled"),
     ],
 )
 def test_illness_is_told_without_labels(change, name):

@@ -101,7 +101,7 @@ def test_weights_that_measure_otherwise_come_back_all_the_same(data, tmp_path, m
     assert "The exported weights measure another figure." in said.file.getvalue()
 
 
-def test_pictures_without_classes_cost_no_encoder(photos, tmp_path):
+def test_images_without_classes_cost_no_encoder(photos, tmp_path):
     """There is nothing to measure on, and what was trained comes back all the same."""
     said = Console(file=io.StringIO(), width=200)
     settings = [*RESNET, "early_share=0", "local_crops=0"]

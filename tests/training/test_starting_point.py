@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from training.assemble import build_learner
 from training.monitor import read_log
-from training.optimisation import Schedule, make_optimizer
+from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.starting_point import adopt, find_start, load_start, warn_if_worse
@@ -46,7 +46,7 @@ def test_the_momentum_encoder_begins_where_the_online_one_does(model):
         assert torch.equal(ours, theirs)
 
 
-def test_pictures_are_coloured_as_the_source_wants_them(model, tmp_path):
+def test_images_are_colored_as_the_source_wants_them(model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     config["pretrained_cfg"]["mean"] = config["pretrained_cfg"]["std"] = [0.5, 0.5, 0.5]

@@ -81,7 +81,7 @@ def weights(out):
 
 def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
     vit = ["backbone=vit_tiny_patch16_224", "channels=", "optimizer=sgd", "prediction=paper", "warm_start=0", "gate=1"]
-    two_steps = ["batch_size=30", "warmup_epochs=0"]  # each step more makes rounding grow, and a neighbour may change
+    two_steps = ["batch_size=30", "warmup_epochs=0"]  # each step more makes rounding grow, and a neighbor may change
     run(photos, tmp_path / "whole", *vit, *two_steps)
     run(photos, tmp_path / "chunked", *vit, *two_steps, "chunk=7")
     run(photos, tmp_path / "unmoved", *vit, *two_steps, "base_lr=1e-12")
@@ -107,7 +107,7 @@ def test_a_set_by_the_current_encoder_is_new_at_each_step(photos, tmp_path):
 
 
 class Memory:
-    """A device that holds no more than so many pictures, and how torch says so."""
+    """A device that holds no more than so many images, and how torch says so."""
 
     def __init__(self, pictures: int, error: Exception | None = None) -> None:
         self.pictures = pictures
@@ -126,7 +126,7 @@ class Memory:
 
 def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
     Memory(5).install(monkeypatch)
-    with pytest.raises(OutOfMemory, match=r"8 pictures does not fit .*, 4 do: --set batch_size=4.*chunk=4"):
+    with pytest.raises(OutOfMemory, match=r"8 images does not fit .*, 4 do: --set batch_size=4.*chunk=4"):
         run(photos, tmp_path / "run")
     Memory(1).install(monkeypatch)
     with pytest.raises(OutOfMemory, match="nor do 2"):
@@ -188,8 +188,8 @@ def test_sizes_that_cannot_be_met_are_said_and_brought_down(photos, tmp_path, ca
     assert "warmup_epochs: 5.0 is too much for 1 epochs" in said
 
 
-def test_pieces_of_one_picture_are_not_left_over(photos, tmp_path):
-    """33 rows in pieces of at most 8, and 8 pictures in chunks of at most 7: batch norm refuses a single one."""
+def test_pieces_of_one_image_are_not_left_over(photos, tmp_path):
+    """33 rows in pieces of at most 8, and 8 images in chunks of at most 7: batch norm refuses a single one."""
     assert run(photos, tmp_path / "a", "epochs=1", "support_set=current_encoder", "queue_size=33").finished
     assert run(photos, tmp_path / "b", "epochs=1", "chunk=7").finished
 

@@ -14,7 +14,7 @@ from training import checkpoint
 from training.evals import supervised
 from training.evals.finetune import finetune
 from training.evals.linear_images import linear_images
-from training.evals.pictures import Pictures
+from training.evals.pictures import Images
 from training.evals.plan import Plan
 from training.evals.semi_supervised import semi_supervised, stratified
 from training.evals.subject import Subject
@@ -68,16 +68,16 @@ def test_linear_evaluation_leaves_the_encoder_and_learns(subject):
 
 @pytest.mark.slow
 def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch):
-    """Without crops, the head's training and scikit-learn agree on almost every picture."""
+    """Without crops, the head's training and scikit-learn agree on almost every image."""
     transform = subject.encoder.transform
 
-    def centre(part, preprocessing, plan):
+    def center(part, preprocessing, plan):
         def make(image):
             return transform.normalise(transform.crop(image)[None])[0]
 
-        return torch.utils.data.DataLoader(Pictures(part, make), plan.micro_batch, shuffle=True, collate_fn=list)
+        return torch.utils.data.DataLoader(Images(part, make), plan.micro_batch, shuffle=True, collate_fn=list)
 
-    monkeypatch.setattr(supervised, "picture_loader", centre)
+    monkeypatch.setattr(supervised, "image_loader", center)
     plan = Plan(epochs=60, lr=0.5, batch_size=16, micro_batch=16, optimizer="sgd", frozen=True, workers=0)
     scores, labels = subject.train(plan, "linear").scores(subject.task.train)
     features = np.stack(subject.encoder.features_each(subject.task.train.paths))
@@ -144,11 +144,11 @@ def test_simclrs_lists_choose_by_file_name(subject, tmp_path):
     options = {"rates": (0.01,), "epochs": (1,), "shares": (0.01,), "workers": 0}
     assert dict(semi_supervised(subject, subset=(str(table),), **options))
     table.write_text("n01440764_10026.JPEG\n")
-    with pytest.raises(InvalidRequest, match="not one of the training pictures"):
+    with pytest.raises(InvalidRequest, match="not one of the training images"):
         dict(semi_supervised(subject, subset=(str(table),), **options))
 
 
-def test_unreadable_pictures_are_named_and_several_labels_refused(subject, tmp_path):
+def test_unreadable_images_are_named_and_several_labels_refused(subject, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
     train = subject.task.train

@@ -26,13 +26,13 @@ def test_classes_are_those_of_train(data):
     assert [task.classes[i] for i in task.test.labels] == [path.parent.name for path in task.test.paths]
 
 
-def test_pictures_of_unknown_classes_and_classes_without_pictures_are_named(data):
+def test_images_of_unknown_classes_and_classes_without_images_are_named(data):
     shutil.move(data / "train" / "cat", data / "train" / "dog")
     task = read_task(data)
     assert len(task.test.paths) == 4, "the cats are not scored as errors"
     unknown, missing = task.left_out
-    assert "2 pictures of classes that train/ lacks (cat)" in unknown
-    assert "no picture of dog" in missing
+    assert "2 images of classes that train/ lacks (cat)" in unknown
+    assert "no image of dog" in missing
 
 
 def test_val_chooses_and_is_scored_where_there_is_no_test(data):

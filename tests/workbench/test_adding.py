@@ -1,4 +1,4 @@
-"""Pictures into a collection, a handful at a time."""
+"""Images into a collection, a handful at a time."""
 
 import weakref
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ def bench(tmp_path, model):
         yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
-def test_many_pictures_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
+def test_many_images_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
     alive, most, read = [0], [0], adding.read_image
 
@@ -39,7 +39,7 @@ def test_many_pictures_are_never_all_decoded_at_once(bench, pictures, monkeypatc
     assert bench.collection("photos").count() == 60
 
 
-def test_errors_stand_where_their_pictures_stood_and_one_write_takes_the_rest(bench, pictures):
+def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(bench, pictures):
     bench.ensure_collection("photos")
     images = [NewImage(f"i{i}", path if i % 5 else b"garbage") for i, path in enumerate(pictures[:23])]
     before = bench.collection("photos").info().durable_seq

@@ -1,4 +1,4 @@
-"""Pictures ahead of who uses them: all of them, in order, and never more than the memory takes."""
+"""Images ahead of who uses them: all of them, in order, and never more than the memory takes."""
 
 import threading
 import weakref
@@ -28,7 +28,7 @@ def test_batches_are_bounded_by_number_and_by_bytes(monkeypatch, weights, lists)
 
 
 class Counting:
-    """Decodes, and counts how many pictures that it gave are in memory at once."""
+    """Decodes, and counts how many images that it gave are in memory at once."""
 
     def __init__(self, decode) -> None:
         self._decode, self._lock = decode, threading.Lock()

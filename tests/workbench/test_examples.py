@@ -19,7 +19,7 @@ def bench(model, photos, tmp_path_factory):
         yield bench
 
 
-def test_pictures_boxes_vectors_and_items_are_one_query(bench, pictures):
+def test_images_boxes_vectors_and_items_are_one_query(bench, pictures):
     """As if each were embedded on its own, and the store asked."""
     collection = bench.collection("photos")
     a, b, c = (item.id for item in collection.scroll(limit=3).items)
@@ -36,7 +36,7 @@ def test_pictures_boxes_vectors_and_items_are_one_query(bench, pictures):
     assert {a, c}.isdisjoint(match.id for match in found)
 
 
-def test_ids_stay_ids_and_pictures_become_vectors(bench, pictures):
+def test_ids_stay_ids_and_images_become_vectors(bench, pictures):
     given = [Example(id="a"), Example(image=pictures[0]), Example(vector=np.ones(3, np.float32))]
     first, second, third = embed_examples(bench, "photos", given)
     assert first == "a"

@@ -18,23 +18,23 @@ from nnclr_hub.probe.metrics import average_precision_11
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.labels import LabelledVectors, label_of, labelled_items
+from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items
 from nnclr_hub.workbench.probe_fitting import FitOptions, fit_and_score
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
-CENTRES = 2 * np.eye(3, 8)
+CENTERS = 2 * np.eye(3, 8)
 
 
 def rows(n: int, seed: int = 0, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """(3 n, 8) vectors around three centres, and which."""
+    """(3 n, 8) vectors around three centers, and which."""
     rng = np.random.default_rng(seed)
     which = np.repeat(np.arange(3), n)
-    return (CENTRES[which] + rng.normal(0, noise, (3 * n, 8))).astype(np.float32), which
+    return (CENTERS[which] + rng.normal(0, noise, (3 * n, 8))).astype(np.float32), which
 
 
 @pytest.fixture(params=["cosine", "l2"])
 def bench(request, tmp_path):
-    """A store with 90 labelled items, of either metric."""
+    """A store with 90 labeled items, of either metric."""
     vectors, which = rows(30)
     with open_store(str(tmp_path / "store")) as store:
         spec = CollectionSpec(8, metric=request.param, fingerprint="f", model="m")
@@ -123,10 +123,10 @@ def test_items_without_a_label_are_left_out_and_counted(bench):
     collection = bench.collection("points")
     vector = np.ones(8, np.float32)
     collection.upsert([Item("a", vector), Item("b", vector, {"label": None}), Item("c", vector, {"label": ""})])
-    read = labelled_items(collection, "label")
+    read = labeled_items(collection, "label")
     assert (len(read.labels), read.left_out, read.several) == (90, {"no label": 3}, False)
     assert np.linalg.norm(read.vectors, axis=1) == pytest.approx(np.ones(90))
-    only = labelled_items(collection, "label", {"must": [{"key": "label", "in": ["x", "y"]}]})
+    only = labeled_items(collection, "label", {"must": [{"key": "label", "in": ["x", "y"]}]})
     assert (len(only.labels), only.left_out, only.classes) == (60, {}, ("x", "y"))
 
 
@@ -157,7 +157,7 @@ def test_the_score_of_one_of_several_labels_is_its_average_precision(bench):
     names = [tuple(name for name, there in zip("ab", row, strict=True) if there) for row in targets]
     collection = bench.store.create("tagged", CollectionSpec(8))
     collection.upsert([Item(f"{i:03}", row, {"t": list(names[i])}) for i, row in enumerate(vectors)])
-    read = labelled_items(collection, "t")
+    read = labeled_items(collection, "t")
     fitted = fit_and_score(read, FitOptions(l2=0.01), fingerprint="", model="")
     held = np.zeros(120, bool)
     held[np.random.default_rng(0).permutation(120)[:24]] = True
@@ -207,7 +207,7 @@ def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(bench):
         bench.fit_probe("no name", "points", "label")
 
 
-def test_items_are_labelled_by_their_ids(bench):
+def test_items_are_labeled_by_their_ids(bench):
     bench.fit_probe("p", "points", "label", options=FitOptions(threshold=0.5))
     first, missing, last = bench.predict("p", collection="points", ids=["000", "nobody", "089"])
     assert (first.label, last.label) == ("x", "z")
@@ -237,7 +237,7 @@ def test_a_reader_uses_probes_and_fits_none(bench):
 def test_confusions_and_few_shots_are_of_the_rows_that_were_held_out():
     vectors, which = rows(30, noise=0.8)
     labels = [("xyz"[c],) for c in which]
-    read = LabelledVectors(unit_rows(vectors), labels, False, {})
+    read = LabeledVectors(unit_rows(vectors), labels, False, {})
     fitted = fit_and_score(read, FitOptions(), fingerprint="f", model="m")
     table = np.array(fitted.confusion)
     assert table.sum(axis=1).tolist() == [one.held_out for one in fitted.per_class]
@@ -245,6 +245,6 @@ def test_confusions_and_few_shots_are_of_the_rows_that_were_held_out():
     assert np.trace(table) / table.sum() == pytest.approx(fitted.scores["top1"])
     assert [one.per_class for one in fitted.few_shot] == [1, 2, 5, 10, 20]
     assert np.mean(fitted.few_shot[-1].accuracy) >= np.mean(fitted.few_shot[0].accuracy)
-    few = LabelledVectors(read.vectors[[0, 1, 31, 32]], [("x",), ("x",), ("y",), ("y",)], False, {})
+    few = LabeledVectors(read.vectors[[0, 1, 31, 32]], [("x",), ("x",), ("y",), ("y",)], False, {})
     without = fit_and_score(few, FitOptions(), fingerprint="f", model="m")
     assert (without.held_out, without.confusion, without.few_shot) == (0, None, ())

@@ -132,7 +132,7 @@ def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folde
     assert (report.items, report.left_out) == (60, ())
     there = contents(bench.collection("c"))
     assert other_id not in there
-    # a picture that was sent has no file to be embedded from again: it was written to both
+    # an image that was sent has no file to be embedded from again: it was written to both
     np.testing.assert_allclose(there.pop("sent").vector, bench.models.get(other).embed([pictures[7]])[0], atol=1e-4)
     by_path = {item.metadata["path"]: item for item in there.values()}
     assert "cat/01.jpg" not in by_path
@@ -142,7 +142,7 @@ def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folde
 
 
 def test_writers_at_the_same_time_lose_nothing(bench, other, folder, pictures):
-    """Pictures that come and go by name alone while the collection moves, before and after the swap."""
+    """Images that come and go by name alone while the collection moves, before and after the swap."""
     data = pictures[9].read_bytes()
     finished, number = threading.Event(), 0
     failures = []
@@ -150,7 +150,7 @@ def test_writers_at_the_same_time_lose_nothing(bench, other, folder, pictures):
     def write():
         nonlocal number
         try:
-            # a picture that was sent before there is another collection to write to could not be embedded again
+            # an image that was sent before there is another collection to write to could not be embedded again
             while NEXT not in bench.store.aliases() and not finished.wait(0.001):
                 pass
             while not finished.is_set() or number < 20:
@@ -177,7 +177,7 @@ def test_writers_at_the_same_time_lose_nothing(bench, other, folder, pictures):
         np.testing.assert_allclose(bench.collection("c").get([id])[0].vector, vector, atol=1e-4)
 
 
-def test_items_without_their_picture_are_refused_by_name_or_left_out(bench, other, folder, pictures):
+def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, pictures):
     (folder / "cat" / "00.jpg").unlink()
     shutil.copy(pictures[-1], folder / "cat" / "01.jpg")
     (folder / "cat" / "02.jpg").write_bytes(b"nothing")
@@ -201,7 +201,7 @@ def test_items_without_their_picture_are_refused_by_name_or_left_out(bench, othe
 
 
 def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is_left_behind(bench, other, pictures):
-    """As one whose pictures a client has sent, be it with a name for the folder that they came from."""
+    """As one whose images a client has sent, be it with a name for the folder that they came from."""
     bench.store.create("sent", bench.collection("c").spec)
     origin = {"root": "photos@laptop", "path": "cat/00.jpg"}
     bench.add_images("sent", [NewImage("a", pictures[0], origin), NewImage("b", pictures[1])])
@@ -217,7 +217,7 @@ def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is
     assert bench.collection("sent").count() == 2
 
 
-def test_a_file_that_was_only_touched_is_still_the_same_picture(bench, other, folder):
+def test_a_file_that_was_only_touched_is_still_the_same_image(bench, other, folder):
     for path in folder.rglob("*.jpg"):
         os.utime(path, (1, 1))
     assert reembed(bench, "c", other).items == 60
@@ -279,7 +279,7 @@ def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):
     assert bench.store.aliases() == {}
 
 
-def test_a_model_that_went_away_is_named_when_pictures_come(bench, make_model, pictures):
+def test_a_model_that_went_away_is_named_when_images_come(bench, make_model, pictures):
     gone = make_model(seed=5)
     with pytest.raises(Stopped):
         reembed(bench, "c", str(gone), progress=stop)
@@ -290,7 +290,7 @@ def test_a_model_that_went_away_is_named_when_pictures_come(bench, make_model, p
     assert fresh.collection("c").count() == 60
 
 
-def test_indexed_pictures_with_the_same_pixels_are_found(bench, folder, pictures):
+def test_indexed_images_with_the_same_pixels_are_found(bench, folder, pictures):
     shutil.copy(folder / "cat" / "00.jpg", folder / "copy.jpg")
     bench.index_folder("c", folder)
     bench.add_images("c", [NewImage("sent", (folder / "cat" / "00.jpg").read_bytes())])

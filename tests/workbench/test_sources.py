@@ -1,4 +1,4 @@
-"""The picture that an item was made of, while it is the same."""
+"""The image that an item was made of, while it is the same."""
 
 import io
 import shutil
@@ -16,7 +16,7 @@ from nnclr_hub.workbench.sources import read_original, read_source
 
 @pytest.fixture
 def indexed(model, pictures, tmp_path):
-    """A collection of two pictures of a folder, and the folder."""
+    """A collection of two images of a folder, and the folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
     shutil.copy(pictures[0], folder / "a.jpg")
@@ -70,7 +70,7 @@ def test_an_item_cannot_say_where_to_read(indexed, tmp_path, pictures):
     vector = collection.get([item_of(collection, "a.jpg").id])[0].vector
     for root, path in ((str(tmp_path), "secret.jpg"), (str(folder), "../secret.jpg"), (str(folder), "link.jpg")):
         collection.upsert([Item("evil", vector, {"root": root, "path": path, "size": 1, "mtime": 1})])
-        with pytest.raises(ItemNotFound, match="no picture"):
+        with pytest.raises(ItemNotFound, match="no image"):
             read_original(collection, "evil", [folder])
     collection.upsert([Item("evil", vector, {"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64})])
     assert read_source({"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64}, [folder]) == (

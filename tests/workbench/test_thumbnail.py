@@ -1,4 +1,4 @@
-"""Thumbnails: small enough for the store, whatever the picture."""
+"""Thumbnails: small enough for the store, whatever the image."""
 
 import io
 
@@ -19,14 +19,14 @@ RNG = np.random.default_rng(0)
     ids=["noise", "black and white noise"],
 )
 def test_noise_fits_a_collection(pixels, side):
-    """Nothing compresses worse: a folder with one picture of it used to stop at it."""
+    """Nothing compresses worse: a folder with one image of it used to stop at it."""
     jpeg = make_thumbnail(Image.fromarray(pixels(side).astype(np.uint8)))
     assert len(jpeg) <= MAX_THUMBNAIL
     assert Image.open(io.BytesIO(jpeg)).size == (256, 256)
 
 
-def test_an_ordinary_picture_is_kept_well():
-    """Within 30 dB of the picture itself."""
+def test_an_ordinary_image_is_kept_well():
+    """Within 30 dB of the image itself."""
     ramp = np.add.outer(np.arange(200), np.arange(240))[..., None].repeat(3, -1) * 255 // 438
     kept = np.asarray(Image.open(io.BytesIO(make_thumbnail(Image.fromarray(ramp.astype(np.uint8))))))
     assert kept.shape == (200, 240, 3)

@@ -11,12 +11,12 @@ from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.workbench import zips
-from nnclr_hub.workbench.zips import PictureZip
+from nnclr_hub.workbench.zips import ImageZip
 
 
-def picture(colour: str = "red", side: int = 8) -> bytes:
+def picture(color: str = "red", side: int = 8) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (side, side), colour).save(file, "PNG")
+    Image.new("RGB", (side, side), color).save(file, "PNG")
     return file.getvalue()
 
 
@@ -36,7 +36,7 @@ def pack(tmp_path):
 
 def refusal(path: Path, **options) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        PictureZip(path, "photos.zip", **options)
+        ImageZip(path, "photos.zip", **options)
     said = str(caught.value)
     assert said.startswith("photos.zip ")
     assert said.count(". ") == 0
@@ -45,11 +45,11 @@ def refusal(path: Path, **options) -> str:
     return said
 
 
-def test_the_pictures_of_an_honest_zip_are_read(pack):
-    """Folders, hidden files, what a Mac adds and what is no picture are passed over in silence."""
+def test_the_images_of_an_honest_zip_are_read(pack):
+    """Folders, hidden files, what a Mac adds and what is no image are passed over in silence."""
     files = {"a/1.png": picture(), "a/b/2.PNG": picture("blue"), "notes.txt": b"x", ".hidden.png": b"x"}
     files |= {"__MACOSX/a/._1.png": b"x", "a/": b"", "Grüße.png": picture("green")}
-    with PictureZip(pack(files), "photos.zip") as opened:
+    with ImageZip(pack(files), "photos.zip") as opened:
         assert opened.names == ["a/1.png", "a/b/2.PNG", "Grüße.png"]
         assert opened.left_out == []
         assert [opened.read(name) for name in opened.names] == [files[name] for name in opened.names]
@@ -92,12 +92,12 @@ def test_a_zip_that_breaks_off_is_refused(pack):
     assert "is no zip, or it is damaged" in refusal(path)
 
 
-def test_a_zip_without_pictures_says_so(pack):
-    assert "holds no picture" in refusal(pack({"notes.txt": b"x"}))
+def test_a_zip_without_images_says_so(pack):
+    assert "holds no image" in refusal(pack({"notes.txt": b"x"}))
 
 
 def test_a_bomb_is_refused_by_what_it_would_unpack_to(pack, monkeypatch):
-    """A ratio that no picture has; and a total that is too much at any ratio."""
+    """A ratio that no image has; and a total that is too much at any ratio."""
     zeros = bytes(60_000_000)
     assert "times its size" in refusal(pack({"a.bmp": zeros}), most_bytes=100_000_000)
     monkeypatch.setattr(zips, "MOST_BYTES", 1000)
@@ -115,21 +115,21 @@ def test_a_zip_of_very_many_files_is_refused_before_its_list_is_read(pack, monke
 
 
 def test_a_file_that_is_larger_than_it_says_gives_no_more_than_it_says(pack):
-    """The heading says 10 bytes of what unpacks to a million: the picture is damaged, and the memory is not filled."""
+    """The heading says 10 bytes of what unpacks to a million: the image is damaged, and the memory is not filled."""
     path = pack({"a.png": bytes(1_000_000), "b.png": picture()})
     data = bytearray(path.read_bytes())
     for mark, offset in ((zips.HEADING, 24), (b"PK\x03\x04", 22)):
         struct.pack_into("<I", data, data.find(mark) + offset, 10)
     path.write_bytes(data)
-    with PictureZip(path, "photos.zip") as opened:
+    with ImageZip(path, "photos.zip") as opened:
         with pytest.raises(ImageError, match="damaged within the zip"):
             opened.read("a.png")
         assert opened.read("b.png") == picture()
 
 
-def test_what_looks_like_a_picture_and_is_not_taken_is_told(pack):
+def test_what_looks_like_a_image_and_is_not_taken_is_told(pack):
     files = {"a.png": picture(), "inner.zip": b"PK", "large.png": bytes(2000)}
-    with PictureZip(pack(files), "photos.zip", most_bytes=1000) as opened:
+    with ImageZip(pack(files), "photos.zip", most_bytes=1000) as opened:
         assert opened.names == ["a.png"]
         assert [name for name, _ in opened.left_out] == ["inner.zip", "large.png"]
         assert "zip within the zip" in opened.left_out[0][1]
@@ -137,27 +137,27 @@ def test_what_looks_like_a_picture_and_is_not_taken_is_told(pack):
 
 
 def test_other_ways_to_pack_are_told_and_not_unpacked(pack):
-    with PictureZip(pack({"a.png": picture()}, zipfile.ZIP_LZMA), "photos.zip") as opened:
+    with ImageZip(pack({"a.png": picture()}, zipfile.ZIP_LZMA), "photos.zip") as opened:
         assert opened.names == []
         assert "deflate" in opened.left_out[0][1]
 
 
-def test_damage_within_is_the_error_of_one_picture(pack):
+def test_damage_within_is_the_error_of_one_image(pack):
     path = pack({"a.png": picture(side=64), "b.png": picture()}, zipfile.ZIP_STORED)
     data = bytearray(path.read_bytes())
     data[80] ^= 0xFF
     path.write_bytes(data)
-    with PictureZip(path, "photos.zip") as opened:
+    with ImageZip(path, "photos.zip") as opened:
         with pytest.raises(ImageError, match="damaged"):
             opened.read("a.png")
         assert opened.read("b.png") == picture()
 
 
-def test_two_files_of_one_name_are_one_picture(tmp_path):
+def test_two_files_of_one_name_are_one_image(tmp_path):
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a.png", picture("red"))
         with pytest.warns(UserWarning, match="Duplicate"):
             file.writestr("a.png", picture("blue"))
-    with PictureZip(path, "photos.zip") as opened:
+    with ImageZip(path, "photos.zip") as opened:
         assert opened.read("a.png") == picture("blue")

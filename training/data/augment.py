@@ -1,12 +1,12 @@
-"""Random views of each picture of a batch, every parameter drawn per picture.
+"""Random views of each image of a batch, every parameter drawn per image.
 
 AUGMENTATIONS are data: the two large views of each.
 
-- `byol` is the pair that the paper takes over from BYOL: random crop and flip, colour jitter in random
-  order, grey, blur always in one view and rarely in the other, solarisation in the other.
+- `byol` is the pair that the paper takes over from BYOL: random crop and flip, color jitter in random
+  order, gray, blur always in one view and rarely in the other, solarization in the other.
 - `crop_only` is random crops alone ("Data Augmentation", section 4.4).
-- `simclr` has stronger colours, and blurs each view half of the time.
-- `cifar` is `byol` without blur, for pictures of 32 pixels.
+- `simclr` has stronger colors, and blurs each view half of the time.
+- `cifar` is `byol` without blur, for images of 32 pixels.
 
 Parameters are drawn on the CPU from one generator, so a run is the same on every device; the pixels
 are worked on wherever they lie. The draws follow them without waiting (`non_blocking`), or a GPU would
@@ -27,8 +27,8 @@ from .operations import EAGER, Operations
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-LEAST = 2.0  # pixels that a crop's side has in the squashed picture
-ATTEMPTS = 10  # at a crop that fits, before the whole picture is taken
+LEAST = 2.0  # pixels that a crop's side has in the squashed image
+ATTEMPTS = 10  # at a crop that fits, before the whole image is taken
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class View:
     """How one view is made; probabilities in [0, 1].
 
     size: side of the result in pixels.
-    scale: share of the picture's area that a crop covers.
+    scale: share of the image's area that a crop covers.
     ratio: its width / height.
     brightness, contrast, saturation: the factor is drawn from [1 - x, 1 + x], but not below 0.
     hue: the shift is drawn from [-x, x].
     sigma: of the blur in pixels; the length of its kernel follows the size, see `blur_taps`.
     degrade: of being shrunk and compressed first, see `degrade`.
-    mean, std: what the finished view is normalised with, of values in [0, 1].
+    mean, std: what the finished view is normalized with, of values in [0, 1].
     """
 
     size: int = 224
@@ -54,7 +54,7 @@ class View:
     contrast: float = 0.4
     saturation: float = 0.2
     hue: float = 0.1
-    grey: float = 0.2
+    gray: float = 0.2
     blur: float = 1.0
     sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0
@@ -63,7 +63,7 @@ class View:
     std: tuple[float, ...] = IMAGENET_STD
 
 
-_CROP = View(flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+_CROP = View(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 _SIMCLR = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
 
 AUGMENTATIONS: dict[str, tuple[View, View]] = {
@@ -106,7 +106,7 @@ def plan_views(
 def make_views(
     images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator, operations: Operations = EAGER
 ) -> list[Tensor]:
-    """The views of a batch of pictures, in order; see `make_view`."""
+    """The views of a batch of images, in order; see `make_view`."""
     pixels = _in_lines(images)
     return [make_view(pixels, aspect, view, generator, operations) for view in views]
 
@@ -119,7 +119,7 @@ def blur_taps(size: int) -> int:
 def make_view(
     images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
 ) -> Tensor:
-    """One view of each picture.
+    """One view of each image.
 
     Args:
         images: (B, S, S, 3) uint8 or float in [0, 255], squashed squares.
@@ -129,7 +129,7 @@ def make_view(
         operations: eager or compiled.
 
     Returns:
-        (B, 3, view.size, view.size) float32, normalised, channels last.
+        (B, 3, view.size, view.size) float32, normalized, channels last.
     """
     batch, device = len(images), images.device
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
@@ -138,12 +138,12 @@ def make_view(
     x = operations.resized_crop(_in_lines(images), boxes, flip, view.size)
     degrade(x, view.degrade, generator)
     x = _jitter(x, view, generator, operations)
-    x = _some(x, view.grey, lambda some, _: operations.grayscale(some), generator)
+    x = _some(x, view.gray, lambda some, _: operations.grayscale(some), generator)
     sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device, non_blocking=True)
     taps = blur_taps(view.size)
     x = _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], taps), generator)
     x = _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
-    return _normalise(x, view)
+    return _normalize(x, view)
 
 
 def _in_lines(images: Tensor) -> Tensor:
@@ -153,15 +153,15 @@ def _in_lines(images: Tensor) -> Tensor:
     return lines.transpose(2, 3)
 
 
-def _normalise(x: Tensor, view: View) -> Tensor:
+def _normalize(x: Tensor, view: View) -> Tensor:
     """With the view's mean and deviation, written channels last in the same pass."""
-    colours = (torch.tensor(v).to(x.device, non_blocking=True) for v in (view.mean, view.std))
-    mean, std = (one[:, None, None] for one in colours)
+    colors = (torch.tensor(v).to(x.device, non_blocking=True) for v in (view.mean, view.std))
+    mean, std = (one[:, None, None] for one in colors)
     return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 
 def _at_least(side: float, boxes: Tensor, size: int) -> Tensor:
-    """Widens what a squashed picture of extreme proportions leaves of a crop, so that it holds pixels at all."""
+    """Widens what a squashed image of extreme proportions leaves of a crop, so that it holds pixels at all."""
     length = boxes[:, 2:].clamp(min=side)
     return torch.cat([torch.minimum(boxes[:, :2], size - length), length], dim=1)
 
@@ -170,10 +170,10 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
     """Random crops as torchvision draws them: area uniform, ratio log-uniform, ten attempts, then a central crop.
 
     Returns:
-        (B, 4) float32: top, left, height, width as shares of the picture's height and width.
+        (B, 4) float32: top, left, height, width as shares of the image's height and width.
     """
     batch = len(aspect)
-    wide, high = aspect[:, None], torch.ones(batch, 1)  # the picture, in units of its height
+    wide, high = aspect[:, None], torch.ones(batch, 1)  # the image, in units of its height
     area = torch.empty(batch, ATTEMPTS).uniform_(*view.scale, generator=generator) * wide * high
     log_ratio = torch.empty(batch, ATTEMPTS).uniform_(*(math.log(r) for r in view.ratio), generator=generator)
     w, h = (area * log_ratio.exp()).sqrt(), (area / log_ratio.exp()).sqrt()  # (B, ATTEMPTS)
@@ -189,7 +189,7 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
 
 
 def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> Tensor:
-    """x with operation(pictures, their rows) in the place of the pictures that the draw picks; in place if not all."""
+    """x with operation(images, their rows) in the place of the images that the draw picks; in place if not all."""
     rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
     there = rows.to(x.device, non_blocking=True)
     if len(rows) == len(x):
@@ -200,7 +200,7 @@ def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], T
 
 
 def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> Tensor:
-    """Colour jitter: the four operations in an order drawn per picture."""
+    """Color jitter: the four operations in an order drawn per image."""
     batch = len(x)
     chosen = torch.rand(batch, generator=generator) < view.jitter
     order = torch.rand(batch, 4, generator=generator).argsort(dim=1)

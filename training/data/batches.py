@@ -1,7 +1,7 @@
-"""The pictures of each step, on the device.
+"""The images of each step, on the device.
 
 A pack that fits into device memory lies there as a whole (`device`). A larger one stays memory-mapped
-(`host`): a thread gathers the next step's pictures into pinned memory while the device works on this
+(`host`): a thread gathers the next step's images into pinned memory while the device works on this
 one's, and the copy overlaps with it.
 """
 
@@ -40,10 +40,10 @@ class Batches:
     """Batches of a pack by step number, so that a resumed run goes on with the very next one.
 
     Args:
-        pack: the decoded pictures.
+        pack: the decoded images.
         labels: (N,) int64.
         origin: (N,) int64, which data folder each comes from.
-        batch_size: pictures a step over all ranks.
+        batch_size: images a step over all ranks.
         seed: of the order.
         one_folder: see `epoch_order`.
         residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
@@ -91,7 +91,7 @@ class Batches:
         return self._batch(rows, None if self.resident else self._prefetched(step, rows))
 
     def of(self, rows: Tensor) -> Batch:
-        """The pictures at `rows`, (B,) int64 on the CPU, whatever step it is."""
+        """The images at `rows`, (B,) int64 on the CPU, whatever step it is."""
         return self._batch(rows, None if self.resident else self._gather(rows).to(self._where, non_blocking=True))
 
     def _batch(self, rows: Tensor, images: Tensor | None) -> Batch:
@@ -120,7 +120,7 @@ class Batches:
         return self._order[1][place * self._batch_size : (place + 1) * self._batch_size][self._part]
 
     def _prefetched(self, step: int, rows: Tensor) -> Tensor:
-        """This step's pictures, which the thread gathered during the last one, if it was that one's successor."""
+        """This step's images, which the thread gathered during the last one, if it was that one's successor."""
         assert self._thread is not None
         ready = self._next is not None and self._next[0] == step
         images = self._next[1].result() if ready and self._next else self._gather(rows)

@@ -24,7 +24,7 @@ LOOKED_AT = 50  # files whose size is asked for
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Pictures on disk with their classes.
+    """Images on disk with their classes.
 
     paths: N files.
     labels: (N,) int64, index into `classes`, or -1.
@@ -44,7 +44,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A labelled set, with classes counted alike in both parts."""
+    """A labeled set, with classes counted alike in both parts."""
 
     name: str
     train: ImageFiles
@@ -52,15 +52,15 @@ class EvaluationSet:
 
 
 def training_files(folders: Sequence[Path]) -> ImageFiles:
-    """All pictures to pretrain on; the labels serve to measure neighbour accuracy and nothing else.
+    """All images to pretrain on; the labels serve to measure neighbor accuracy and nothing else.
 
-    A single class tells nothing apart: its pictures count as unlabelled.
+    A single class tells nothing apart: its images count as unlabeled.
 
     Raises:
         NoImages: one of the folders holds none.
     """
     if not folders:
-        raise NoImages("No folder of pictures was given: name one with --data DIR.")
+        raise NoImages("No folder of images was given: name one with --data DIR.")
     paths: list[Path] = []
     names: list[str | None] = []
     origin: list[int] = []
@@ -76,7 +76,7 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
             paths += found
             origin += [number] * len(found)
     classes = sorted({name for name in names if name})
-    if len(classes) == 1:  # photos/holiday/*.jpg names no class: every neighbour would be "right"
+    if len(classes) == 1:  # photos/holiday/*.jpg names no class: every neighbor would be "right"
         classes = []
     return _files(paths, names, classes, origin)
 
@@ -85,7 +85,7 @@ def typical_side(paths: Sequence[Path]) -> int:
     """The median short side, in pixels, of some of the files; 0 if none of them can be opened."""
     sides = []
     for path in paths[:: max(1, len(paths) // LOOKED_AT)]:
-        if not path.is_file():  # a pipe of a picture's name would never open
+        if not path.is_file():  # a pipe of an image's name would never open
             continue
         try:
             with pillow_kept_quiet(), Image.open(path) as image:
@@ -114,7 +114,7 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     """Fits on `folder/train`, scores `folder/split`.
 
     Raises:
-        NoImages: either part holds no picture.
+        NoImages: either part holds no image.
     """
     parts = {part: list_images(folder / part) for part in ("train", split)}
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}

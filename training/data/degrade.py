@@ -1,6 +1,6 @@
-"""Random loss of quality: pictures shrunk and enlarged again, and compressed as JPEG does.
+"""Random loss of quality: images shrunk and enlarged again, and compressed as JPEG does.
 
-Sets of pictures differ in sharpness and in compression. Where a batch mixes several, InfoNCE can tell
+Sets of images differ in sharpness and in compression. Where a batch mixes several, InfoNCE can tell
 a positive from most negatives by that alone, without looking at what is shown; degraded views take the
 shortcut away.
 """
@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from .pixel_ops import products
 
-SHRINK = (0.35, 1.0)  # side of the small copy, as a share of the picture's
+SHRINK = (0.35, 1.0)  # side of the small copy, as a share of the image's
 QUALITY = (20.0, 90.0)  # of JPEG
 BLOCK = 8
 # JPEG's example table for luminance (ITU-T T.81, table K.1), used here for all channels
@@ -31,11 +31,11 @@ LUMINANCE = (
 
 
 def degrade(images: Tensor, probability: float, generator: Generator) -> None:
-    """Degrades some pictures in place, each by its own amount.
+    """Degrades some images in place, each by its own amount.
 
     Args:
         images: (B, 3, S, S) float32 in [0, 1].
-        probability: of each picture to be degraded.
+        probability: of each image to be degraded.
         generator: on the CPU.
     """
     if not probability:
@@ -50,7 +50,7 @@ def degrade(images: Tensor, probability: float, generator: Generator) -> None:
 
 
 def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
-    """To `share` (B,) of the side, area by area, and back bilinearly: both are linear, so one matrix a picture."""
+    """To `share` (B,) of the side, area by area, and back bilinearly: both are linear, so one matrix an image."""
     side = images.shape[-1]
     small = (side * share).round().clamp(min=2)[:, None, None]  # pixels of the small copy
     pixel = torch.arange(side, device=images.device, dtype=torch.float32)
@@ -58,7 +58,7 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
     # overlap of source pixel `column` with cell `row` of the small copy
     cell = side / small
     down = (torch.minimum((row + 1) * cell, column + 1) - torch.maximum(row * cell, column)).clamp(min=0) / cell
-    # where pixel `row` of the result lies between the centres of the small copy
+    # where pixel `row` of the result lies between the centers of the small copy
     place = ((row + 0.5) / cell - 0.5).clamp(min=0)
     up = (1 - (torch.minimum(place, small - 1) - column).abs()).clamp(min=0)
     matrix = up @ down  # (B, side, side)

@@ -1,8 +1,8 @@
-"""ImagePack: a set of pictures decoded once, as one memory-mapped uint8 array.
+"""ImagePack: a set of images decoded once, as one memory-mapped uint8 array.
 
-Every picture is squashed to S x S; its original aspect is kept beside it, so that random crops are
-still drawn in the picture's own proportions. Packs live in a cache folder under a hash of the file
-list (paths, sizes, times), so the second run on the same pictures starts at once. Decoding that was
+Every image is squashed to S x S; its original aspect is kept beside it, so that random crops are
+still drawn in the image's own proportions. Packs live in a cache folder under a hash of the file
+list (paths, sizes, times), so the second run on the same images starts at once. Decoding that was
 interrupted goes on where its journal ends; two programs that want the same pack decode it once.
 """
 
@@ -27,12 +27,12 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, NoImages, NoRoom
 
 FORMAT = 1
-BLOCK = 1024  # pictures between two entries of the journal
+BLOCK = 1024  # images between two entries of the journal
 
 
 @dataclass(frozen=True)
 class ImagePack:
-    """Decoded pictures.
+    """Decoded images.
 
     pixels: (N, S, S, 3) uint8, memory-mapped.
     aspect: (N,) float32, width / height of the upright original.
@@ -59,10 +59,10 @@ def build_pack(
     """Opens the pack of these files, decoding them first if it is not there.
 
     Args:
-        paths: picture files.
+        paths: image files.
         size: S, side of the stored squares in pixels.
         cache: folder for packs; default `cache_folder()`.
-        progress: called with (done, total) after each picture.
+        progress: called with (done, total) after each image.
 
     Raises:
         NoImages: not one of the files could be read.
@@ -145,7 +145,7 @@ def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[
             journal.flush()
     if not kept:
         shutil.rmtree(half)
-        raise NoImages(f"None of the {len(paths)} pictures could be read; the first: {broken[0][1]}")
+        raise NoImages(f"None of the {len(paths)} images could be read; the first: {broken[0][1]}")
     np.save(half / "aspect.npy", np.array(aspect, np.float32))
     np.save(half / "kept.npy", np.array(kept, np.int64))
     (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
@@ -164,7 +164,7 @@ def _pixel_file(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
     need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
     if need > free:
         raise NoRoom(
-            f"{shape[0]} pictures decoded at {shape[1]} pixels take {need / 1e6:,.0f} MB and the cache folder "
+            f"{shape[0]} images decoded at {shape[1]} pixels take {need / 1e6:,.0f} MB and the cache folder "
             f"{path.parents[2]} has {free / 1e6:,.0f} MB free: name another by NNCLR_CACHE, or lower pack_size."
         )
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)

@@ -1,6 +1,6 @@
-"""Colour jitter: brightness, contrast, saturation and hue, in an order and by amounts drawn per picture.
+"""Color jitter: brightness, contrast, saturation and hue, in an order and by amounts drawn per image.
 
-Two ways to the same pictures. `jitter_by_rows` takes up the pictures that have an operation at a turn, works on
+Two ways to the same images. `jitter_by_rows` takes up the images that have an operation at a turn, works on
 them and puts them back: least work, and what a CPU does best. `jitter_at_once` works out every operation for every
 pixel and keeps what is wanted: made to be compiled, it reads and writes the batch twice in all, where the other reads
 and writes it some fifteen times, by sixteen small groups. On a GPU, memory is what augmentation waits for.
@@ -40,7 +40,7 @@ def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
 def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
     """As `jitter_by_rows`, with all arguments on one device, and not in place.
 
-    Contrast needs the mean of the whole picture as it is then, so there is one pass up to it and one from it on.
+    Contrast needs the mean of the whole image as it is then, so there is one pass up to it and one from it on.
 
     Returns:
         (B, 3, H, W) float32, contiguous.

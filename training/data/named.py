@@ -1,6 +1,6 @@
 """Data sets by name: `--data cifar10` instead of a folder.
 
-torchvision fetches and checks them; what does not come as pictures in folders is written out as such
+torchvision fetches and checks them; what does not come as images in folders is written out as such
 once, below the cache folder, so that a named set is a folder like any other: with splits, labels, and
 files that a search can show.
 """
@@ -30,7 +30,7 @@ class Named:
 
     kind: its class in torchvision.datasets.
     splits: our split -> the arguments that give it.
-    folder: where it lies already as folders of pictures, below the download; None for one to write out.
+    folder: where it lies already as folders of images, below the download; None for one to write out.
     train_per_class: for a set without splits, how many of each class are for training; the others are for test.
     """
 
@@ -131,12 +131,12 @@ def _open(name: str, named: Named, root: Path, arguments: dict[str, Any]) -> Any
     except (OSError, RuntimeError, ValueError) as error:  # no network; not the right sum
         raise NoImages(
             f"{name} could not be fetched ({' '.join(str(error).split()) or type(error).__name__}): connect to the "
-            f"network, put torchvision's own download into {root}, or give a folder of pictures."
+            f"network, put torchvision's own download into {root}, or give a folder of images."
         ) from error
 
 
 def _splits(data: Any, split: str, train_per_class: int) -> list[str]:
-    """The split of each picture; of a set that has none, an equal number of each class, drawn once, is for training."""
+    """The split of each image; of a set that has none, an equal number of each class, drawn once, is for training."""
     if not train_per_class:
         return [split] * len(data)
     classes = np.array(data.y if hasattr(data, "y") else data._labels)  # Caltech101; SUN397 tells it nowhere else
@@ -150,7 +150,7 @@ def _splits(data: Any, split: str, train_per_class: int) -> list[str]:
 def _write_out(
     data: Any, folder: Path, splits: Sequence[str], advance: Callable[[int, int], None]
 ) -> list[tuple[str, ...]]:
-    """folder/SPLIT/CLASS/NUMBER.png, lossless; pictures without a class directly in the split. Of pictures with several
+    """folder/SPLIT/CLASS/NUMBER.png, lossless; images without a class directly in the split. Of images with several
     labels, the rows of a table."""
     classes = list(getattr(data, "classes", getattr(data, "categories", [])))
     rows = []

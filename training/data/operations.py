@@ -30,7 +30,7 @@ EAGER = Operations()
 
 @cache
 def compiled() -> Operations:
-    """The same operations, each fused into few kernels; for any number of pictures, as every batch picks others."""
+    """The same operations, each fused into few kernels; for any number of images, as every batch picks others."""
 
     def fused(operation: Callable[..., Tensor]) -> Any:
         return torch.compile(operation, dynamic=True)

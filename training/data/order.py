@@ -1,4 +1,4 @@
-"""The order of an epoch: which pictures make up each batch."""
+"""The order of an epoch: which images make up each batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def epoch_order(origin: np.ndarray, batch_size: int, seed: int, epoch: int, one_
     """A permutation that depends on seed and epoch alone, so that a resumed epoch goes on in the same order.
 
     Args:
-        origin: (N,) int64, which data folder each picture comes from.
+        origin: (N,) int64, which data folder each image comes from.
         batch_size: B; batch i is the rows i B to (i + 1) B of the result.
         seed, epoch: of the permutation.
         one_folder: share of a batch that comes from one folder, in turn as large as the folders are; the

@@ -1,8 +1,8 @@
-"""The operations of augmentation on a batch, with parameters given per picture.
+"""The operations of augmentation on a batch, with parameters given per image.
 
-Each equals torchvision's operation of the same name, picture by picture (the tests hold them to
-it). Pictures are (B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices,
-one a picture: a resize, like a blur, is linear along each axis. In memory they are best (B, H, 3, W): so the
+Each equals torchvision's operation of the same name, image by image (the tests hold them to
+it). Images are (B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices,
+one an image: a resize, like a blur, is linear along each axis. In memory they are best (B, H, 3, W): so the
 products along either axis need no copy.
 """
 
@@ -37,12 +37,12 @@ def _resampling(
     place = torch.arange(out, device=start.device)[None, :, None]
     if backwards is not None:
         place = torch.where(backwards[:, None, None], out - 1 - place, place)
-    centre = start[:, None, None] + (place + 0.5) * scale
+    center = start[:, None, None] + (place + 0.5) * scale
     # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed; how many, in whole
     # numbers, for torch 2.11 compiles ceil(4 * max(1.0, source / out)) to too few
     taps = torch.arange(max(4, -(-4 * source // out)) + 1, device=start.device, dtype=torch.float32)
-    pixel = (centre - 2 * stretch).floor_() + taps  # (B, out, taps)
-    weight = _cubic((pixel + 0.5 - centre) / stretch)
+    pixel = (center - 2 * stretch).floor_() + taps  # (B, out, taps)
+    weight = _cubic((pixel + 0.5 - center) / stretch)
     # what lies outside the box was cropped away before the resize
     end = start + length
     weight *= (pixel + 0.5 >= start[:, None, None]) & (pixel + 0.5 < end[:, None, None])
@@ -52,7 +52,7 @@ def _resampling(
 
 
 def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tensor:
-    """Crops a box of each picture, resizes it bicubically to out x out, and mirrors some.
+    """Crops a box of each image, resizes it bicubically to out x out, and mirrors some.
 
     Args:
         images: (B, H, W, 3) float32 in [0, 255]; copied unless it lies as (B, H, 3, W).
@@ -71,7 +71,7 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
 
 
 def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows @ picture @ columns^T for each colour of each picture.
+    """rows @ image @ columns^T for each color of each image.
 
     Args:
         images: (B, 3, H, W); copied unless it lies as (B, H, 3, W).
@@ -81,18 +81,18 @@ def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     Returns:
         (B, 3, h, w) that lies as (B, h, 3, w).
     """
-    high, wide, colours = rows.shape[1], images.shape[3], images.shape[1]
+    high, wide, colors = rows.shape[1], images.shape[3], images.shape[1]
     lines = torch.bmm(rows, images.transpose(1, 2).flatten(2))  # (B, h, 3 W)
-    lines = torch.bmm(lines.view(len(lines), high * colours, wide), columns.mT)  # (B, h 3, w)
-    return lines.unflatten(1, (high, colours)).transpose(1, 2)
+    lines = torch.bmm(lines.view(len(lines), high * colors, wide), columns.mT)  # (B, h 3, w)
+    return lines.unflatten(1, (high, colors)).transpose(1, 2)
 
 
 def grayscale(images: Tensor) -> Tensor:
     """Luma in all three channels: (B, 3, H, W), each with memory of its own, for what follows works in place."""
-    return torch.empty_like(images).copy_(_grey(images))
+    return torch.empty_like(images).copy_(_gray(images))
 
 
-def _grey(images: Tensor) -> Tensor:
+def _gray(images: Tensor) -> Tensor:
     """Luma: (B, 1, H, W)."""
     return luma(images.unbind(1)).unsqueeze(1)  # type: ignore[arg-type]
 
@@ -113,17 +113,17 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards the picture's mean grey: factor (B,) >= 0."""
-    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+    """Towards the image's mean gray: factor (B,) >= 0."""
+    return _blend(images, _gray(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards its own greys: factor (B,) >= 0."""
-    return _blend(images, _grey(images), factor)
+    """Towards its own grays: factor (B,) >= 0."""
+    return _blend(images, _gray(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue by shift (B,) in [-0.5, 0.5] of the colour circle, at the same value and saturation."""
+    """Turns the hue by shift (B,) in [-0.5, 0.5] of the color circle, at the same value and saturation."""
     return torch.stack(turn_hue(images.unbind(1), shift[:, None, None]), dim=2).transpose(1, 2)  # type: ignore[arg-type]
 
 
@@ -149,7 +149,7 @@ def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, taps: int) -> Tensor:
-    """Blurs each picture with its own sigma (B,) in pixels, mirrored at the borders; `taps` is odd and below 2 H."""
+    """Blurs each image with its own sigma (B,) in pixels, mirrored at the borders; `taps` is odd and below 2 H."""
     half = taps // 2
     offset = torch.arange(-half, half + 1, device=images.device)
     weight = torch.exp(-0.5 * (offset[None] / sigma[:, None]) ** 2)

@@ -1,9 +1,9 @@
-"""What the encoder looks at, scored with boxes: within a picture, and from a box of one picture to its like in another.
+"""What the encoder looks at, scored with boxes: within an image, and from a box of one image to its like in another.
 
-Within: the map without a query, in all boxes of the picture. Across: the query is a box, the target another picture
+Within: the map without a query, in all boxes of the image. Across: the query is a box, the target another image
 that shows its class, scored in the boxes of that class and averaged over classes; the control asks the same target with
 a box of another class. Pointing is whether the upsampled map's maximum lies in a box, AUROC compares pixels in
-boxes with those outside. Intervals are 95%, by a bootstrap over pictures.
+boxes with those outside. Intervals are 95%, by a bootstrap over images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFERENCE = "gaussian"
 
 @dataclass(frozen=True)
 class BoxedSubject:
-    """An encoder or a place on a set of pictures with boxes.
+    """An encoder or a place on a set of images with boxes.
 
     say: where progress is shown.
     broken: files that could not be read, with the reason; filled on the way.
@@ -44,7 +44,7 @@ class BoxedSubject:
     broken: dict[str, str] = field(default_factory=dict)
 
     def scores(self, eye: Eye, pairs: Sequence[Pair], title: str) -> Scores:
-        """Of all pictures and pairs."""
+        """Of all images and pairs."""
         return score(self.boxed, pairs, eye, f"{title} on {self.boxed.name}", self.broken, self.say)
 
     def seen(self, encoder: Encoder, short_side: int, similarity: str, pairs: Sequence[Pair]) -> Scores:
@@ -68,13 +68,13 @@ def attention(
     """Yields ("attention/NAME", pointing within at the first size) and what stands behind it.
 
     For each size ("attention/NAME/own/within/pointing", mean) with /low and /high, and the same for across, control and
-    auroc; for an encoder also /over, what it is above the Gaussian on the same pictures or pairs, and for across
-    /over_control. Beside these, how many pictures boxes cover wholly, so that they have no AUROC, which share of the
+    auroc; for an encoder also /over, what it is above the Gaussian on the same images or pairs, and for across
+    /over_control. Beside these, how many images boxes cover wholly, so that they have no AUROC, which share of the
     encoder's blocks is idle, and how many pairs of how many classes there are.
 
     Args:
         subject: an encoder, or a place.
-        short_side: sizes, each the short side in pixels; 0 is the picture's own.
+        short_side: sizes, each the short side in pixels; 0 is the image's own.
         pairs: at most so many a class, drawn by the seed.
         pairs_of_one_class: likewise, in a set that has one class.
         least: queries are boxes whose area has a square root of so many pixels or more.
@@ -83,11 +83,11 @@ def attention(
         seed: of pairs and bootstrap.
 
     Raises:
-        InvalidRequest: an encoder of which no maps can be made, no size, or not one picture can be read.
+        InvalidRequest: an encoder of which no maps can be made, no size, or not one image can be read.
     """
     boxed, source, name = subject.boxed, subject.source, f"attention/{subject.boxed.name}"
     if not short_side:
-        raise InvalidRequest("short_side names no size: give 0 for the picture's own, or pixels.")
+        raise InvalidRequest("short_side names no size: give 0 for the image's own, or pixels.")
     one_class = len({int(kind) for one in boxed.pictures for kind in one.kinds}) == 1
     chosen = choose_pairs(boxed, most=pairs_of_one_class if one_class else pairs, least=least, seed=seed)
     intervals = _Intervals(chosen, draws, seed)
@@ -99,7 +99,7 @@ def attention(
         if number == 0:
             there = ~np.isnan(scores.within[:, 0])
             if not there.any():
-                raise InvalidRequest(f"Not one picture of {boxed.name} can be read, such as {boxed.pictures[0].path}.")
+                raise InvalidRequest(f"Not one image of {boxed.name} can be read, such as {boxed.pictures[0].path}.")
             yield name, float(scores.within[there, 0].mean())
             yield f"{name}/covered", float(np.isnan(scores.within[there, 1]).sum())
         yield from intervals.of(f"{name}/{_size(side)}", scores, None if source is place else of_place)
@@ -122,12 +122,12 @@ class _Intervals:
             "draws": draws,
             "seed": seed,
         }
-        self._pictures = {
+        self._images = {
             "across": np.array([(pair.query[0], pair.target) for pair in pairs]).reshape(-1, 2),
             # a pair without a control has no score
             "control": np.array([((pair.control or pair.query)[0], pair.target) for pair in pairs]).reshape(-1, 2),
         }
-        self._of_pictures: dict[str, Any] = {"draws": draws, "seed": seed}
+        self._of_images: dict[str, Any] = {"draws": draws, "seed": seed}
 
     def of(self, name: str, scores: Scores, reference: Scores | None) -> Iterator[tuple[str, float]]:
         """Each figure by its name, and what it is above the reference."""
@@ -147,9 +147,9 @@ class _Intervals:
         if np.isnan(scores).all():
             return
         if part == "within":
-            found = estimate(scores, np.arange(len(scores)), **self._of_pictures)
+            found = estimate(scores, np.arange(len(scores)), **self._of_images)
         else:
-            found = estimate(scores, self._pictures[part], **self._of_pairs)
+            found = estimate(scores, self._images[part], **self._of_pairs)
         yield name, found.mean
         yield f"{name}/low", found.low
         yield f"{name}/high", found.high

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.features import FeatureSource
-from nnclr_hub.encoder.labelled import some
+from nnclr_hub.encoder.labeled import some
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
@@ -42,7 +42,7 @@ class Question:
     """What `nnclr eval` was asked.
 
     protocols: with their settings.
-    sources: of encoders, or "pixels"; for attention also a place: "centre", "gaussian" or "area".
+    sources: of encoders, or "pixels"; for attention also a place: "center", "gaussian" or "area".
     data: folders or names; empty, for transfer alone, its twelve sets.
     out: folder of the results.
     queries, gallery: parts of each data folder, or folders or tables, for retrieval.
@@ -71,7 +71,7 @@ def evaluate(question: Question, say: Console) -> list[Record]:
     if "" in question.sources or "" in question.data:
         raise InvalidRequest("An encoder or a data set is given as nothing: name it, or leave it out.")
     if not question.sources:
-        raise InvalidRequest("Name an encoder: nnclr eval knn SOURCE --data PICTURES.")
+        raise InvalidRequest("Name an encoder: nnclr eval knn SOURCE --data IMAGES.")
     results = Results(question.out)
     room = _Room(question, results, say)
     sources, tasks = room.sources(), {one.name: room.tasks(one) for one in question.protocols}
@@ -118,8 +118,8 @@ class _Room:
         """The data sets of a protocol; those of transfer that are not to be had are passed over."""
         data = self.question.data
         if protocol.name != "transfer" and not data:
-            what = "pictures with boxes" if protocol.on_boxes else "labelled pictures"
-            raise InvalidRequest(f"Give {what}: nnclr eval {protocol.name} SOURCE --data PICTURES.")
+            what = "images with boxes" if protocol.on_boxes else "labeled images"
+            raise InvalidRequest(f"Give {what}: nnclr eval {protocol.name} SOURCE --data IMAGES.")
         found: list[Data] = []
         for given in dict.fromkeys(data or SETS):
             try:
@@ -179,7 +179,7 @@ class _Room:
                 raise InvalidRequest(f"{source.name} has no feature map to look at: leave it out.")
             return BoxedSubject(source, task, self.say)
         if isinstance(source, Place):
-            raise InvalidRequest(f"{source.name} is a place in a picture, for attention alone: leave it out.")
+            raise InvalidRequest(f"{source.name} is a place in an image, for attention alone: leave it out.")
         if protocol.on_features:
             return task_features(task, source, lambda part: bar(self.say, f"features of {part}"))
         if not isinstance(source, Encoder):

@@ -1,4 +1,4 @@
-"""What protocols on frozen features work with: a task through an encoder, its pictures embedded once."""
+"""What protocols on frozen features work with: a task through an encoder, its images embedded once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bar = AbstractContextManager[Callable[[int, int], None]]
 
 @dataclass(frozen=True)
 class PartFeatures:
-    """Of the pictures of a part that can be read.
+    """Of the images of a part that can be read.
 
     raw: (N, D) float32, as the network gives them.
     labels: (N,) int64; or (N, C) float32 of zeros and ones, NaN where neither counts.
@@ -80,6 +80,6 @@ def part_features(part: Part, source: FeatureSource, progress: Bar) -> PartFeatu
         return PartFeatures(features.raw, part.labels)
     good = np.setdiff1d(np.arange(len(part.paths)), list(features.broken))
     if not len(good):
-        raise NoImages(f"Not one of {len(part.paths)} pictures, such as {part.paths[0]}, can be read.")
+        raise NoImages(f"Not one of {len(part.paths)} images, such as {part.paths[0]}, can be read.")
     broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(features.broken.items()))
     return PartFeatures(np.asarray(features.raw[good]), part.labels[good], broken)

@@ -16,10 +16,10 @@ def few_shot(features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int =
     """Yields ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
 
     Raises:
-        InvalidRequest: pictures with several labels.
+        InvalidRequest: images with several labels.
     """
     if features.train.labels.ndim == 2:
-        raise InvalidRequest(f"Few-shot curves count labels a class, and a picture of {features.name} has several.")
+        raise InvalidRequest(f"Few-shot curves count labels a class, and an image of {features.name} has several.")
     train, test = features.train, features.test
     for point in few_shot_curve(train.unit(), train.labels, test.unit(), test.labels, shots=shots, seeds=seeds):
         values = point.mean_per_class if features.metric == "mean_per_class" else point.accuracy

@@ -1,6 +1,6 @@
 """Supervised training from an encoder's weights ("Self-supervised Learning as a Pre-training Step"): 100 epochs.
 
-A ResNet gets random crops and flips and SGD at 0.1 for 256 pictures; a vision transformer DeiT's recipe: RandAugment,
+A ResNet gets random crops and flips and SGD at 0.1 for 256 images; a vision transformer DeiT's recipe: RandAugment,
 mixup, cutmix, erasing, label smoothing, stochastic depth, AdamW at 5e-4 for 512. From a `random:` source the same
 call is training from scratch. The network goes to OUT/encoders/ as a model folder, so that it is a source again.
 """
@@ -33,10 +33,10 @@ def finetune(
 
     Args:
         subject: encoder and task.
-        epochs: passes over the training pictures.
+        epochs: passes over the training images.
         lr: for a batch of 256 (ResNet) or 512 (vision transformer); 0: 0.1 and 5e-4.
-        batch_size: pictures a step; shrinks so that an epoch has 32 steps.
-        micro_batch: pictures at a time through the network.
+        batch_size: images a step; shrinks so that an epoch has 32 steps.
+        micro_batch: images at a time through the network.
         image_size: side of the input in pixels, such as 384; 0: the encoder's own.
         layer_decay: rate of each layer relative to the next later one.
         drop_path: stochastic depth of a vision transformer.

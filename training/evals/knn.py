@@ -1,4 +1,4 @@
-"""Weighted k-NN: the training pictures nearest to each held-out one vote for its class.
+"""Weighted k-NN: the training images nearest to each held-out one vote for its class.
 
 Figures of different k and temperature cannot be compared: they are part of the name.
 """
@@ -21,10 +21,10 @@ def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> 
     """Yields ("knn20/NAME", accuracy in [0, 1]), by the metric of the set; the temperature is named if it is not 0.07.
 
     Raises:
-        InvalidRequest: pictures with several labels.
+        InvalidRequest: images with several labels.
     """
     if features.train.labels.ndim == 2:
-        raise InvalidRequest(f"k-NN votes for one label a picture, and {features.name} has several: use linear.")
+        raise InvalidRequest(f"k-NN votes for one label an image, and {features.name} has several: use linear.")
     predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
     right = predicted == features.test.labels
     value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()

@@ -1,9 +1,9 @@
 """A linear classifier on frozen features.
 
 `linear` is the paper's transfer protocol (BYOL's, and Kornblith's before it): logistic regression on features of the
-centre crop, its penalty chosen among 45 on validation pictures, then fitted on train and validation together.
+center crop, its penalty chosen among 45 on validation images, then fitted on train and validation together.
 It is also the quick form of linear evaluation: it differs from the paper's, `linear_images`, in that it sees each
-picture once, without crops and flips, and stands at the optimum instead of at the end of 90 epochs of LARS.
+image once, without crops and flips, and stands at the optimum instead of at the end of 90 epochs of LARS.
 
 `quick_linear` is what a run asks at each checkpoint.
 """
@@ -29,7 +29,7 @@ def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
     """Yields ("linear/NAME", the set's metric), ("linear/NAME/top5", ...) and the penalty, a row's share of it.
 
     Args:
-        features: of the set; without validation pictures, a fifth of each class is held out for the choice.
+        features: of the set; without validation images, a fifth of each class is held out for the choice.
         seed: of that fifth.
     """
     train, test, val = features.train, features.test, features.val

@@ -1,11 +1,11 @@
-"""Linear evaluation as the paper does it: a linear classifier on the frozen encoder, trained through pictures.
+"""Linear evaluation as the paper does it: a linear classifier on the frozen encoder, trained through images.
 
 90 epochs of LARS with Nesterov momentum of 0.9 and a cosine from a learning rate of 1, batches of 4096, random crops
 and flips. A batch is gathered from parts that fit into memory.
 
 A small set has smaller batches, so that there are steps enough; the rate stays 1, since LARS takes steps of a
 thousandth of the weights' own length whatever the batch. (The paper does not say whether its 1 is meant for its own
-batch or for 256 pictures.)
+batch or for 256 images.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def linear_images(
 
     Args:
         subject: encoder and task.
-        epochs: passes over the training pictures.
+        epochs: passes over the training images.
         lr: at the peak, for any batch.
         optimizer: lars; sgd fits small sets in fewer steps.
-        batch_size: pictures a step; shrinks so that an epoch has 32 steps.
-        micro_batch: pictures at a time through the network.
+        batch_size: images a step; shrinks so that an epoch has 32 steps.
+        micro_batch: images at a time through the network.
         weight_decay: of the classifier.
         workers: processes that make the crops.
         seed: of order and crops.

@@ -23,7 +23,7 @@ class Network:
 
     backbone: fresh for each training, so the encoder itself stays as it is.
     architecture, model_args: what builds it.
-    preprocessing: of the pictures it takes.
+    preprocessing: of the images it takes.
     """
 
     backbone: nn.Module

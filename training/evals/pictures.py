@@ -1,4 +1,4 @@
-"""Labelled files as batches of augmented pictures: decoded by this library, cropped by timm, in worker processes."""
+"""Labeled files as batches of augmented images: decoded by this library, cropped by timm, in worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .plan import Plan
 from .task import Part
 
 
-class Pictures(Dataset[tuple[Tensor | None, int, str, str]]):
+class Images(Dataset[tuple[Tensor | None, int, str, str]]):
     """(tensor, label, path, "") of each file, or (None, label, path, why it cannot be read)."""
 
     def __init__(self, part: Part, transform: Callable[[Any], Tensor]) -> None:
@@ -37,7 +37,7 @@ class Pictures(Dataset[tuple[Tensor | None, int, str, str]]):
             return None, label, str(path), str(error)
 
 
-def picture_loader(part: Part, preprocessing: Preprocessing, plan: Plan) -> DataLoader[Any]:
+def image_loader(part: Part, preprocessing: Preprocessing, plan: Plan) -> DataLoader[Any]:
     deit = plan.augmentation == "deit"
     transform = create_transform(
         preprocessing.input_size,
@@ -52,7 +52,7 @@ def picture_loader(part: Part, preprocessing: Preprocessing, plan: Plan) -> Data
         std=preprocessing.std,
     )
     return DataLoader(
-        Pictures(part, transform),  # type: ignore[arg-type]
+        Images(part, transform),  # type: ignore[arg-type]
         plan.micro_batch,
         shuffle=True,
         num_workers=min(plan.workers, os.cpu_count() or 1),

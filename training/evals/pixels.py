@@ -16,7 +16,7 @@ SIDE = 16
 
 
 class Pixels:
-    """A picture as 16 x 16 RGB, its mean taken out: 768 numbers."""
+    """An image as 16 x 16 RGB, its mean taken out: 768 numbers."""
 
     name = "pixels"
     fingerprint = f"pixels-{SIDE}-mean-removed"
@@ -24,7 +24,7 @@ class Pixels:
     device = "cpu"
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """(768,) float32 of each picture, or why it has none."""
+        """(768,) float32 of each image, or why it has none."""
         with ThreadPoolExecutor() as pool:
             return list(pool.map(_small, images))
 

@@ -11,7 +11,7 @@ class Plan:
     """How a classifier is trained.
 
     lr: at the peak, for a whole batch.
-    batch_size: pictures a step; `micro_batch` of them at a time through the network.
+    batch_size: images a step; `micro_batch` of them at a time through the network.
     augmentation: "crop" is random crops and flips, "deit" adds RandAugment, mixup, cutmix and erasing.
     frozen: the backbone stays as it is, in evaluation mode, and the head alone learns.
     """

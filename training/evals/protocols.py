@@ -55,12 +55,12 @@ class Protocol:
 
     @property
     def on_features(self) -> bool:
-        """Whether it works on frozen features, not through pictures."""
+        """Whether it works on frozen features, not through images."""
         return self.name in ON_FEATURES
 
     @property
     def on_boxes(self) -> bool:
-        """Whether it takes pictures with boxes instead of labels."""
+        """Whether it takes images with boxes instead of labels."""
         return self.name in ON_BOXES
 
     def run(self, subject: Features | Subject | BoxedSubject) -> Scores:
@@ -114,7 +114,7 @@ def _check_range(key: str, value: object) -> None:
         raise UnknownSetting(f"image_size={value} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
     if key == "short_side" and value and not SHORTEST <= value <= MAX_SIDE:
         raise UnknownSetting(
-            f"short_side={value} must lie between {SHORTEST} and {MAX_SIDE} pixels; 0 is the picture's own."
+            f"short_side={value} must lie between {SHORTEST} and {MAX_SIDE} pixels; 0 is the image's own."
         )
     if key == "seed" and value >= 2**31:
         raise UnknownSetting(f"seed={value} must be below {2**31}.")

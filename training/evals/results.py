@@ -31,7 +31,7 @@ class Record:
     protocol, source, fingerprint: what was scored, and how.
     data: name of the set.
     metric: what its figure is: top1, mean_per_class, map11, or map for retrieval.
-    pictures: number a part.
+    images: number a part.
     classes: how many.
     settings: of the protocol; seed, epochs, k, temperature among them.
     values: name -> figure; the first is the one that tables show.

@@ -1,6 +1,6 @@
-"""Pictures of the query's label among its neighbours: test pictures search the training pictures.
+"""Images of the query's label among its neighbors: test images search the training images.
 
-A folder without parts is searched by each of its own pictures; other parts or folders can be named as queries and
+A folder without parts is searched by each of its own images; other parts or folders can be named as queries and
 gallery, such as clean product shots that search photographs.
 """
 
@@ -22,11 +22,11 @@ def retrieval(features: Features) -> Iterator[tuple[str, float]]:
         features: test is the queries, train the gallery; if they are one object, each searches the others.
 
     Raises:
-        InvalidRequest: several labels a picture, or no query has a right answer in the gallery.
+        InvalidRequest: several labels an image, or no query has a right answer in the gallery.
     """
     gallery, queries = features.train, features.test
     if queries.labels.ndim == 2:
-        raise InvalidRequest(f"Retrieval compares one label a picture, and those of {features.name} have several.")
+        raise InvalidRequest(f"Retrieval compares one label an image, and those of {features.name} have several.")
     if gallery is queries:
         found = rank(queries.raw, queries.labels)
     else:

@@ -1,10 +1,10 @@
 """Fine-tuning on 1% and 10% of the labels, by BYOL's protocol.
 
 Random crops and flips, SGD with Nesterov momentum, no decay; learning rate and epochs are chosen among BYOL's on
-validation pictures (val/, or else a fifth of the training pictures that are not in the part), then the part is trained
-on with the chosen ones and the test pictures are scored once. Every trial is in the results.
+validation images (val/, or else a fifth of the training images that are not in the part), then the part is trained
+on with the chosen ones and the test images are scored once. Every trial is in the results.
 
-The part is drawn alike from each class, at least one picture each. For ImageNet, `subset` takes the file lists that
+The part is drawn alike from each class, at least one image each. For ImageNet, `subset` takes the file lists that
 SimCLR published (1percent.txt, 10percent.txt), so that figures compare.
 """
 
@@ -22,7 +22,7 @@ from .plan import Plan
 from .subject import Subject, require_one_label
 from .task import Part
 
-RATES = (0.01, 0.02, 0.05, 0.1, 0.005)  # for 256 pictures a step
+RATES = (0.01, 0.02, 0.05, 0.1, 0.005)  # for 256 images a step
 EPOCHS = (30, 50)
 
 
@@ -42,17 +42,17 @@ def semi_supervised(
 
     Args:
         subject: encoder and task.
-        shares: of the training pictures.
+        shares: of the training images.
         subset: a file list for each share, one file name a line; empty: drawn alike from each class.
         rates: learning rates to choose from, for a batch of 256.
         epochs: lengths to choose from.
-        batch_size: pictures a step; shrinks so that an epoch has 32 steps.
-        micro_batch: pictures at a time through the network.
+        batch_size: images a step; shrinks so that an epoch has 32 steps.
+        micro_batch: images at a time through the network.
         workers: processes that make the crops.
         seed: of the part, order and crops.
 
     Raises:
-        InvalidRequest: a list that names no training picture, or not one list a share.
+        InvalidRequest: a list that names no training image, or not one list a share.
     """
     if subset and len(subset) != len(shares):
         raise InvalidRequest(f"subset needs one file list a share: {len(shares)} shares, {len(subset)} lists.")
@@ -113,11 +113,9 @@ def _listed(train: Part, table: Path) -> np.ndarray:
     chosen = np.array([i for i, path in enumerate(train.paths) if path.name in names], np.int64)
     missing = names - {train.paths[i].name for i in chosen}
     if not len(chosen):
-        raise InvalidRequest(f"{table} names not one of the training pictures, such as {train.paths[0].name}.")
+        raise InvalidRequest(f"{table} names not one of the training images, such as {train.paths[0].name}.")
     if missing:
-        raise InvalidRequest(
-            f"{table} names {len(missing)} files that are no training pictures, such as {min(missing)}."
-        )
+        raise InvalidRequest(f"{table} names {len(missing)} files that are no training images, such as {min(missing)}.")
     return chosen
 
 
@@ -125,7 +123,7 @@ def _rest(labels: np.ndarray, chosen: np.ndarray, seed: int) -> np.ndarray:
     """A fifth of each class of what was not chosen, to choose with."""
     rest = np.setdiff1d(np.arange(len(labels)), chosen)
     if not len(rest):
-        raise InvalidRequest("All training pictures are in the part, so none are left to choose with: add a val/.")
+        raise InvalidRequest("All training images are in the part, so none are left to choose with: add a val/.")
     return rest[stratified(labels[rest], 0.2, seed)]
 
 

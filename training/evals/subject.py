@@ -1,4 +1,4 @@
-"""What the protocols that train through pictures work on: an encoder, a task, and a place for what they make."""
+"""What the protocols that train through images work on: an encoder, a task, and a place for what they make."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trained:
     network: its backbone, as it has become.
     model: both.
     subject: what it was trained for.
-    hash: of the plan and the pictures.
+    hash: of the plan and the images.
     """
 
     network: Network
@@ -41,7 +41,7 @@ class Trained:
     hash: str
 
     def scores(self, part: Part, name: str = "test") -> tuple[np.ndarray, np.ndarray]:
-        """(N, C) float32 logits of the centre crops, and the (N,) labels, of the pictures that can be read.
+        """(N, C) float32 logits of the center crops, and the (N,) labels, of the images that can be read.
 
         Raises:
             NoImages: there are none.
@@ -58,7 +58,7 @@ class Trained:
                         kept.append(index)
                 advance(min(start + CHUNK, len(part.paths)), len(part.paths))
         if not rows:
-            raise NoImages(f"Not one picture of {self.subject.task.name}/{name} can be read.")
+            raise NoImages(f"Not one image of {self.subject.task.name}/{name} can be read.")
         return logits(self.model, np.stack(rows)), part.labels[kept]
 
 
@@ -82,7 +82,7 @@ class Subject:
     made: list[Path] = field(default_factory=list)
 
     def batch(self, wanted: int, part: Part | None = None) -> int:
-        """Pictures a step: as many as wanted, but in an epoch at least 32 steps, or steps of 8."""
+        """Images a step: as many as wanted, but in an epoch at least 32 steps, or steps of 8."""
         return min(wanted, max(8, len((part or self.task.train).paths) // 32))
 
     def train(
@@ -91,7 +91,7 @@ class Subject:
         """A classifier on the training part, or on another one, from the encoder's own weights.
 
         Raises:
-            InvalidRequest: several labels a picture.
+            InvalidRequest: several labels an image.
         """
         part = part or self.task.train
         require_one_label(self.task, title)
@@ -110,9 +110,9 @@ class Subject:
 
 
 def require_one_label(task: Task, title: str) -> None:
-    """Raises InvalidRequest for pictures with several labels."""
+    """Raises InvalidRequest for images with several labels."""
     if task.train.labels.ndim == 2:
-        raise InvalidRequest(f"{title} learns one label a picture, and those of {task.name} have several: use linear.")
+        raise InvalidRequest(f"{title} learns one label an image, and those of {task.name} have several: use linear.")
 
 
 def _digest(part: Part) -> str:

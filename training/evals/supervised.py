@@ -1,6 +1,6 @@
-"""Supervised training of a classifier on labelled files: what the protocols that look at pictures again share.
+"""Supervised training of a classifier on labeled files: what the protocols that look at images again share.
 
-Frozen, it is linear evaluation; else fine-tuning. Pictures are decoded by this library, cropped and augmented by
+Frozen, it is linear evaluation; else fine-tuning. Images are decoded by this library, cropped and augmented by
 timm in worker processes; every epoch is checkpointed, so that the same call goes on where it was stopped.
 """
 
@@ -28,7 +28,7 @@ from nnclr_hub.progress import bar
 from ..assemble import choose_precision
 from ..checkpoint import load_checkpoint, save_checkpoint
 from ..interrupt import Interrupted, stop_signals
-from .pictures import in_batches, picture_loader
+from .pictures import image_loader, in_batches
 from .plan import Plan
 from .task import Part
 
@@ -62,7 +62,7 @@ def train_classifier(
     Args:
         model: on any device; afterwards on `where`, in evaluation mode.
         part: files and (N,) int64 labels.
-        preprocessing: size and normalisation of the input.
+        preprocessing: size and normalization of the input.
         plan: how.
         where: the device.
         place: folder of the checkpoint.
@@ -72,7 +72,7 @@ def train_classifier(
     Raises:
         Interrupted: by a signal; the epochs before are kept.
         TrainingDiverged: the loss is no longer a number.
-        NoImages: no picture can be read.
+        NoImages: no image can be read.
     """
     model.to(where)
     place.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def train_classifier(
         if saved["optimizer"] is not None:
             optimizer.load_state_dict(saved["optimizer"])
         epoch, broken = saved["epoch"], dict(saved["broken"])
-    loader = picture_loader(part, preprocessing, plan)
+    loader = image_loader(part, preprocessing, plan)
     mixup = None
     if plan.augmentation == "deit":
         mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=model.head.out_features)
@@ -106,7 +106,7 @@ def train_classifier(
                         f"Stopped in epoch {epoch + 1} of {plan.epochs}: the same command begins it again."
                     )
             if not seen:
-                raise NoImages(f"Not one of {len(part.paths)} pictures could be read, such as {part.paths[0]}.")
+                raise NoImages(f"Not one of {len(part.paths)} images could be read, such as {part.paths[0]}.")
             epoch += 1
             going_on = optimizer.state_dict() if epoch < plan.epochs else None  # the last one is for its weights alone
             state = {"model": model.state_dict(), "optimizer": going_on, "epoch": epoch}

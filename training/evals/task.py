@@ -1,7 +1,7 @@
-"""A labelled data set as the protocols see it: parts with files and class numbers, and the figure that is reported.
+"""A labeled data set as the protocols see it: parts with files and class numbers, and the figure that is reported.
 
 A part is `train/`, `val/` or `test/` of a data folder, or any other folder of it that is named. What cannot be
-scored honestly is left out and named: pictures of a class that `train/` lacks, and those without a label.
+scored honestly is left out and named: images of a class that `train/` lacks, and those without a label.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.encoder.labelled import LabelledImages, read_labelled, some
+from nnclr_hub.encoder.labeled import LabeledImages, read_labeled, some
 from nnclr_hub.errors import InvalidRequest
 
 METRICS = ("top1", "mean_per_class", "map11")
@@ -36,7 +36,7 @@ class Task:
     train, test: what is fitted on, and scored.
     val: what chooses; None: a part of train does.
     metric: one of METRICS.
-    left_out: sentences about pictures that do not count.
+    left_out: sentences about images that do not count.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Task:
         return found.hexdigest()[:32]
 
     def counts(self) -> dict[str, int]:
-        """Pictures a part."""
+        """Images a part."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         return {name: len(part.paths) for name, part in parts.items() if part is not None}
 
@@ -74,47 +74,45 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
 
     Args:
         folder: with a folder a class in each part, or a labels.csv.
-        metric: top1 or mean_per_class; several labels a picture are scored by map11 in any case.
+        metric: top1 or mean_per_class; several labels an image are scored by map11 in any case.
 
     Raises:
-        NoImages: a part without pictures.
+        NoImages: a part without images.
         InvalidRequest: no parts, fewer than two classes, or nothing left to score.
     """
     folder = Path(folder)
     scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
     if not folder.is_dir():
-        raise InvalidRequest(f"{folder} does not exist: give a folder of labelled pictures.")
+        raise InvalidRequest(f"{folder} does not exist: give a folder of labeled images.")
     if scored is None or not (folder / "train").is_dir():
         raise InvalidRequest(
             f"{folder} needs the folders train/ and test/ (or val/), each with a folder a class or listed in a "
-            "labels.csv: an encoder is scored on pictures that the classifier has not seen."
+            "labels.csv: an encoder is scored on images that the classifier has not seen."
         )
-    every = {part: read_labelled(folder / part) for part in ("train", "val", "test") if (folder / part).is_dir()}
-    read = {part: images.labelled for part, images in every.items()}
+    every = {part: read_labeled(folder / part) for part in ("train", "val", "test") if (folder / part).is_dir()}
+    read = {part: images.labeled for part, images in every.items()}
     classes = read["train"].classes
     if len(classes) < 2:
         raise InvalidRequest(
-            f"{folder / 'train'} has {'one class' if classes else 'no labels'}: give pictures of at least two classes, "
+            f"{folder / 'train'} has {'one class' if classes else 'no labels'}: give images of at least two classes, "
             "in a folder each or listed in a labels.csv."
         )
     several = read["train"].several
     if any(images.several != several for images in read.values()):
-        raise InvalidRequest(f"{folder} has several labels a picture in one part and one in another: give all alike.")
+        raise InvalidRequest(f"{folder} has several labels an image in one part and one in another: give all alike.")
     kept, left_out = {}, []
     for part, images in read.items():
         without = len(every[part].paths) - len(images.paths)
         if without:
-            left_out.append(f"{folder.name}/{part}: {without} pictures without a label are left out")
+            left_out.append(f"{folder.name}/{part}: {without} images without a label are left out")
         kept[part], said = _known(images, classes, f"{folder.name}/{part}")
         left_out += said
     parts = {part: Part(images.paths, images.numbers(classes)) for part, images in kept.items()}
     if not len(parts[scored].paths):
-        raise InvalidRequest(f"{folder / scored} holds no picture of a class that train/ has: check the labels.")
+        raise InvalidRequest(f"{folder / scored} holds no image of a class that train/ has: check the labels.")
     missing = [name for i, name in enumerate(classes) if not _occurs(parts[scored].labels, i)]
     if missing:
-        left_out.append(
-            f"{folder.name}/{scored} holds no picture of {some(missing)}: not part of any mean over classes"
-        )
+        left_out.append(f"{folder.name}/{scored} holds no image of {some(missing)}: not part of any mean over classes")
     return Task(
         folder.resolve().name,
         classes,
@@ -127,11 +125,11 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
 
 
 def read_pair(folder: Path, queries: str | None = None, gallery: str | None = None) -> Task:
-    """Pictures that search others, as a task whose test part is the queries and whose train part the gallery.
+    """Images that search others, as a task whose test part is the queries and whose train part the gallery.
 
     Args:
         folder: of the data set. With neither of the others, test/ (or val/) searches train/; a folder without parts is
-            searched by each of its own pictures.
+            searched by each of its own images.
         queries, gallery: a part of the folder, or any folder or table.
 
     Raises:
@@ -143,14 +141,14 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
     if queries is None or gallery is None:
         scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
         if scored is None or not (folder / "train").is_dir():
-            part = _labelled_part(folder)
+            part = _labeled_part(folder)
             pictures = Part(part.paths, part.numbers(part.classes))
             return Task(folder.resolve().name, part.classes, pictures, pictures)
         queries, gallery, name = scored, "train", folder.resolve().name
     else:
         name = f"{folder.resolve().name}, {Path(queries).stem} in {Path(gallery).stem}"
     asked, searched = (
-        _labelled_part(folder / one if (folder / one).exists() else Path(one)) for one in (queries, gallery)
+        _labeled_part(folder / one if (folder / one).exists() else Path(one)) for one in (queries, gallery)
     )
     kept, left_out = _known(asked, searched.classes, f"{folder.name}/{queries}", "the gallery")
     if not kept.paths:
@@ -160,28 +158,28 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
         alone = Part(searched.paths, searched.numbers(searched.classes))
         return Task(name, searched.classes, alone, alone, left_out=tuple(left_out))
     if both:
-        raise InvalidRequest(f"{len(both)} pictures are in both {queries} and {gallery}: a query would find itself.")
+        raise InvalidRequest(f"{len(both)} images are in both {queries} and {gallery}: a query would find itself.")
     train, test = (Part(images.paths, images.numbers(searched.classes)) for images in (searched, kept))
     return Task(name, searched.classes, train, test, left_out=tuple(left_out))
 
 
-def _labelled_part(where: Path) -> LabelledImages:
-    images = read_labelled(where).labelled
+def _labeled_part(where: Path) -> LabeledImages:
+    images = read_labeled(where).labeled
     if not images.classes:
-        raise InvalidRequest(f"{where} has no labels: put its pictures into a folder a class, or list them in a CSV.")
+        raise InvalidRequest(f"{where} has no labels: put its images into a folder a class, or list them in a CSV.")
     return images
 
 
 def _known(
-    images: LabelledImages, classes: tuple[str, ...], where: str, lacking: str = "train/"
-) -> tuple[LabelledImages, list[str]]:
-    """The pictures whose labels are among the classes, and a sentence about the others."""
+    images: LabeledImages, classes: tuple[str, ...], where: str, lacking: str = "train/"
+) -> tuple[LabeledImages, list[str]]:
+    """The images whose labels are among the classes, and a sentence about the others."""
     unknown = sorted(set(images.classes) - set(classes))
     if not unknown:
         return images, []
     kept = images.keep([i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)])
     number = len(images.paths) - len(kept.paths)
-    return kept, [f"{where}: {number} pictures of classes that {lacking} lacks ({some(unknown)}) are left out"]
+    return kept, [f"{where}: {number} images of classes that {lacking} lacks ({some(unknown)}) are left out"]
 
 
 def _occurs(labels: np.ndarray, place: int) -> bool:

@@ -2,7 +2,7 @@
 
 Eleven can be fetched by name; Birdsnap, and Cars where its download is gone, are given as folders of that name with
 train/ and test/. The splits are torchvision's, which are the authors'; SUN397 and Caltech-101 come without, and are
-divided as BYOL says (50 and 30 pictures a class to train on), by a draw of our own.
+divided as BYOL says (50 and 30 images a class to train on), by a draw of our own.
 """
 
 SETS = {

@@ -1,4 +1,4 @@
-"""`auto`: a recipe for whoever has a folder of pictures and no opinion."""
+"""`auto`: a recipe for whoever has a folder of images and no opinion."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from .recipe import Recipe
 from .small import CIFAR10ResNet18, Small, SmallCPU
 
 TINY = 40  # pixels of the short side up to which a stem for photographs sees next to nothing
-SOME = 20_000  # pictures from which a ResNet-50 pays
-MANY = 200_000  # pictures from which the paper's own recipe fits
+SOME = 20_000  # images from which a ResNet-50 pays
+MANY = 200_000  # images from which the paper's own recipe fits
 STEPS = 20_000  # what a small set is given on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Recipe):
-    """Chooses network, size of the views and epochs from the number of pictures and the device.
+    """Chooses network, size of the views and epochs from the number of images and the device.
 
     Command:   nnclr pretrain auto --data PHOTOS --out RUN
     Hardware:  a CPU or a GPU.
-    Time:      estimate: 20 minutes to an hour for some thousands of pictures.
-    Expected:  depends on the pictures; RUN/report.html says whether it learned anything.
+    Time:      estimate: 20 minutes to an hour for some thousands of images.
+    Expected:  depends on the images; RUN/report.html says whether it learned anything.
 
-    On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 pictures on a ResNet-50 at 160,
-    from 200,000 the paper's at 224; for pictures of at most 40 pixels a side the ResNet-18 with a CIFAR stem.
+    On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 images on a ResNet-50 at 160,
+    from 200,000 the paper's at 224; for images of at most 40 pixels a side the ResNet-18 with a CIFAR stem.
     Whatever --set gives stays as given; the other values that --settings shows are the paper's, and `auto`
     puts its own in their place.
     """
 
     def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """The recipe for a set of that many pictures, of that many pixels on their short side."""
+        """The recipe for a set of that many images, of that many pixels on their short side."""
         chosen: Recipe
         if not on_gpu:
             size = 32 if side <= TINY else 48

@@ -1,6 +1,6 @@
 """The paper's own ResNet-50 recipes on ImageNet: one class a row of its tables.
 
-All times are estimates for one H100 at 2,000 pictures a second; none of these has been run by this project.
+All times are estimates for one H100 at 2,000 images a second; none of these has been run by this project.
 A batch of 4096 at 224 pixels does not fit into one GPU of 80 GB: give --set chunk=512, which makes the
 activations twice instead of keeping them (the loss stays that of the batch), or --gpus 8.
 """
@@ -34,7 +34,7 @@ class Ablation(ResNet50ImageNet):
     Expected:  74.9 top-1 in linear evaluation (the paper, tables of section 4.4).
     """
 
-    queue_size: int = setting(32_768, "rows of the support set; shrinks to the number of pictures")
+    queue_size: int = setting(32_768, "rows of the support set; shrinks to the number of images")
     base_lr: float = setting(0.15, "learning rate at a batch of 256; scaled linearly with the batch")
 
 
@@ -48,7 +48,7 @@ class Epochs100(Ablation):
     Expected:  69.4 top-1 in linear evaluation (the paper, table "Number of pre-training epochs").
     """
 
-    epochs: int = setting(100, "passes over the pictures")
+    epochs: int = setting(100, "passes over the images")
     base_lr: float = setting(0.4, "learning rate at a batch of 256; scaled linearly with the batch")
 
 
@@ -62,7 +62,7 @@ class Epochs200(Ablation):
     Expected:  70.7 top-1 in linear evaluation (the paper, table "Number of pre-training epochs").
     """
 
-    epochs: int = setting(200, "passes over the pictures")
+    epochs: int = setting(200, "passes over the images")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
 
 
@@ -76,7 +76,7 @@ class Epochs400(Epochs200):
     Expected:  74.2 top-1 in linear evaluation (the paper, table "Number of pre-training epochs").
     """
 
-    epochs: int = setting(400, "passes over the pictures")
+    epochs: int = setting(400, "passes over the images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +89,14 @@ class Epochs800(Epochs200):
     Expected:  74.9 top-1 in linear evaluation (the paper, table "Number of pre-training epochs").
     """
 
-    epochs: int = setting(800, "passes over the pictures")
+    epochs: int = setting(800, "passes over the images")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiCrop(ResNet50ImageNet):
-    """800 epochs with two views of 224 pixels and six of 96, neighbours from the large ones alone.
+    """800 epochs with two views of 224 pixels and six of 96, neighbors from the large ones alone.
 
-    The paper does not say what share of the picture the crops cover: these are SwAV's.
+    The paper does not say what share of the image the crops cover: these are SwAV's.
 
     Command:   nnclr pretrain resnet50_imagenet_multicrop --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.
@@ -104,14 +104,14 @@ class MultiCrop(ResNet50ImageNet):
     Expected:  75.6 top-1 in linear evaluation (the paper, table "ImageNet linear evaluation results").
     """
 
-    epochs: int = setting(800, "passes over the pictures")
+    epochs: int = setting(800, "passes over the images")
     local_crops: int = setting(6, "number of small views (multi-crop)")
     crop_scale: tuple[float, ...] = setting((0.14, 1.0), "area of large crops, LEAST,MOST")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Ablation):
-    """Algorithm 2: neighbours looked up and enqueued by a momentum encoder.
+    """Algorithm 2: neighbors looked up and enqueued by a momentum encoder.
 
     The paper does not state t; 0.99 rising to 1 is BYOL's schedule.
 
@@ -134,13 +134,13 @@ class CropOnly(Ablation):
     Expected:  68.2 top-1 in linear evaluation; SimCLR 40.3 (table "Performance with only crop augmentation").
     """
 
-    epochs: int = setting(300, "passes over the pictures")
+    epochs: int = setting(300, "passes over the images")
     augmentation: str = setting("crop_only", "see AUGMENTATIONS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NNSiam(Ablation):
-    """SimSiam with the neighbour as target: negative cosine, d = 2048, base rate 0.2.
+    """SimSiam with the neighbor as target: negative cosine, d = 2048, base rate 0.2.
 
     Command:   nnclr pretrain resnet50_imagenet_nnsiam --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.

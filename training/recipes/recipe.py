@@ -29,18 +29,18 @@ class Recipe:
     ema: float = setting(0.99, "t of the momentum encoder at first; a cosine takes it to 1")
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
     # ---- support set
-    queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of pictures")
+    queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images")
     support_set: Literal["queue", "random_replacement", "current_encoder"] = setting(
         "queue", "first in first out; rows replaced at random; or a random set that each step embeds anew"
     )
     enqueue: Literal["first", "both"] = setting("first", "views that enter the support set")
-    pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "the neighbour; oracle: of the same label")
-    k: int = setting(1, "draw the neighbour among the k nearest")
+    pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "the neighbor; oracle: of the same label")
+    k: int = setting(1, "draw the neighbor among the k nearest")
     soft_temperature: float = setting(0.1, "of the softmax over the support set, with pick=soft")
-    mask_own: bool = setting(True, "a picture never gets its own older embedding as neighbour")
+    mask_own: bool = setting(True, "an image never gets its own older embedding as neighbor")
     warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.0, "share of the steps over which neighbours are then phased in")
-    gate: float = setting(1.0, "share of a batch, the most similar, that uses its neighbours in the end")
+    ramp: float = setting(0.0, "share of the steps over which neighbors are then phased in")
+    gate: float = setting(1.0, "share of a batch, the most similar, that uses its neighbors in the end")
     # ---- network
     backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's own")
@@ -60,9 +60,9 @@ class Recipe:
     early_share: float = setting(0.0, "share of the steps at early_size")
     pack_size: int = setting(256, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's centre crop keeps")
-    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "of the colours, taken out; with --init the encoder's own")
-    std: tuple[float, ...] = setting(IMAGENET_STD, "of the colours, divided by; with --init the encoder's own")
+    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "of the colors, taken out; with --init the encoder's own")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "of the colors, divided by; with --init the encoder's own")
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's own")
     local_crops: int = setting(0, "number of small views (multi-crop)")
@@ -70,14 +70,12 @@ class Recipe:
     local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of their crops, LEAST,MOST")
     degrade: float = setting(0.0, "probability that a view loses quality, for sets that differ in it")
     one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
-    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded pictures lie")
-    # ---- optimisation
-    epochs: int = setting(1000, "passes over the pictures")
-    batch_size: int = setting(4096, "pictures a step over all GPUs; shrinks to fit a small set")
+    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded images lie")
+    # ---- optimization
+    epochs: int = setting(1000, "passes over the images")
+    batch_size: int = setting(4096, "images a step over all GPUs; shrinks to fit a small set")
     accumulate: int = setting(1, "parts that a batch is split into for memory; each is contrasted with itself alone")
-    chunk: int = setting(
-        0, "pictures a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's"
-    )
+    chunk: int = setting(0, "images a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")
@@ -92,7 +90,7 @@ class Recipe:
     seed: int = setting(0, "of weights, order and augmentation")
     # ---- once in a while
     log_every: int = setting(10, "steps between log lines")
-    eval_pictures: int = setting(25_000, "most pictures of train/ and of val/ that the scores at a checkpoint look at")
+    eval_images: int = setting(25_000, "most images of train/ and of val/ that the scores at a checkpoint look at")
     checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
     tensorboard: bool = setting(False, "write RUN/tensorboard beside log.jsonl")
     fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names that --set has given
@@ -109,7 +107,7 @@ class Recipe:
         self._check_together()
 
     def _check_ranges(self) -> None:
-        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_pictures")
+        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_images")
         for name in (*sizes, "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
@@ -163,7 +161,7 @@ class Recipe:
             f"needs a method with a momentum encoder, which {self.method} has not",
         )
         parts = self.batch_size // self.accumulate
-        require(parts >= 2, "accumulate", self.accumulate, f"leaves parts of {parts} pictures: give fewer parts")
+        require(parts >= 2, "accumulate", self.accumulate, f"leaves parts of {parts} images: give fewer parts")
 
     # ---- what follows from the settings
 
@@ -172,8 +170,8 @@ class Recipe:
         """Arguments of the timm architecture, beside the image size."""
         return {"channels": list(self.channels)} if self.channels else {}
 
-    def neighbour_share(self, progress: float) -> float:
-        """Share of a batch that uses its neighbours when `progress` (0 to 1) of the steps are done."""
+    def neighbor_share(self, progress: float) -> float:
+        """Share of a batch that uses its neighbors when `progress` (0 to 1) of the steps are done."""
         if progress < self.warm_start:
             return 0.0
         if progress >= self.warm_start + self.ramp:
@@ -191,7 +189,7 @@ class Recipe:
         return (self.image_size, *early, *([self.local_size] if self.local_crops else []))
 
     def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """The recipe for a set of that many pictures; `auto` decides here."""
+        """The recipe for a set of that many images; `auto` decides here."""
         return self
 
     # ---- --set

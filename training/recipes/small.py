@@ -19,20 +19,20 @@ class Small(Recipe):
 
     Command:   nnclr pretrain small --data PHOTOS --out RUN --set image_size=96
     Hardware:  one GPU.
-    Time:      estimate: 10 minutes of an H100 for 15,000 pictures at 96 pixels, 200 epochs.
+    Time:      estimate: 10 minutes of an H100 for 15,000 images at 96 pixels, 200 epochs.
     Expected:  not yet run by this project.
     """
 
     backbone: str = setting("resnet18", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     projection: str = setting("nnclr", "projection head; the same for all methods, so that they compare")
-    queue_size: int = setting(8192, "rows of the support set; shrinks to the number of pictures")
+    queue_size: int = setting(8192, "rows of the support set; shrinks to the number of images")
     warm_start: float = setting(0.1, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.1, "share of the steps over which neighbours are then phased in")
+    ramp: float = setting(0.1, "share of the steps over which neighbors are then phased in")
     image_size: int = setting(128, "side of the large views, in pixels")
     pack_size: int = setting(160, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(128, "input side of the exported encoder, in pixels")
-    epochs: int = setting(200, "passes over the pictures")
-    batch_size: int = setting(512, "pictures a step over all GPUs; shrinks to fit a small set")
+    epochs: int = setting(200, "passes over the images")
+    batch_size: int = setting(512, "images a step over all GPUs; shrinks to fit a small set")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("sgd", "lars, sgd or adamw")
     base_lr: float = setting(0.06, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(5e-4, "not applied to biases, norms, positions and [CLS]")
@@ -41,15 +41,15 @@ class Small(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class SmallCPU(Small):
-    """A narrow ResNet-18 at 48 pixels: an encoder from a few thousand pictures on a laptop's CPU.
+    """A narrow ResNet-18 at 48 pixels: an encoder from a few thousand images on a laptop's CPU.
 
     Command:   nnclr pretrain small_cpu --data PHOTOS --out RUN
     Hardware:  2 CPU cores.
-    Time:      about 20 minutes for 16,000 pictures at the default number of epochs.
+    Time:      about 20 minutes for 16,000 images at the default number of epochs.
     Expected:  see docs/results/small_cpu.md; --set epochs=N for more.
 
     No prediction head; the view itself is the positive for the first third of the steps, then the half
-    of each batch with the most similar neighbours is phased in; narrower heads.
+    of each batch with the most similar neighbors is phased in; narrower heads.
     """
 
     channels: tuple[int, ...] = setting((32, 64, 128, 256), "widths of a ResNet's four stages; empty for timm's own")
@@ -59,12 +59,12 @@ class SmallCPU(Small):
     image_size: int = setting(48, "side of the large views, in pixels")
     pack_size: int = setting(96, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(48, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's centre crop keeps")
+    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
     warm_start: float = setting(0.3, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.3, "share of the steps over which neighbours are then phased in")
-    gate: float = setting(0.5, "share of a batch, the most similar, that uses its neighbours in the end")
-    epochs: int = setting(25, "passes over the pictures")
-    batch_size: int = setting(256, "pictures a step over all GPUs; shrinks to fit a small set")
+    ramp: float = setting(0.3, "share of the steps over which neighbors are then phased in")
+    gate: float = setting(0.5, "share of a batch, the most similar, that uses its neighbors in the end")
+    epochs: int = setting(25, "passes over the images")
+    batch_size: int = setting(256, "images a step over all GPUs; shrinks to fit a small set")
     warmup_epochs: float = setting(1.0, "linear warm-up, then cosine to 0")
     checkpoint_every: int = setting(5, "epochs between checkpoints, with 20-NN, encoder and report")
 
@@ -84,9 +84,9 @@ class CIFAR10ResNet18(Small):
     image_size: int = setting(32, "side of the large views, in pixels")
     pack_size: int = setting(32, "side at which decoded pictures are kept, in pixels")
     eval_size: int = setting(32, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's centre crop keeps")
+    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
     augmentation: str = setting("cifar", "see AUGMENTATIONS")
-    queue_size: int = setting(16_384, "rows of the support set; shrinks to the number of pictures")
+    queue_size: int = setting(16_384, "rows of the support set; shrinks to the number of images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,5 +100,5 @@ class ImagenetteResNet18(Small):
                epochs, 88.4 after 800 (lightly's benchmark).
     """
 
-    batch_size: int = setting(256, "pictures a step over all GPUs; shrinks to fit a small set")
-    queue_size: int = setting(4096, "rows of the support set; shrinks to the number of pictures")
+    batch_size: int = setting(256, "images a step over all GPUs; shrinks to fit a small set")
+    queue_size: int = setting(4096, "rows of the support set; shrinks to the number of images")

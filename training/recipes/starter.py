@@ -19,14 +19,14 @@ class StarterResNet50(Small):
 
     Command:   nnclr pretrain starter_resnet50 --data PACK --data PACK --out RUN
     Hardware:  one GPU.
-    Time:      estimate: 10 to 20 minutes of an H100 for 37,000 pictures.
+    Time:      estimate: 10 to 20 minutes of an H100 for 37,000 images.
     Expected:  estimate: 20-NN .80 to .86 on imagenette128's test split. Not yet run by this project.
     """
 
     method: str = setting("momentum_nnclr", "row of METHODS")
     encoder: Literal["online", "momentum"] = setting("momentum", "the network that is evaluated and exported")
     backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
-    queue_size: int = setting(16_384, "rows of the support set; shrinks to the number of pictures")
+    queue_size: int = setting(16_384, "rows of the support set; shrinks to the number of images")
     pack_size: int = setting(128, "side at which decoded pictures are kept, in pixels")
     early_size: int = setting(96, "side of the large views in an early part of the run; 0 for none")
     early_share: float = setting(0.75, "share of the steps at early_size")
@@ -38,7 +38,7 @@ class StarterResNet50(Small):
     one_folder: float = setting(0.75, "share of a batch that comes from one --data folder")
     nesterov: bool = setting(True, "Nesterov's momentum for lars and sgd")
     compile_views: bool = setting(True, "compile the augmentation alone, on a GPU")
-    epochs: int = setting(100, "passes over the pictures")
+    epochs: int = setting(100, "passes over the images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class StarterViTSmall(StarterResNet50):
 
     Command:   nnclr pretrain starter_vit_small --data PACK --data PACK --out RUN
     Hardware:  one GPU.
-    Time:      estimate: 10 to 20 minutes of an H100 for 37,000 pictures.
+    Time:      estimate: 10 to 20 minutes of an H100 for 37,000 images.
     Expected:  estimate: 20-NN .72 to .80 on imagenette128's test split. Not yet run by this project.
     """
 

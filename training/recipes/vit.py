@@ -32,7 +32,7 @@ class ViTBaseImageNet(Recipe):
     base_lr: float = setting(3e-4, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(0.05, "not applied to biases, norms, positions and [CLS]")
     clip: float = setting(3.0, "largest norm of the gradient; 0 for no limit. Not in the paper")
-    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's centre crop keeps")
+    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
 
 
 @dataclass(frozen=True, kw_only=True)

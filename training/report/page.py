@@ -1,4 +1,4 @@
-"""The report's page: figures at the last evaluation, signs of trouble, curves, neighbours, settings."""
+"""The report's page: figures at the last evaluation, signs of trouble, curves, neighbors, settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 
-from ..evolution import read_neighbours
+from ..evolution import read_neighbors
 from ..health import symptoms
 from ..monitor import read_log, replace_text
-from .neighbours import draw_neighbours
+from .neighbors import draw_neighbors
 from .plots import draw_panels
 
 STYLE = """
@@ -55,7 +55,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         _health(logs, about),
         f"<main>{draw_panels(logs)}</main>",
         *(
-            _heading(name, len(runs)) + draw_neighbours(read_neighbours(run))
+            _heading(name, len(runs)) + draw_neighbors(read_neighbors(run))
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
@@ -102,8 +102,8 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
             rows.append((run, key, values[-1], max(values)))
     if not rows:
         return (
-            "<p>No labelled data with a held-out split: what there is to see are the curves and the neighbours below. "
-            "For accuracies put pictures into train/CLASS/ and val/CLASS/.</p>"
+            "<p>No labeled data with a held-out split: what there is to see are the curves and the neighbors below. "
+            "For accuracies put images into train/CLASS/ and val/CLASS/.</p>"
         )
     cells = "".join(
         f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last:.3f}</b></td><td>{best:.3f}</td></tr>"

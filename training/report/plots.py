@@ -1,4 +1,4 @@
-"""The curves of a report, drawn by matplotlib as inline pictures."""
+"""The curves of a report, drawn by matplotlib as inline images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Log = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
-# left, bottom, width and height of a plot within its picture: to have them worked out takes as long as drawing
+# left, bottom, width and height of a plot within its image: to have them worked out takes as long as drawing
 WITHIN = (0.15, 0.16, 0.82, 0.76)
 
 
@@ -30,15 +30,15 @@ class Panel:
 
 
 PANELS = (
-    Panel("Loss", ("loss",), "falls, with a step up where neighbours come in"),
-    Panel("20-NN accuracy", ("knn",), "the exported encoder's own figure on held-out pictures"),
+    Panel("Loss", ("loss",), "falls, with a step up where neighbors come in"),
+    Panel("20-NN accuracy", ("knn",), "the exported encoder's own figure on held-out images"),
     Panel("Linear accuracy", ("linear/",), "a quick linear classifier on the same features"),
-    Panel("Neighbour accuracy", ("nn_accuracy",), "share of neighbours of the query's class; the paper ends near 0.57"),
-    Panel("Neighbours in use", ("neighbour_share",), "share of the batch whose positive is its neighbour"),
-    Panel("Neighbour similarity", ("nn_similarity",), "stays below 1"),
-    Panel("Self-match rate", ("self_match_rate",), "how often a picture's own older embedding was passed over"),
-    Panel("Age of the neighbour (steps)", ("nn_age",), "about half the queue's span"),
-    Panel("Distinct neighbours in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
+    Panel("Neighbor accuracy", ("nn_accuracy",), "share of neighbors of the query's class; the paper ends near 0.57"),
+    Panel("Neighbors in use", ("neighbor_share",), "share of the batch whose positive is its neighbor"),
+    Panel("Neighbor similarity", ("nn_similarity",), "stays below 1"),
+    Panel("Self-match rate", ("self_match_rate",), "how often an image's own older embedding was passed over"),
+    Panel("Age of the neighbor (steps)", ("nn_age",), "about half the queue's span"),
+    Panel("Distinct neighbors in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
     Panel("Support set filled", ("queue_fill",), "1 after the first steps"),
     Panel("Spread of the projections", ("z_std",), "near 1; 0 is collapse"),
     Panel("RankMe", ("rankme",), "effective dimensions of the projections"),
@@ -53,7 +53,7 @@ def draw_panels(logs: Mapping[str, Log]) -> str:
     """All panels that the runs have anything for, as HTML figures.
 
     Args:
-        logs: run's name -> its log; several are drawn together, one colour each.
+        logs: run's name -> its log; several are drawn together, one color each.
     """
     return "".join(_draw(logs, panel) for panel in PANELS)
 

@@ -22,8 +22,8 @@ class Anatomy:
     """A network that maps can be made of.
 
     transformer: whether it is a vision transformer; else it is a ResNet.
-    first: down and across, centre of cell 0 in pixels of the input.
-    stride: likewise, from one centre to the next.
+    first: down and across, center of cell 0 in pixels of the input.
+    stride: likewise, from one center to the next.
     class_token: whether there is a [CLS].
     heads: of the last block's attention; None: not one that we know.
     attends_by: class of the last block's attention.
@@ -38,11 +38,11 @@ class Anatomy:
 
     @property
     def cell(self) -> tuple[int, int]:
-        """Pixels of the input across and down from one centre to the next."""
+        """Pixels of the input across and down from one center to the next."""
         return self.stride[1], self.stride[0]
 
     def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
-        """Where the cells of one picture lie.
+        """Where the cells of one image lie.
 
         Args:
             cells: h and w of its map.
@@ -87,9 +87,9 @@ def anatomy_of(backbone: nn.Module) -> Anatomy:
 
 
 def _of_convolutions(backbone: ResNet) -> tuple[float, int]:
-    """Centre of cell 0 and the stride, in pixels of the input.
+    """Center of cell 0 and the stride, in pixels of the input.
 
-    Where a block's shortcut is no identity, the centre is half way between its two branches': a ResNet-D averages over
+    Where a block's shortcut is no identity, the center is half way between its two branches': a ResNet-D averages over
     2 x 2 pixels in the one, a ResNet-AA in the other.
     """
     first, stride = _through(backbone.maxpool, *_through(backbone.conv1, 0.5, 1))
@@ -104,7 +104,7 @@ def _of_convolutions(backbone: ResNet) -> tuple[float, int]:
 
 
 def _through(part: nn.Module, first: float, stride: int) -> tuple[float, int]:
-    """Centre of cell 0 and the stride behind some layers, from those before them."""
+    """Center of cell 0 and the stride behind some layers, from those before them."""
     for layer in part.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
             kernel, step, padding, dilation = (_side(getattr(layer, name, 1)) for name in _GEOMETRY)

@@ -15,7 +15,7 @@ def class_token_rows(attention: Attention, x: Tensor) -> Tensor:
 
     Args:
         attention: timm's, of whatever `fused_attn`.
-        x: (B, N, C) tokens, normalised as the block does.
+        x: (B, N, C) tokens, normalized as the block does.
 
     Returns:
         (B, heads, N) float32; the rows sum to 1.

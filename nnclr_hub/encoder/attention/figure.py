@@ -1,4 +1,4 @@
-"""Several pictures side by side as one figure, as the paper shows its maps."""
+"""Several images side by side as one figure, as the paper shows its maps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PALE = "#f2f2f2"
 class Cell:
     """One place in a figure.
 
-    picture: what is shown; None: only the note.
+    image: what is shown; None: only the note.
     title: above it.
     note: in the middle of an empty cell.
-    query: drawn onto it in red; in pixels of the picture.
+    query: drawn onto it in red; in pixels of the image.
     """
 
     picture: Image.Image | None
@@ -46,13 +46,13 @@ def query_figure(
     names: Sequence[str],
     opacity: float = OPACITY,
 ) -> bytes:
-    """The picture with its query in red, and each map over its own picture: a PNG file.
+    """The image with its query in red, and each map over its own image: a PNG file.
 
     Args:
         image: the upright original that the query is in.
-        query: drawn in red; None: the picture as a whole.
+        query: drawn in red; None: the image as a whole.
         maps: of one call.
-        names: of the picture, and then of each map.
+        names: of the image, and then of each map.
         opacity: of the maps.
     """
     first = Cell(image, names[0], query=query)
@@ -60,7 +60,7 @@ def query_figure(
 
 
 def draw(rows: Sequence[Sequence[Cell]]) -> bytes:
-    """Rows of equally many cells as a PNG file; a row is as high as its highest picture."""
+    """Rows of equally many cells as a PNG file; a row is as high as its highest image."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     ratios = [

@@ -1,8 +1,8 @@
-"""Where the cells of a feature map lie in the picture.
+"""Where the cells of a feature map lie in the image.
 
-A convolution of odd kernel k, padding k // 2 and stride 2 keeps the centre of its first cell where it was, so cell i of
+A convolution of odd kernel k, padding k // 2 and stride 2 keeps the center of its first cell where it was, so cell i of
 a ResNet sees around 32 i + 0.5 pixels of its input, and not around (i + 0.5) 32: the map lies half a cell further up
-and left than it would if it were merely stretched. A patch of a vision transformer is centred at P (i + 0.5).
+and left than it would if it were merely stretched. A patch of a vision transformer is centerd at P (i + 0.5).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Axis:
     """One side of a map.
 
     cells: how many there are.
-    first: centre of cell 0, in pixels of the network's input.
-    stride: from one centre to the next, likewise.
+    first: center of cell 0, in pixels of the network's input.
+    stride: from one center to the next, likewise.
     input: length of the network's input, in pixels.
     original: length of the upright original, in pixels.
     """
@@ -32,22 +32,22 @@ class Axis:
     original: int
 
     @property
-    def centres(self) -> np.ndarray:
-        """(cells,) float64: their centres in pixels of the original."""
+    def centers(self) -> np.ndarray:
+        """(cells,) float64: their centers in pixels of the original."""
         return (self.first + self.stride * np.arange(self.cells)) * (self.original / self.input)
 
     def nearest(self, place: float) -> int:
-        """The cell whose centre is nearest to a place in the original; of two, the first."""
-        return int(np.abs(self.centres - place).argmin())
+        """The cell whose center is nearest to a place in the original; of two, the first."""
+        return int(np.abs(self.centers - place).argmin())
 
     def inside(self, start: float, stop: float) -> np.ndarray:
-        """Cells whose centres lie from `start` to `stop` in the original."""
-        return np.flatnonzero((self.centres >= start) & (self.centres <= stop))
+        """Cells whose centers lie from `start` to `stop` in the original."""
+        return np.flatnonzero((self.centers >= start) & (self.centers <= stop))
 
     def interpolation(self) -> np.ndarray:
         """(original, cells) float32: weights that interpolate linearly to the middle of each pixel; rows sum to 1.
 
-        Before the first centre and behind the last one the value is theirs.
+        Before the first center and behind the last one the value is theirs.
         """
         place = (np.arange(self.original) + 0.5) * (self.input / self.original)
         at = np.clip((place - self.first) / self.stride, 0, self.cells - 1)
@@ -79,17 +79,17 @@ class Grid:
     def cells(self, query: Query) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns that a query means: their product.
 
-        A point means the cell whose centre is nearest; a box those whose centres lie in it, or else the one nearest
-        to its own centre.
+        A point means the cell whose center is nearest; a box those whose centers lie in it, or else the one nearest
+        to its own center.
         """
         if isinstance(query, Box):
             rows = self.down.inside(query.y0, query.y1)
             columns = self.across.inside(query.x0, query.x1)
             if len(rows) and len(columns):
                 return rows, columns
-        point = query if isinstance(query, Point) else query.centre
+        point = query if isinstance(query, Point) else query.center
         return np.array([self.down.nearest(point.y)]), np.array([self.across.nearest(point.x)])
 
     def upsampled(self, values: np.ndarray) -> np.ndarray:
-        """(h, w) values of the cells -> (H, W) float32, of every pixel of the original, bilinear between centres."""
+        """(h, w) values of the cells -> (H, W) float32, of every pixel of the original, bilinear between centers."""
         return self.down.interpolation() @ values.astype(np.float32) @ self.across.interpolation().T

@@ -43,9 +43,9 @@ from nnclr_hub.errors import ImageError, InvalidRequest
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A picture ready for the network.
+    """An image ready for the network.
 
-    picture: the upright original, RGB.
+    image: the upright original, RGB.
     pixels: (h, w, 3) uint8, the same uncropped at the size of the network's input.
     """
 
@@ -55,9 +55,9 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What the network makes of a picture.
+    """What the network makes of an image.
 
-    prepared: the picture.
+    prepared: the image.
     grid: where the cells lie.
     features: (h, w, D) float32, F of the paper: the last stage after its ReLU, or the patches after the last norm.
     class_token: (D,) float32, [CLS] after the last norm; None where there is none.
@@ -77,7 +77,7 @@ class Looker:
 
     Args:
         backbone: in evaluation mode, on `device`.
-        transform: what the encoder does to a picture; of it, the interpolation and the colours.
+        transform: what the encoder does to an image; of it, the interpolation and the colors.
         device: where the network is.
         name: of the encoder, for sentences.
     """
@@ -100,10 +100,10 @@ class Looker:
     def attention(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """All three steps: the map of the picture, or those of the targets.
+        """All three steps: the map of the image, or those of the targets.
 
         Raises:
-            ImageError: a picture that cannot be read, or has no map at any size, by its path or a target's number.
+            ImageError: an image that cannot be read, or has no map at any size, by its path or a target's number.
             InvalidRequest: see `check` and `maps`.
         """
         self.check(settings, len(targets))
@@ -119,11 +119,11 @@ class Looker:
         return self.maps(settings, first, others)
 
     def check(self, settings: AttentionSettings, targets: int = 0) -> None:
-        """Refuses what this network has no answer to, before any picture is read.
+        """Refuses what this network has no answer to, before any image is read.
 
         Args:
             settings: the question.
-            targets: number of pictures that the query is looked for in.
+            targets: number of images that the query is looked for in.
 
         Raises:
             InvalidRequest: one sentence.
@@ -131,16 +131,16 @@ class Looker:
         settings.check(self.anatomy, self._name, targets)
 
     def prepare(self, image: ImageLike, settings: AttentionSettings, *, asked: bool = True) -> Prepared:
-        """Decodes a picture and brings it to the size of the network's input.
+        """Decodes an image and brings it to the size of the network's input.
 
         Args:
             image: a path, bytes, a PIL image or (H, W, 3) uint8.
             settings: the question.
-            asked: whether it is the picture that the query is in.
+            asked: whether it is the image that the query is in.
 
         Raises:
             ImageError: it cannot be read.
-            InvalidRequest: max_side is too little, or the query is not inside the picture.
+            InvalidRequest: max_side is too little, or the query is not inside the image.
         """
         picture = decode_image(readable(image))
         if asked and settings.query is not None:
@@ -150,7 +150,7 @@ class Looker:
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Seen:
-        """One forward pass of one picture; the only step that needs the device."""
+        """One forward pass of one image; the only step that needs the device."""
         x = self._transform.normalise(torch.from_numpy(prepared.pixels)[None].to(self._device))
         anatomy = self.anatomy
         class_token = rows = None
@@ -184,7 +184,7 @@ class Looker:
         return patches, tokens[:, 0] if self.anatomy.class_token else None, rows[0] if rows else None
 
     def maps(self, settings: AttentionSettings, image: Seen, targets: Sequence[Seen] = ()) -> list[AttentionMap]:
-        """The map of the picture that was asked about, or those of the targets, on one scale.
+        """The map of the image that was asked about, or those of the targets, on one scale.
 
         Raises:
             InvalidRequest: the network's numbers are not finite.
@@ -210,7 +210,7 @@ class Looker:
 
     def _map(self, seen: Seen, values: np.ndarray, kind: str) -> AttentionMap:
         if not np.isfinite(values).all():
-            raise InvalidRequest(f"{self._name} gives numbers that are not finite for this picture: check its weights.")
+            raise InvalidRequest(f"{self._name} gives numbers that are not finite for this image: check its weights.")
         return AttentionMap(values, kind, seen.grid, (float(values.min()), float(values.max())), seen.prepared.picture)
 
 

@@ -1,4 +1,4 @@
-"""Queries: what in a picture is asked about, in pixels of the upright original.
+"""Queries: what in an image is asked about, in pixels of the upright original.
 
 Pixel (i, j) from the top left covers x from j to j + 1 and y from i to i + 1.
 """
@@ -14,7 +14,7 @@ from nnclr_hub.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Point:
-    """A place in a picture: 0 <= x < width, 0 <= y < height.
+    """A place in an image: 0 <= x < width, 0 <= y < height.
 
     Raises:
         InvalidRequest: a coordinate is not a finite number.
@@ -29,7 +29,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a picture, from the corner (x0, y0) at its top left to (x1, y1): 0 <= x0 < x1 <= width, and so for y.
+    """A part of an image, from the corner (x0, y0) at its top left to (x1, y1): 0 <= x0 < x1 <= width, and so for y.
 
     Raises:
         InvalidRequest: a coordinate is not a finite number, or the box has no area.
@@ -48,7 +48,7 @@ class Box:
             )
 
     @property
-    def centre(self) -> Point:
+    def center(self) -> Point:
         """The point in its middle."""
         return Point((self.x0 + self.x1) / 2, (self.y0 + self.y1) / 2)
 
@@ -57,7 +57,7 @@ Query = Point | Box
 
 
 def require_inside(query: Query, size: tuple[int, int]) -> None:
-    """Refuses a query that is not on the picture.
+    """Refuses a query that is not on the image.
 
     Args:
         size: width and height of the upright original.
@@ -74,7 +74,7 @@ def require_inside(query: Query, size: tuple[int, int]) -> None:
         limits = f"give 0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}"
     if not inside:
         raise InvalidRequest(
-            f"The {type(query).__name__.lower()} {_written(query)} is not inside the upright picture of {width} x "
+            f"The {type(query).__name__.lower()} {_written(query)} is not inside the upright image of {width} x "
             f"{height} pixels: {limits}."
         )
 

@@ -21,7 +21,7 @@ MOST_TARGETS = 6
 class AttentionSettings:
     """A question to an encoder.
 
-    query: what in the picture is asked about; None: the picture as a whole.
+    query: what in the image is asked about; None: the image as a whole.
     similarity: "dot", the paper's, or "cosine", which brings both sides to length 1.
     head: of the last block's attention, from 0; None: the mean of all. Only of the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that hold this share of the row's mass. Only of the row of [CLS].
@@ -50,7 +50,7 @@ class AttentionSettings:
             raise InvalidRequest(f"max_side={self.max_side!r} is no length in pixels: give a whole number.")
 
     def of_class_token(self, anatomy: Anatomy, targets: int = 0) -> bool:
-        """Whether the map is the softmax row of [CLS]: a vision transformer's, of one picture, without a query."""
+        """Whether the map is the softmax row of [CLS]: a vision transformer's, of one image, without a query."""
         return anatomy.transformer and self.query is None and not targets and self.similarity == "dot"
 
     def check(self, anatomy: Anatomy, name: str, targets: int = 0) -> None:
@@ -59,13 +59,13 @@ class AttentionSettings:
         Args:
             anatomy: of the network.
             name: of the encoder, for the sentence.
-            targets: number of pictures that the query is looked for in.
+            targets: number of images that the query is looked for in.
 
         Raises:
             InvalidRequest: one sentence on the first such thing.
         """
         if targets > MOST_TARGETS:
-            raise InvalidRequest(f"There are {targets} target pictures: give {MOST_TARGETS} at the most.")
+            raise InvalidRequest(f"There are {targets} target images: give {MOST_TARGETS} at the most.")
         row = self.of_class_token(anatomy, targets)
         for value, what in ((self.head, "head"), (self.threshold, "threshold")):
             if value is not None and not row:

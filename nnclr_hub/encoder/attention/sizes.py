@@ -1,7 +1,7 @@
-"""At what size a picture goes through the network: its own if it can, uncropped.
+"""At what size an image goes through the network: its own if it can, uncropped.
 
 The paper uses "the original resolution of the images to get a larger feature map". Bounds on the long side and on the
-number of cells keep the cost in hand; small pictures are enlarged to a map worth the name; a vision transformer's
+number of cells keep the cost in hand; small images are enlarged to a map worth the name; a vision transformer's
 sides are whole patches.
 """
 
@@ -21,7 +21,7 @@ SHORTEST = 224  # of the network's input, in pixels, where max_side leaves room 
 def input_size(
     size: tuple[int, int], cell: tuple[int, int], max_side: int = MAX_SIDE, *, whole: bool = False
 ) -> tuple[int, int]:
-    """Width and height to which a picture is resized.
+    """Width and height to which an image is resized.
 
     Args:
         size: width and height of the upright original.

@@ -25,7 +25,7 @@ def twin(module: Module) -> Module:
 
 
 def any_size(backbone: VisionTransformer) -> VisionTransformer:
-    """A twin that takes pictures of any number of whole patches; timm resamples the position embeddings on the way.
+    """A twin that takes images of any number of whole patches; timm resamples the position embeddings on the way.
 
     It is what timm builds under `dynamic_img_size=True`.
     """

@@ -1,6 +1,6 @@
 """auto: the fastest backend on this machine whose vectors are those of the reference.
 
-The candidates whose packages are there run a batch of made pictures. One whose vectors leave the reference's
+The candidates whose packages are there run a batch of made images. One whose vectors leave the reference's
 (torch in float32) is out, and of the others the fastest is taken. Measuring takes seconds, so the choice is
 remembered in the cache folder, for this encoder, processor, number of threads and these versions.
 """
@@ -24,13 +24,13 @@ import torch
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.backends.base import Backend, parse_backend
-from nnclr_hub.encoder.backends.probe_batch import probe_pictures
+from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import NNCLRHubError
 
 log = logging.getLogger(__name__)
 
-LOWEST_COSINE = 0.999  # of the worst probe picture's vector with the reference's
-TIMED = 4  # pictures of a timed run
+LOWEST_COSINE = 0.999  # of the worst probe image's vector with the reference's
+TIMED = 4  # images of a timed run
 ROUNDS = 3
 FAR_BEHIND = 1.5
 REFERENCE = "torch"
@@ -78,8 +78,8 @@ def candidates(device: torch.device, precision: str | None) -> list[str]:
 
 
 def _fastest(open_named: Callable[[str], Backend], names: list[str], side: int) -> tuple[Backend, dict[str, Any]]:
-    """The fastest of those that are near enough, and what was measured: name -> seconds a picture, worst cosine."""
-    pictures = probe_pictures(side)
+    """The fastest of those that are near enough, and what was measured: name -> seconds an image, worst cosine."""
+    pictures = probe_images(side)
     reference = open_named(REFERENCE)
     wanted = reference.run(pictures)
     running: dict[str, Backend] = {}
@@ -174,4 +174,4 @@ def _in_words(figures: dict[str, Any]) -> str:
         f"{name} {1e3 * one['seconds']:.1f} ms" if "seconds" in one else f"{name} (out)"
         for name, one in figures.items()
     ]
-    return ", ".join(told) + " a picture"
+    return ", ".join(told) + " an image"

@@ -1,4 +1,4 @@
-"""Network: the backbone with the normalisation before it, so that a backend takes pixels as they are."""
+"""Network: the backbone with the normalization before it, so that a backend takes pixels as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Network(nn.Module):
 
     Args:
         backbone: (N, 3, S, S) float -> (N, D), in evaluation mode; shared, not copied.
-        preprocessing: its side and colours.
+        preprocessing: its side and colors.
     """
 
     mean: Tensor
@@ -24,12 +24,12 @@ class Network(nn.Module):
         self.backbone = backbone
         self.side = preprocessing.input_size
         # not in the state dict: they are no weights
-        self.register_buffer("mean", self._colours(preprocessing.mean), persistent=False)
-        self.register_buffer("std", self._colours(preprocessing.std), persistent=False)
+        self.register_buffer("mean", self._colors(preprocessing.mean), persistent=False)
+        self.register_buffer("std", self._colors(preprocessing.std), persistent=False)
         self.eval()
 
     @staticmethod
-    def _colours(values: tuple[float, ...]) -> Tensor:
+    def _colors(values: tuple[float, ...]) -> Tensor:
         return torch.tensor(values).mul_(255).view(1, 3, 1, 1)
 
     def forward(self, crops: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Network(nn.Module):
         return self.backbone((crops.permute(0, 3, 1, 2).float() - self.mean) / self.std)
 
     def example(self) -> Tensor:
-        """(2, S, S, 3) uint8, for what records the network by running it; not one picture, for 1 is a special size."""
+        """(2, S, S, 3) uint8, for what records the network by running it; not one image, for 1 is a special size."""
         return torch.zeros(2, self.side, self.side, 3, dtype=torch.uint8)
 
     @property

@@ -1,7 +1,7 @@
-"""Pictures made by code, to compare backends on where there is no photograph at hand.
+"""Images made by code, to compare backends on where there is no photograph at hand.
 
 Noise alone would say little: a network answers it with much the same vector whatever the seed. These have the
-statistics of photographs, amplitudes that fall with the frequency in colours that go together, and in front of
+statistics of photographs, amplitudes that fall with the frequency in colors that go together, and in front of
 them shapes with edges and stripes.
 """
 
@@ -12,13 +12,13 @@ import numpy as np
 PICTURES = 8
 
 
-def probe_pictures(side: int, count: int = PICTURES) -> np.ndarray:
+def probe_images(side: int, count: int = PICTURES) -> np.ndarray:
     """(count, side, side, 3) uint8, the same on every machine."""
     return np.stack([_picture(np.random.default_rng(seed), side) for seed in range(count)])
 
 
 def _picture(rng: np.random.Generator, side: int) -> np.ndarray:
-    mixing = np.eye(3) * 0.5 + rng.uniform(0.2, 0.8, 3)  # channels of one light: mostly grey, a little colour
+    mixing = np.eye(3) * 0.5 + rng.uniform(0.2, 0.8, 3)  # channels of one light: mostly gray, a little color
     scene = np.stack([_clouds(rng, side) for _ in range(3)], axis=-1) @ mixing
     scene = rng.uniform(60, 190, 3) + scene * rng.uniform(25, 60)
     y, x = np.mgrid[0:side, 0:side] / side
@@ -46,7 +46,7 @@ def _shape(rng: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray
 
 
 def _surface(rng: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(side, side, 3): a colour in shading light, plain or in stripes."""
+    """(side, side, 3): a color in shading light, plain or in stripes."""
     light = rng.uniform(-60, 60) * x + rng.uniform(-60, 60) * y
     across = x * rng.uniform(-1, 1) + y * rng.uniform(-1, 1)
     stripes = rng.choice([0, 40]) * np.sign(np.sin(across * rng.uniform(20, 120)))

@@ -35,7 +35,7 @@ class _BothOutputs(nn.Module):
 def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> bytes:
     """An ONNX model: "pixels" (batch, S, S, 3) uint8 -> "features" and "embedding", (batch, D) float32.
 
-    The mean and deviation of the colours are in the graph; "embedding" has rows of length 1.
+    The mean and deviation of the colors are in the graph; "embedding" has rows of length 1.
 
     Args:
         network: on the CPU.

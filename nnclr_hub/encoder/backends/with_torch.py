@@ -88,7 +88,7 @@ class CompileBackend:
             ) from error
 
     def _run_graphs(self, crops: np.ndarray) -> np.ndarray:
-        """In pieces of the sizes that have a graph, the last one filled up with its first picture."""
+        """In pieces of the sizes that have a graph, the last one filled up with its first image."""
         features = []
         for start in range(0, len(crops), GRAPHS[-1]):
             piece = crops[start : start + GRAPHS[-1]]

@@ -32,7 +32,7 @@ BATCH = 2_000  # rows between two looks at whether to stop
 # an index is judged by the effort that finds this share of the ten nearest
 WANTED_RECALL = 0.99
 JUDGES = 200
-NEIGHBOURHOOD = 64
+NEIGHBORHOOD = 64
 FURTHER = 1.25  # a new query may lie a little further off than the stored vectors from one another
 TOLERANCE = 1e-4  # within which two scores are the same
 _LISTS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -139,7 +139,7 @@ def extended(main: MainIndex, spec: CollectionSpec, batches: Rows, rows: int, st
 def judged(main: MainIndex, spec: CollectionSpec, exact: Exact) -> MainIndex:
     """The index with the effort that finds WANTED_RECALL of the ten nearest of made-up queries.
 
-    A neighbour counts as found if another as near is found in its place: copies of a picture are all alike.
+    A neighbor counts as found if another as near is found in its place: copies of an image are all alike.
 
     Args:
         exact: called with queries (n, D) and k for the scores and rows (n, k) that are truly nearest.
@@ -170,7 +170,7 @@ def _queries(main: MainIndex, spec: CollectionSpec, exact: Exact) -> np.ndarray:
     """
     rng = np.random.default_rng(0)
     stored = main.vectors(rng.choice(len(main), min(JUDGES, len(main)), replace=False))
-    rows = exact(stored, min(NEIGHBOURHOOD, len(main)))[1]
+    rows = exact(stored, min(NEIGHBORHOOD, len(main)))[1]
     around = main.vectors(rows.ravel()).reshape(*rows.shape, spec.dim)
     gaps = np.linalg.norm(around - stored[:, None], axis=2)
     apart = gaps > TOLERANCE * np.linalg.norm(stored, axis=1, keepdims=True)

@@ -76,7 +76,7 @@ class Names:
             row = root.execute("SELECT name, uuid FROM collections WHERE name = ?", [own]).fetchone()
             if row is None:
                 there = ", ".join([*self.collections(), *known])
-                hint = f"there are {there}." if there else "the store is empty; index pictures first."
+                hint = f"there are {there}." if there else "the store is empty; index images first."
                 raise CollectionNotFound(f"There is no collection {name!r}: {hint}")
             return row
 

@@ -46,7 +46,7 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
         StoreLocked: the store is open for writing.
     """
     if not has_collections(folder):
-        raise InvalidRequest(f"{folder} holds no collections: name another folder, or index pictures first.")
+        raise InvalidRequest(f"{folder} holds no collections: name another folder, or index images first.")
     lock = take_lock(folder)
     try:
         return _rebuild(folder)

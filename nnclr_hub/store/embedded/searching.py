@@ -1,9 +1,9 @@
 """A search in one view of the catalog: index, filter and rows together.
 
-A filter is tried on the nearest neighbours first, which is all that a filter which many pass needs.
+A filter is tried on the nearest neighbors first, which is all that a filter which many pass needs.
 If too few of them pass, the rows that do are listed by the catalog, and the index is asked for the
 nearest among these alone: by comparing with each if they are few, else by walking past the others.
-Either way nothing that passes is overlooked because too many neighbours did not.
+Either way nothing that passes is overlooked because too many neighbors did not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nnclr_hub.store.base import Match, Where
 from nnclr_hub.store.embedded.rows import fetch_vectors, to_matches
 from nnclr_hub.store.where import EVERYTHING, Clause, to_sql
 
-# neighbours that a filter is tried on, for each that is wanted, and at least
+# neighbors that a filter is tried on, for each that is wanted, and at least
 TRIED = 8
 TRIED_LEAST = 128
 TRIED_MOST = 4096

@@ -68,7 +68,7 @@ class EmbeddedStore:
             with translated(self.folder):
                 there = (self.folder / CATALOG).is_file() or has_collections(self.folder)
             if not there:
-                raise InvalidRequest(f"{self.folder} holds no store: index pictures first, or name another folder.")
+                raise InvalidRequest(f"{self.folder} holds no store: index images first, or name another folder.")
         else:
             self._lock = take_lock(self.folder)
         try:

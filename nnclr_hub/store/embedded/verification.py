@@ -23,7 +23,7 @@ from nnclr_hub.store.embedded.searching import Question
 from nnclr_hub.store.spec import CollectionSpec
 
 SAMPLE = 50
-NEIGHBOURS = 10
+NEIGHBORS = 10
 BATCH = 1000
 TOLERANCE = 1e-3  # between the two ways to a score
 
@@ -34,7 +34,7 @@ class Sample:
 
     ids: (n,) of the vectors.
     vectors: (n, D) float32.
-    nearest: for each, its true nearest neighbours with their scores, by id.
+    nearest: for each, its true nearest neighbors with their scores, by id.
     """
 
     ids: list[str]
@@ -42,7 +42,7 @@ class Sample:
     nearest: list[dict[str, float]]
 
     def compare(self, found: list[list[Match]]) -> tuple[list[str], float]:
-        """Ids for which a match has another score than it truly has, and the share of the true neighbours found."""
+        """Ids for which a match has another score than it truly has, and the share of the true neighbors found."""
         disagreements, hits = [], 0
         for id, matches, truth in zip(self.ids, found, self.nearest, strict=True):
             worst = min(truth.values())
@@ -51,7 +51,7 @@ class Sample:
             wrong += [match for match in matches if match.score - truth.get(match.id, -np.inf) < -_within(worst)]
             if wrong or not matches:
                 disagreements.append(id)
-            # another as near in a neighbour's place is as good: copies are all alike
+            # another as near in a neighbor's place is as good: copies are all alike
             hits += sum(match.score >= worst - _within(worst) for match in matches)
         return disagreements, hits / max(1, sum(map(len, self.nearest))) if self.ids else 1.0
 
@@ -140,8 +140,8 @@ def choose(connection: sqlite3.Connection, spec: CollectionSpec, without: set[in
 
 
 def question_of(queries: np.ndarray, without: set[int]) -> Question:
-    """The search for the neighbours of some vectors, without rows that are damaged, which would fail it."""
-    question = Question.of(queries, NEIGHBOURS, None, False, None, False)
+    """The search for the neighbors of some vectors, without rows that are damaged, which would fail it."""
+    question = Question.of(queries, NEIGHBORS, None, False, None, False)
     if not without:
         return question
     clause = f"rid NOT IN ({','.join(map(str, sorted(without)))})"
@@ -151,7 +151,7 @@ def question_of(queries: np.ndarray, without: set[int]) -> Question:
 def exhaustive(
     connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray, without: set[int]
 ) -> Sample:
-    """The true neighbours of some vectors, in one pass over all of them that are not damaged."""
+    """The true neighbors of some vectors, in one pass over all of them that are not damaged."""
     if not ids:
         return Sample([], queries, [])
     order: list[np.ndarray] = []
@@ -163,7 +163,7 @@ def exhaustive(
             order.append(rids[well])
             yield vectors[well]
 
-    scores, rows = nearest(spec, passed(), queries, NEIGHBOURS)
+    scores, rows = nearest(spec, passed(), queries, NEIGHBORS)
     known = np.concatenate(order)[rows].tolist()
     truth = [
         {id_of(connection, rid): score for rid, score in zip(*those, strict=True)}

@@ -255,7 +255,7 @@ def _same(kept: Item, exported: Item, spec: CollectionSpec) -> bool:
     return (
         kept.id == exported.id
         and metadata_json(kept) == metadata_json(exported)
-        # normalising what is normalised may turn the last bit
+        # normalizing what is normalized may turn the last bit
         and np.allclose(kept.vector, exported.vector, rtol=1e-3, atol=1e-6 if spec.precision == "f32" else 1e-3)
     )
 

@@ -2,7 +2,7 @@
 
 store.py       MilvusStore: collections and aliases;  names.py  names as Milvus takes them
 collection.py  MilvusCollection;  rows.py  items as rows, and the schema;  where.py  filters as expressions over facets
-search.py      neighbours, by Milvus's index or by every vector;  care.py  the index, verifying, repairing, compacting
+search.py      neighbors, by Milvus's index or by every vector;  care.py  the index, verifying, repairing, compacting
 client.py      one connection: time limits, repeated calls, every failure one sentence
 """
 

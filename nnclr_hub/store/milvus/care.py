@@ -10,7 +10,7 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import Progress, RepairReport, VerifyReport
-from nnclr_hub.store.embedded.verification import NEIGHBOURS, SAMPLE, Damaged, Sample, write_down
+from nnclr_hub.store.embedded.verification import NEIGHBORS, SAMPLE, Damaged, Sample, write_down
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.held import Held
 from nnclr_hub.store.milvus.names import encode
@@ -26,7 +26,7 @@ LOST = "nnclr-lost+found"
 
 
 def index_params(connection: Connection, spec: CollectionSpec) -> Any:
-    """The index that Milvus has for `spec.index`; Milvus Lite has no product quantiser, but scalars of 8 bits."""
+    """The index that Milvus has for `spec.index`; Milvus Lite has no product quantizer, but scalars of 8 bits."""
     kinds: dict[str, tuple[str, dict[str, int]]] = {
         "auto": ("AUTOINDEX", {}),
         "flat": ("FLAT", {}),
@@ -87,7 +87,7 @@ def compact(collection: Held) -> None:
 
 
 def verify(collection: Held, progress: Progress) -> VerifyReport:
-    """Reads every vector, compares it with its checksum, and a sample's neighbours with an exhaustive search.
+    """Reads every vector, compares it with its checksum, and a sample's neighbors with an exhaustive search.
 
     What Milvus's index lacks cannot be seen from outside but by searching, so `missing` stays empty.
     """
@@ -107,9 +107,9 @@ def verify(collection: Held, progress: Progress) -> VerifyReport:
     if not ids:
         return VerifyReport(done, tuple(damaged), ())
     queries = np.stack(vectors)
-    true = exhaustive(collection, queries, NEIGHBOURS, None, plan(None))
+    true = exhaustive(collection, queries, NEIGHBORS, None, plan(None))
     sample = Sample(ids, queries, [{match.id: match.score for match in matches} for matches in true])
-    disagreements, recall = sample.compare(collection.search_batch(queries, NEIGHBOURS))
+    disagreements, recall = sample.compare(collection.search_batch(queries, NEIGHBORS))
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 
 

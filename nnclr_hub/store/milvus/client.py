@@ -250,7 +250,7 @@ class _LiteServers:
                 self._running[key] = (server, database, port, users + 1)
                 return port
             if not create and not key.exists():
-                raise InvalidRequest(f"{path} holds no store: index pictures first, or name another folder.")
+                raise InvalidRequest(f"{path} holds no store: index images first, or name another folder.")
             try:
                 server, database, port = start_server_in_thread(str(key))
             except DataDirLockedError as error:

@@ -1,7 +1,7 @@
 """Items as rows of a Milvus collection, and back; and the schema of those rows.
 
 id         VARCHAR, the primary key
-vector     FLOAT_VECTOR, normalised if the metric is cosine; rounded through float16 if the precision is f16
+vector     FLOAT_VECTOR, normalized if the metric is cosine; rounded through float16 if the precision is f16
 metadata   VARCHAR, the JSON text: Milvus's own JSON would round large integers
 facets     JSON, what filters see of the metadata (where.py)
 thumbnail  VARCHAR, "=" and base64; "" for none
@@ -25,7 +25,7 @@ from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.milvus.where import facets
 from nnclr_hub.store.spec import CollectionSpec
 
-# vectors to compare by cosine are kept normalised, as the other store has them; COSINE would normalise once more what
+# vectors to compare by cosine are kept normalized, as the other store has them; COSINE would normalize once more what
 # was rounded to float16
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"

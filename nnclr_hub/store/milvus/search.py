@@ -1,6 +1,6 @@
-"""Neighbours in Milvus: its index where that gives what was asked for, every vector where it does not.
+"""Neighbors in Milvus: its index where that gives what was asked for, every vector where it does not.
 
-Milvus has no exact search beside an approximate index, returns at most 16,384 neighbours, and an approximate index
+Milvus has no exact search beside an approximate index, returns at most 16,384 neighbors, and an approximate index
 under a filter may return fewer than there are, or farther ones: 2.3.5 found 0.63 of the ten nearest among the hundredth
 that passed. There the items that pass are read page by page and compared here.
 """
@@ -83,7 +83,7 @@ def _indexed(
 ) -> list[list[Match]]:
     found: dict[int, list[Match]] = {}
     # room for what the filter will take away, or true distances put in another order
-    limit = k if wanted.exact and not _is_quantised(collection) else min(_LARGEST_K, 4 * k + 64)
+    limit = k if wanted.exact and not _is_quantized(collection) else min(_LARGEST_K, 4 * k + 64)
     missing = list(range(len(queries)))
     while missing:
         answers = _ask(collection, queries[missing], limit, wanted, exact, effort)
@@ -109,7 +109,7 @@ def _ask(
     collection: Held, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
 ) -> list[list[Match]]:
     """Milvus's own answer, of all queries, in requests that its limits allow."""
-    fields = ["metadata", "vector"] if _is_quantised(collection) else ["metadata"]
+    fields = ["metadata", "vector"] if _is_quantized(collection) else ["metadata"]
     at_once = max(1, _WITH_ROWS // limit)
     answers: list[list[Match]] = []
     for start in range(0, len(queries), at_once):
@@ -140,7 +140,7 @@ def _matches(
 ) -> list[Match]:
     """Hits as matches, but for those that were deleted meanwhile."""
     there = [hit for hit in hits if hit["id"] in rows]
-    if there and _is_quantised(collection):
+    if there and _is_quantized(collection):
         vectors = np.stack([to_vector(rows[hit["id"]]) for hit in there])
         true = scores(query[None], vectors, collection.spec)[0].tolist()
     else:
@@ -151,7 +151,7 @@ def _matches(
     return sorted(made, key=lambda match: -match.score)
 
 
-def _is_quantised(collection: Held) -> bool:
+def _is_quantized(collection: Held) -> bool:
     """Whether Milvus's distances are those of codes, not of vectors."""
     return collection.spec.index == "ivf_pq"
 
@@ -197,7 +197,7 @@ def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np
     """(n, m) float32: a higher score is nearer."""
     if spec.metric != "l2":
         return queries @ vectors.T
-    # a row at a time: the difference itself, since the expanded square loses near neighbours to rounding
+    # a row at a time: the difference itself, since the expanded square loses near neighbors to rounding
     return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
 
 

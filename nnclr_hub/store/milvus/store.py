@@ -247,7 +247,7 @@ class MilvusStore:
 
     def _not_found(self, name: str) -> CollectionNotFound:
         known = ", ".join([*self._collections(), *self.aliases()])
-        hint = f"there are {known}." if known else "the store is empty; index pictures first."
+        hint = f"there are {known}." if known else "the store is empty; index images first."
         return CollectionNotFound(f"There is no collection {name!r}: {hint}")
 
     def _refuse_if_taken(self, name: str) -> None:

@@ -26,7 +26,7 @@ from nnclr_hub.store import where as grammar
 KEPT = 120
 # Milvus refuses JSON beyond 65,536 bytes
 MAX_FACETS = 65_000
-# from here on a float no longer tells neighbouring integers apart
+# from here on a float no longer tells neighboring integers apart
 _EXACT = 2**53
 _BIG = '(facets["big"] == "1")'
 # holds for no item, whose ids have at least one character
@@ -192,7 +192,7 @@ def _range(key: str, bounds: Mapping[str, Any], guarded: bool) -> tuple[str, boo
         clause = f"({field} {operator} {value})"
         clauses.append(_guard(field, clause) if guarded else clause)
         exact &= precise
-    # under `not`, what is unknown of a missing field does not matter: its guarded neighbour is false, and so is both
+    # under `not`, what is unknown of a missing field does not matter: its guarded neighbor is false, and so is both
     return f"({' and '.join(clauses)})", exact
 
 

@@ -1,4 +1,4 @@
-"""A map as numbers, as a picture and as JSON."""
+"""A map as numbers, as an image and as JSON."""
 
 import io
 import json
@@ -14,12 +14,12 @@ from nnclr_hub.encoder.attention.maps import on_one_scale
 from nnclr_hub.errors import InvalidRequest
 
 GRID = Grid(Axis(2, 0.5, 32, 40, 30), Axis(3, 0.5, 32, 80, 60))
-PICTURE = Image.effect_mandelbrot((60, 30), (-2, -1, 1, 1), 20).convert("RGB")
+IMAGE = Image.effect_mandelbrot((60, 30), (-2, -1, 1, 1), 20).convert("RGB")
 
 
 def of(values):
     values = np.array(values, np.float32)
-    return AttentionMap(values, "dot", GRID, (float(values.min()), float(values.max())), PICTURE)
+    return AttentionMap(values, "dot", GRID, (float(values.min()), float(values.max())), IMAGE)
 
 
 def test_scaled_is_the_upsampled_map_between_its_limits():
@@ -43,11 +43,11 @@ def test_on_one_scale_equal_values_are_equal():
 
 
 @pytest.mark.parametrize("opacity", [0, 0.3, 1])
-def test_the_overlay_is_the_picture_paled_under_the_colours(opacity):
+def test_the_overlay_is_the_image_paled_under_the_colors(opacity):
     one = of([[0, 1, 2], [3, 4, 5]])
-    colours = colormaps["inferno"]((one.scaled() * 255).round().astype(int), bytes=True)[..., :3].astype(float)
-    picture, grey = np.asarray(PICTURE, float), np.asarray(PICTURE.convert("L"), float)[..., None]
-    expected = (1 - opacity) * ((1 - opacity) * picture + opacity * grey) + opacity * colours
+    colors = colormaps["inferno"]((one.scaled() * 255).round().astype(int), bytes=True)[..., :3].astype(float)
+    picture, gray = np.asarray(IMAGE, float), np.asarray(IMAGE.convert("L"), float)[..., None]
+    expected = (1 - opacity) * ((1 - opacity) * picture + opacity * gray) + opacity * colors
     np.testing.assert_allclose(np.asarray(one.overlay(opacity), float), expected, atol=2)
 
 

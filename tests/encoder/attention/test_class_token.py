@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import randomised
+from conftest import randomized
 from timm.layers.attention import Attention
 
 from nnclr_hub.encoder.attention.class_token import class_token_rows, fewest
@@ -37,7 +37,7 @@ def test_the_rows_are_those_of_unfused_attention(arguments):
 
 @torch.no_grad()
 def test_the_rows_of_a_whole_network_are_those_of_its_unfused_copy():
-    backbone = randomised(create_backbone("test_vit"))
+    backbone = randomized(create_backbone("test_vit"))
     copy = create_backbone("test_vit").eval()
     copy.load_state_dict(backbone.state_dict())
     x, seen = torch.randn(1, 3, 160, 160), []

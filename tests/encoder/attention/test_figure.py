@@ -29,13 +29,13 @@ def test_the_query_is_drawn_in_red(model, photos, query, inside):
 
 
 def test_rows_and_columns_have_their_places():
-    colours = [["red", "lime"], ["blue", "yellow"]]
-    drawn = pixels(draw([[Cell(Image.new("RGB", (50, 50), colour)) for colour in row] for row in colours]))
+    colors = [["red", "lime"], ["blue", "yellow"]]
+    drawn = pixels(draw([[Cell(Image.new("RGB", (50, 50), color)) for color in row] for row in colors]))
     height, width = drawn.shape[:2]
-    for i, row in enumerate(colours):
-        for j, colour in enumerate(row):
+    for i, row in enumerate(colors):
+        for j, color in enumerate(row):
             middle = drawn[(2 * i + 1) * height // 4, (2 * j + 1) * width // 4]
-            assert tuple(middle) == Image.new("RGB", (1, 1), colour).getpixel((0, 0))
+            assert tuple(middle) == Image.new("RGB", (1, 1), color).getpixel((0, 0))
 
 
 def test_what_is_not_to_be_had_leaves_a_cell_that_says_so(model, pictures):
@@ -44,11 +44,11 @@ def test_what_is_not_to_be_had_leaves_a_cell_that_says_so(model, pictures):
     assert "does not exist" in columns[1].missing
     drawn = pixels(comparison_figure(columns))
     empty = drawn[:, -drawn.shape[1] // 3 :]
-    assert (np.ptp(empty, axis=2) < 8).mean() > 0.99  # grey and white, and dark letters on it
+    assert (np.ptp(empty, axis=2) < 8).mean() > 0.99  # gray and white, and dark letters on it
     assert (empty.sum(2) < 500).any()
 
 
-def test_a_misspelt_source_is_not_said_to_want_a_network(model, pictures, monkeypatch):
+def test_a_misspelled_source_is_not_said_to_want_a_network(model, pictures, monkeypatch):
     columns = compare(pictures[:1], {"ours": str(model), "slip": "nnclr_resnet18_smal_cpu_starter"})
     assert "did you mean 'nnclr_resnet18_small_cpu_starter'?" in columns[1].missing
     monkeypatch.setattr("nnclr_hub.encoder.comparison.draw", lambda rows: rows)
@@ -58,5 +58,5 @@ def test_a_misspelt_source_is_not_said_to_want_a_network(model, pictures, monkey
 def test_a_comparison_of_nothing_is_refused(model, pictures):
     with pytest.raises(UnknownModel, match="does not exist"):
         compare(pictures[:1], ["/nowhere/encoder"])
-    with pytest.raises(InvalidRequest, match="needs a picture and an encoder"):
+    with pytest.raises(InvalidRequest, match="needs an image and an encoder"):
         compare([], [str(model)])

@@ -1,4 +1,4 @@
-"""Where cells lie: measured by gradients; which of them a query means; the map brought to the picture's size."""
+"""Where cells lie: measured by gradients; which of them a query means; the map brought to the image's size."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.outputs import feature_map
 from nnclr_hub.errors import InvalidRequest
 
-WIDE = Grid(Axis(3, 0.5, 32, 96, 192), Axis(4, 0.5, 32, 128, 256))  # a ResNet's, of a picture twice as large
+WIDE = Grid(Axis(3, 0.5, 32, 96, 192), Axis(4, 0.5, 32, 128, 256))  # a ResNet's, of an image twice as large
 
 
 def centroid(backbone, x, row, column):
@@ -53,10 +53,10 @@ def test_a_resnets_cells_are_where_their_gradients_are(architecture, arguments, 
     found = anatomy_of(backbone)
     grid = found.grid((side // stride, side // stride), (side, side), (side, side))
     torch.manual_seed(0)
-    x, y = centroid(backbone, torch.rand(1, 3, side, side), cell, cell - 1)  # of even colour, a pool takes its corner
+    x, y = centroid(backbone, torch.rand(1, 3, side, side), cell, cell - 1)  # of even color, a pool takes its corner
     assert found.stride == (stride, stride)
-    assert abs(x - grid.across.centres[cell - 1]) < 2
-    assert abs(y - grid.down.centres[cell]) < 2
+    assert abs(x - grid.across.centers[cell - 1]) < 2
+    assert abs(y - grid.down.centers[cell]) < 2
 
 
 def test_a_patch_is_where_its_embedding_looks():
@@ -67,8 +67,8 @@ def test_a_patch_is_where_its_embedding_looks():
     weight = x.grad.square().sum((0, 1))
     places = torch.arange(224) + 0.5
     grid = anatomy_of(backbone).grid((14, 14), (224, 224), (224, 224))
-    assert abs(float((weight.sum(0) * places).sum() / weight.sum()) - grid.across.centres[8]) < 1
-    assert abs(float((weight.sum(1) * places).sum() / weight.sum()) - grid.down.centres[3]) < 1
+    assert abs(float((weight.sum(0) * places).sum() / weight.sum()) - grid.across.centers[8]) < 1
+    assert abs(float((weight.sum(1) * places).sum() / weight.sum()) - grid.down.centers[3]) < 1
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_patch_is_where_its_embedding_looks():
         (Point(32.9, 33.1), [1], [0]),  # the border between cells 0 and 1 is at 33
         (Box(0, 0, 256, 192), [0, 1, 2], [0, 1, 2, 3]),
         (Box(60, 0, 130, 66), [0, 1], [1, 2]),
-        (Box(60, 2, 90, 60), [0], [1]),  # holds a column of centres but no row: the cell nearest its middle
+        (Box(60, 2, 90, 60), [0], [1]),  # holds a column of centers but no row: the cell nearest its middle
         (Box(70, 70, 71, 71), [1], [1]),
     ],
 )
@@ -106,14 +106,14 @@ def test_upsampling_equals_a_loop_over_pixels():
 
 
 def test_a_patch_grid_is_upsampled_as_torch_does():
-    """Cells that are centred in equal parts of the picture: the one case that torch knows."""
+    """Cells that are centerd in equal parts of the image: the one case that torch knows."""
     values = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
     found = Grid(Axis(5, 8, 16, 80, 80), Axis(6, 8, 16, 96, 96)).upsampled(values)
     expected = torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size=(80, 96), mode="bilinear")
     np.testing.assert_allclose(found, expected[0, 0], atol=1e-5)
 
 
-def test_a_single_cell_is_spread_over_the_picture():
+def test_a_single_cell_is_spread_over_the_image():
     grid = Grid(Axis(1, 0.5, 32, 20, 40), Axis(2, 0.5, 32, 50, 100))
     found = grid.upsampled(np.array([[1.0, 3.0]]))
     assert found.shape == (40, 100)

@@ -1,4 +1,4 @@
-"""The size of the network's input: within its bounds, whole patches, the picture's shape kept."""
+"""The size of the network's input: within its bounds, whole patches, the image's shape kept."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_within_its_bounds(width, height, patch, max_side):
         ((1, 3000), 16, 1024, (16, 1024)),  # widened to one cell
     ],
 )
-def test_max_side_holds_for_every_picture(size, cell, max_side, expected):
+def test_max_side_holds_for_every_image(size, cell, max_side, expected):
     assert input_size(size, (cell, cell), max_side, whole=True) == expected
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import randomised
+from conftest import randomized
 from PIL import Image
 
 from nnclr_hub import Box, Encoder, ImageError, Point, load_encoder
@@ -24,7 +24,7 @@ def resnet(model):
 @pytest.fixture(scope="module")
 def vit():
     torch.manual_seed(0)
-    backbone = randomised(create_backbone("test_vit", model_args={"dynamic_img_size": False}))
+    backbone = randomized(create_backbone("test_vit", model_args={"dynamic_img_size": False}))
     return Encoder(backbone, Preprocessing(160), name="a small ViT", device="cpu")
 
 
@@ -36,14 +36,14 @@ def photo():
 
 
 def timms_input(encoder, picture):
-    """(1, 3, H, W): the picture's own pixels, normalised."""
-    colours = encoder.transform.preprocessing
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (colours.mean, colours.std))
+    """(1, 3, H, W): the image's own pixels, normalized."""
+    colors = encoder.transform.preprocessing
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (colors.mean, colors.std))
     return ((torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - mean) / std)[None]
 
 
 def timms_features(encoder, picture):
-    """By timm alone: a network of its own with the weights, at the picture's own size."""
+    """By timm alone: a network of its own with the weights, at the image's own size."""
     dynamic = {"dynamic_img_size": True} if encoder.looker.anatomy.transformer else {"channels": [8, 16, 24, 32]}
     network = timm.create_model("test_vit" if "img" in str(dynamic) else "resnet18", num_classes=0, **dynamic).eval()
     network.load_state_dict(encoder.backbone.state_dict())
@@ -122,7 +122,7 @@ def test_a_transformers_map_without_a_query_is_the_row_of_its_class_token(vit, p
     found = vit.attention(photo)
     assert found.kind == "class_token"
     np.testing.assert_allclose(found.values, rows.mean(0)[1:].reshape(15, 16), rtol=1e-4)
-    assert found.values.sum() == pytest.approx(1 - rows.mean(0)[0], abs=1e-5)  # dropped, and not renormalised
+    assert found.values.sum() == pytest.approx(1 - rows.mean(0)[0], abs=1e-5)  # dropped, and not renormalized
     for head in (0, 1):
         np.testing.assert_allclose(vit.attention(photo, head=head).values, rows[head, 1:].reshape(15, 16), rtol=1e-4)
 
@@ -142,7 +142,7 @@ def test_a_threshold_keeps_the_fewest_patches_and_their_raw_values(vit, photo):
     np.testing.assert_array_equal(vit.attention(photo, threshold=1.0).values, whole)
 
 
-def test_across_pictures_the_query_comes_from_the_first_and_the_scale_is_one(resnet, vit, photo):
+def test_across_images_the_query_comes_from_the_first_and_the_scale_is_one(resnet, vit, photo):
     small = photo.resize((224, 224))
     for encoder in (resnet, vit):
         box = Box(40, 40, 130, 130)
@@ -172,13 +172,13 @@ def test_without_a_query_the_class_token_is_looked_for_in_a_target(vit, photo):
 
 
 def test_patches_are_normed_where_the_network_norms_behind_its_pool(photo):
-    backbone = randomised(create_backbone("test_vit", model_args={"global_pool": "avg", "dynamic_img_size": True}))
+    backbone = randomized(create_backbone("test_vit", model_args={"global_pool": "avg", "dynamic_img_size": True}))
     torch.nn.init.uniform_(backbone.fc_norm.weight, 0.1, 3)
     encoder = Encoder(backbone, Preprocessing(160), name="it", device="cpu")
     with torch.no_grad():
         tokens = backbone.forward_features(timms_input(encoder, photo))[0].double()
-    centred = tokens - tokens.mean(1, keepdim=True)
-    normed = centred / (centred.square().mean(1, keepdim=True) + backbone.fc_norm.eps).sqrt()
+    centerd = tokens - tokens.mean(1, keepdim=True)
+    normed = centerd / (centerd.square().mean(1, keepdim=True) + backbone.fc_norm.eps).sqrt()
     normed = normed * backbone.fc_norm.weight.detach() + backbone.fc_norm.bias.detach()
     patches = normed[1:].numpy().reshape(15, 16, -1)
     for query, vector in ((Point(70, 100), patches[6, 4]), (None, normed[0].numpy())):
@@ -187,7 +187,7 @@ def test_patches_are_normed_where_the_network_norms_behind_its_pool(photo):
         np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-def test_a_picture_on_its_side_is_looked_at_upright(resnet, photo, tmp_path):
+def test_a_image_on_its_side_is_looked_at_upright(resnet, photo, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     lying = tmp_path / "lying.png"
@@ -229,12 +229,12 @@ REFUSALS = [
     ("vit", {"threshold": 10**400}, "not in .0, 1."),
     ("vit", {"similarity": "l2"}, "none of dot, cosine"),
     ("vit", {"query": (3, 4)}, "A query is Point"),
-    ("vit", {"query": Point(256, 3)}, "not inside the upright picture of 256 x 240"),
-    ("vit", {"query": Box(300, 0, 310, 5)}, "not inside the upright picture of 256 x 240"),
+    ("vit", {"query": Point(256, 3)}, "not inside the upright image of 256 x 240"),
+    ("vit", {"query": Box(300, 0, 310, 5)}, "not inside the upright image of 256 x 240"),
     ("vit", {"max_side": 10}, "max_side=10 is too little"),
     ("vit", {"max_side": 0}, "max_side=0 is no length"),
-    ("vit", {"target": []}, "list of target pictures is empty"),
-    ("vit", {"target": ["a.jpg"] * 7}, "There are 7 target pictures: give 6"),
+    ("vit", {"target": []}, "list of target images is empty"),
+    ("vit", {"target": ["a.jpg"] * 7}, "There are 7 target images: give 6"),
 ]
 
 
@@ -257,11 +257,11 @@ def test_specks_and_strips_have_maps_too(request, which, size):
 
 def test_a_broken_target_is_named(resnet, photo, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
-    with pytest.raises(ImageError, match=r"Image .*bad\.jpg: This is not a picture"):
+    with pytest.raises(ImageError, match=r"Image .*bad\.jpg: This is not an image"):
         resnet.attention(photo, target=[photo, tmp_path / "bad.jpg"])
     with pytest.raises(ImageError, match=r"Image .*gone\.jpg: The file cannot be opened"):
         resnet.attention(tmp_path / "gone.jpg")
-    with pytest.raises(ImageError, match="Image number 1: This is not a picture"):
+    with pytest.raises(ImageError, match="Image number 1: This is not an image"):
         resnet.attention(photo, target=[photo, b"nothing"])
 
 

@@ -1,4 +1,4 @@
-"""Points and boxes: what is none, and what is off the picture, is refused in one sentence."""
+"""Points and boxes: what is none, and what is off the image, is refused in one sentence."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ def test_a_box_has_an_area(corners):
 def test_numbers_of_numpy_are_numbers():
     box = Box(*np.array([1, 2, 30, 40], np.float32))
     require_inside(box, (100, 50))
-    assert box.centre == Point(np.int64(15) + 0.5, 21)
+    assert box.center == Point(np.int64(15) + 0.5, 21)
 
 
 @pytest.mark.parametrize("query", [Point(0, 0), Point(99.9, 49.9), Box(0, 0, 100, 50), Box(3, 4, 5, 6)])
-def test_what_is_on_the_picture_is_taken(query):
+def test_what_is_on_the_image_is_taken(query):
     require_inside(query, (100, 50))
 
 
@@ -35,6 +35,6 @@ def test_what_is_on_the_picture_is_taken(query):
     "query",
     [Point(-0.1, 3), Point(100, 3), Point(3, 50), Box(-1, 0, 5, 5), Box(90, 0, 101, 5), Box(200, 200, 300, 300)],
 )
-def test_what_is_off_the_picture_is_refused_with_its_size(query):
-    with pytest.raises(InvalidRequest, match="not inside the upright picture of 100 x 50 pixels: give 0 <= x"):
+def test_what_is_off_the_image_is_refused_with_its_size(query):
+    with pytest.raises(InvalidRequest, match="not inside the upright image of 100 x 50 pixels: give 0 <= x"):
         require_inside(query, (100, 50))

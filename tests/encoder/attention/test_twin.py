@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import randomised
+from conftest import randomized
 
 from nnclr_hub.encoder.attention.twin import any_size, last_attention, twin
 from nnclr_hub.encoder.backbones import create_backbone
@@ -13,7 +13,7 @@ from nnclr_hub.encoder.backbones import create_backbone
 
 def vit(**arguments):
     torch.manual_seed(0)
-    return randomised(create_backbone("test_vit", model_args={"img_size": 64, "dynamic_img_size": False, **arguments}))
+    return randomized(create_backbone("test_vit", model_args={"img_size": 64, "dynamic_img_size": False, **arguments}))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_twin_has_the_very_same_weights():
     assert all(own[name] is shared[name] for name in own)
 
 
-def test_twins_of_many_threads_see_only_their_own_pictures():
+def test_twins_of_many_threads_see_only_their_own_images():
     backbone = vit()
     failures = []
 

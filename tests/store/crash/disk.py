@@ -107,7 +107,7 @@ class Disk:
 
     # ---- loss of power
 
-    def materialise(self, folder: Path, rng: random.Random | None = None) -> None:
+    def materialize(self, folder: Path, rng: random.Random | None = None) -> None:
         """Writes what a loss of power leaves now.
 
         Args:

@@ -70,7 +70,7 @@ def read_collection(collection: Any) -> Versions:
 
 
 def _check_search(collection: Any, items: list[Any]) -> None:
-    """A sample finds itself, and has the neighbours that an exhaustive search has."""
+    """A sample finds itself, and has the neighbors that an exhaustive search has."""
     if not items:
         return
     everything = np.stack([item.vector for item in items])

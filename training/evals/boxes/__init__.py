@@ -1,1 +1,1 @@
-"""Pictures with boxes around what they show, and how well a map of a picture finds them."""
+"""Images with boxes around what they show, and how well a map of an image finds them."""

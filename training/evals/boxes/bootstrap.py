@@ -1,4 +1,4 @@
-"""95% intervals of means by drawing the pictures anew, with replacement."""
+"""95% intervals of means by drawing the images anew, with replacement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AT_ONCE = 100  # draws; bounds the memory
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with the 2.5th and 97.5th percentile of what other pictures might have given."""
+    """A mean with the 2.5th and 97.5th percentile of what other images might have given."""
 
     mean: float
     low: float
@@ -23,13 +23,13 @@ def estimate(
 ) -> Estimate:
     """The mean of scores, or the mean over classes of their means.
 
-    Each draw takes as many pictures as there are. A score counts as often as its picture was drawn; that of a pair, as
-    often as one times the other, since neither of its pictures was given. A class of which nothing was drawn is
+    Each draw takes as many images as there are. A score counts as often as its image was drawn; that of a pair, as
+    often as one times the other, since neither of its images was given. A class of which nothing was drawn is
     left out of that draw.
 
     Args:
         scores: (N,) float; NaN does not count.
-        pictures: (N,) or (N, 2) int, the pictures that a score is of.
+        images: (N,) or (N, 2) int, the images that a score is of.
         classes: (N,) int; None: all are of one.
         draws: how often.
         seed: of the draws.

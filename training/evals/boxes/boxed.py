@@ -1,10 +1,10 @@
-"""A set of pictures with boxes: COCO's annotations.json, or a boxes.csv with a box a line.
+"""A set of images with boxes: COCO's annotations.json, or a boxes.csv with a box a line.
 
     boxed = read_boxes(Path("coco128"))
-    boxed.pictures[0].boxes     # (n, 4) float64: x0, y0, x1, y1 in pixels, from edge to edge
+    boxed.images[0].boxes     # (n, 4) float64: x0, y0, x1, y1 in pixels, from edge to edge
 
-A picture whose short side is below 224 pixels counts as enlarged to that, as the attention of an encoder enlarges it:
-sizes and boxes are those of the enlarged picture.
+An image whose short side is below 224 pixels counts as enlarged to that, as the attention of an encoder enlarges it:
+sizes and boxes are those of the enlarged image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.labelled import some
+from nnclr_hub.encoder.labeled import some
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 from ..task import add_files
@@ -32,8 +32,8 @@ COLUMNS = ("file", "x0", "y0", "x1", "y1")
 
 
 @dataclass(frozen=True)
-class BoxedPicture:
-    """One picture.
+class BoxedImage:
+    """One image.
 
     file_size: width and height of the upright file, in pixels.
     size: the same, enlarged if the short side is below 224.
@@ -56,13 +56,13 @@ class BoxedPicture:
         image = decode_image(self.path)
         if image.size != self.file_size:
             raise ImageError(
-                f"The picture is {image.width} x {image.height} pixels, and its boxes were drawn in "
+                f"The image is {image.width} x {image.height} pixels, and its boxes were drawn in "
                 f"{self.file_size[0]} x {self.file_size[1]}."
             )
         return image
 
     def inside(self, kind: int | None = None) -> np.ndarray:
-        """(H, W) bool: the pixels whose centres lie in a box, of one class or of any."""
+        """(H, W) bool: the pixels whose centers lie in a box, of one class or of any."""
         width, height = self.size
         x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
         found = np.zeros((height, width), bool)
@@ -73,16 +73,16 @@ class BoxedPicture:
 
 @dataclass(frozen=True)
 class BoxedSet:
-    """Pictures with boxes; the names are those of a `Task`.
+    """Images with boxes; the names are those of a `Task`.
 
     classes: names of what is boxed.
-    pictures: those with a box.
+    images: those with a box.
     left_out: sentences about what does not count.
     """
 
     name: str
     classes: tuple[str, ...]
-    pictures: tuple[BoxedPicture, ...]
+    pictures: tuple[BoxedImage, ...]
     left_out: tuple[str, ...] = ()
     metric: str = "pointing"
 
@@ -103,11 +103,11 @@ def read_boxes(source: Path) -> BoxedSet:
     """The set in a folder with an annotations.json or a boxes.csv, or in such a file itself.
 
     annotations.json is COCO's, its `file_name` relative to it; boxes around crowds are left out. boxes.csv has the
-    columns file, x0, y0, x1, y1, whole pixels, both ends inclusive; the class of a picture is the name of its folder,
+    columns file, x0, y0, x1, y1, whole pixels, both ends inclusive; the class of an image is the name of its folder,
     and of a table that names files of test/ (or val/) only those count.
 
     Raises:
-        InvalidRequest: neither is there, it cannot be read, or no picture of it has a box.
+        InvalidRequest: neither is there, it cannot be read, or no image of it has a box.
     """
     source = Path(source)
     file = source if source.is_file() else next((f for f in (source / COCO, source / TABLE) if f.is_file()), None)
@@ -130,8 +130,8 @@ def read_boxes(source: Path) -> BoxedSet:
             pictures.append(picture)
     name = source.resolve().stem if source.is_file() else source.resolve().name
     if not pictures:
-        raise InvalidRequest(f"{file} has no picture with a box that can be looked at: check its file names and sizes.")
-    said = [f"{name}: {bare} pictures without a box are left out"] if bare else []
+        raise InvalidRequest(f"{file} has no image with a box that can be looked at: check its file names and sizes.")
+    said = [f"{name}: {bare} images without a box are left out"] if bare else []
     said += (
         [f"{name}: {len(lost)} files that are not there or cannot be looked at ({some(lost)}) are left out"]
         if lost
@@ -142,7 +142,7 @@ def read_boxes(source: Path) -> BoxedSet:
 
 @dataclass(frozen=True)
 class _Listed:
-    """What a file lists: class names, and (path, size or None, boxes, classes) a picture, in its own pixels."""
+    """What a file lists: class names, and (path, size or None, boxes, classes) an image, in its own pixels."""
 
     classes: tuple[str, ...]
     pictures: Iterable[tuple[Path, tuple[int, int] | None, list[list[float]], list[int]]]
@@ -185,10 +185,8 @@ def _table(file: Path) -> _Listed:
     return _Listed(classes, pictures)
 
 
-def _picture(
-    path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]
-) -> BoxedPicture | None:
-    """None: the file is not there, is no picture where its size is read from it, or has no pixels or is a strip."""
+def _picture(path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]) -> BoxedImage | None:
+    """None: the file is not there, is no image where its size is read from it, or has no pixels or is a strip."""
     if not path.is_file():
         return None
     try:
@@ -202,11 +200,11 @@ def _picture(
     stretched = np.array(boxes, float).reshape(-1, 4) * np.tile([width / size[0], height / size[1]], 2)
     clipped = np.clip(stretched, 0, np.tile([width, height], 2))
     full = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-    return BoxedPicture(path, size, (width, height), clipped[full], np.array(kinds, np.int64)[full])
+    return BoxedImage(path, size, (width, height), clipped[full], np.array(kinds, np.int64)[full])
 
 
 def large_boxes(boxed: BoxedSet, least: float) -> Iterator[tuple[int, int]]:
-    """(picture, box) of each box whose area has a square root of at least that many pixels."""
+    """(image, box) of each box whose area has a square root of at least that many pixels."""
     for number, one in enumerate(boxed.pictures):
         sides = one.boxes[:, 2:] - one.boxes[:, :2]
         yield from ((number, int(box)) for box in np.flatnonzero(sides.prod(axis=1) >= least**2))

@@ -1,6 +1,6 @@
-"""What makes maps of boxed pictures: an encoder at some size, or a place that looks at nothing.
+"""What makes maps of boxed images: an encoder at some size, or a place that looks at nothing.
 
-An encoder sees each picture once. Its feature maps wait in a file until a query of another picture is
+An encoder sees each image once. Its feature maps wait in a file until a query of another image is
 looked for in them, which gives what `Encoder.attention` gives.
 """
 
@@ -17,7 +17,7 @@ from nnclr_hub.encoder.attention import AttentionSettings, Box
 from nnclr_hub.encoder.attention.looker import Prepared, Seen
 from nnclr_hub.encoder.encoder import Encoder
 
-from .boxed import BoxedPicture
+from .boxed import BoxedImage
 from .places import Place
 
 NOTHING = Image.new("RGB", (1, 1))
@@ -25,7 +25,7 @@ NOTHING = Image.new("RGB", (1, 1))
 
 @dataclass(frozen=True)
 class Sight:
-    """A picture that was seen.
+    """An image that was seen.
 
     size: its width and height, in which boxes are given and maps come.
     seen: without pixels and features; None: there is nothing to it but its size.
@@ -39,12 +39,12 @@ class Sight:
 
 
 class Eye(Protocol):
-    """What looks at pictures. `asks`: whether its maps depend on what is looked for."""
+    """What looks at images. `asks`: whether its maps depend on what is looked for."""
 
     asks: bool
 
-    def look(self, picture: BoxedPicture) -> tuple[np.ndarray, Sight]:
-        """The (H, W) map of a picture without a query, and what `find` needs of it.
+    def look(self, picture: BoxedImage) -> tuple[np.ndarray, Sight]:
+        """The (H, W) map of an image without a query, and what `find` needs of it.
 
         Raises:
             ImageError: it cannot be read.
@@ -52,7 +52,7 @@ class Eye(Protocol):
         ...
 
     def find(self, asked: Sight, box: np.ndarray, target: Sight) -> np.ndarray:
-        """The (H, W) map of a target for a box (x0, y0, x1, y1) of the picture that was asked about."""
+        """The (H, W) map of a target for a box (x0, y0, x1, y1) of the image that was asked about."""
         ...
 
 
@@ -64,7 +64,7 @@ class PlaceEye:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def look(self, picture: BoxedPicture) -> tuple[np.ndarray, Sight]:
+    def look(self, picture: BoxedImage) -> tuple[np.ndarray, Sight]:
         return self._place.draw(*picture.size), Sight(picture.size)
 
     def find(self, asked: Sight, box: np.ndarray, target: Sight) -> np.ndarray:
@@ -72,11 +72,11 @@ class PlaceEye:
 
 
 class EncoderEye:
-    """An encoder that sees pictures at their own size, or at another.
+    """An encoder that sees images at their own size, or at another.
 
     Args:
         encoder: a ResNet or a vision transformer.
-        short_side: to which the short side of a picture is brought, in pixels; 0: as it is.
+        short_side: to which the short side of an image is brought, in pixels; 0: as it is.
         similarity: "dot" or "cosine".
         memory: an empty file for its feature maps.
 
@@ -91,7 +91,7 @@ class EncoderEye:
         self._settings = AttentionSettings(similarity=similarity)
         self._looker.check(self._settings)
 
-    def look(self, picture: BoxedPicture) -> tuple[np.ndarray, Sight]:
+    def look(self, picture: BoxedImage) -> tuple[np.ndarray, Sight]:
         image = picture.read()
         if self._short_side:
             scale = self._short_side / min(image.size)

@@ -55,7 +55,7 @@ def rows_of(records: Sequence[Answer], data: str) -> list[Row]:
 
 def as_markdown(records: Sequence[Answer]) -> str:
     """A table of figures and one of differences for each data set."""
-    lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals, by a bootstrap over pictures."]
+    lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals, by a bootstrap over images."]
     for data in dict.fromkeys(one.data for one in records):
         first = next(one for one in records if one.data == data)
         counted = ", ".join(f"{number} {what}" for what, number in first.pictures.items())
@@ -63,12 +63,12 @@ def as_markdown(records: Sequence[Answer]) -> str:
         rows = rows_of(records, data)
         lines += ["", f"## {data}", "", f"{counted}; {told['pairs']} pairs, classes: {told['classes']}.", ""]
         if told["covered"] != "0":
-            lines[-1:] = [f"Boxes cover {told['covered']} pictures wholly: those have no AUROC.", ""]
+            lines[-1:] = [f"Boxes cover {told['covered']} images wholly: those have no AUROC.", ""]
         lines += _table(rows, [f"{part}/{metric}" for part in PARTS for metric in METRICS])
         over = [f"{part}/{metric}/over" for part in PARTS[:2] for metric in METRICS]
         over += [f"across/{metric}/over_control" for metric in METRICS]
         if any(key in row.values for row in rows for key in over):
-            lines += ["", "Above the Gaussian, and across above the control, on the same pictures or pairs:", ""]
+            lines += ["", "Above the Gaussian, and across above the control, on the same images or pairs:", ""]
             lines += _table([row for row in rows if row.source not in PLACES], over)
     return "\n".join([*lines, *_notes(records)]) + "\n"
 
@@ -108,7 +108,7 @@ def _notes(records: Sequence[Answer]) -> Iterator[str]:
 
 
 def draw(records: Sequence[Answer]) -> Figure:
-    """A line of panels a data set, a panel a metric; a colour a source, a mark a size, bars the intervals."""
+    """A line of panels a data set, a panel a metric; a color a source, a mark a size, bars the intervals."""
     sets = list(dict.fromkeys(one.data for one in records))
     sources = list(dict.fromkeys(one.source for one in records))
     figure = Figure(figsize=(12, 2.9 * len(sets) + 0.9), layout="constrained")
@@ -148,5 +148,5 @@ def _panel(axes: Axes, rows: Sequence[Row], sources: Sequence[str], metric: str)
     axes.set_ylabel(SHOWN[metric])
     axes.set_ylim(0, 1.02)
     if metric == "auroc":
-        axes.axhline(0.5, color="grey", linewidth=0.7, linestyle=":")
+        axes.axhline(0.5, color="gray", linewidth=0.7, linestyle=":")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Which box of one picture is looked for in which other picture."""
+"""Which box of one image is looked for in which other image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from .boxed import BoxedSet, large_boxes
 
-Box = tuple[int, int]  # (picture, its box), places in the set
+Box = tuple[int, int]  # (image, its box), places in the set
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Pair:
     """One search.
 
     query: the box whose like is looked for.
-    target: the picture that is searched, another one that shows the class.
+    target: the image that is searched, another one that shows the class.
     kind: the class, whose boxes in the target are the right answer.
     control: a box of another class, not of the target; None: the set has none.
     """
@@ -51,7 +51,7 @@ def choose_pairs(boxed: BoxedSet, *, most: int, least: float, seed: int) -> list
 
 
 def _draw(boxed: BoxedSet, queries: list[Box], kind: int, most: int, rng: np.random.Generator) -> list[tuple[Box, int]]:
-    """(query, target), in order; each query's own picture is among those that show the class, and passed over."""
+    """(query, target), in order; each query's own image is among those that show the class, and passed over."""
     shown = [number for number, one in enumerate(boxed.pictures) if kind in one.kinds]
     each = len(shown) - 1
     total = len(queries) * each

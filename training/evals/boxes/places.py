@@ -1,6 +1,6 @@
-"""Maps of a picture that nobody has looked at: what an encoder's must be above.
+"""Maps of an image that nobody has looked at: what an encoder's must be above.
 
-"centre" is the centre pixel alone. "gaussian" falls off from the centre in an ellipse of the picture's proportions: its
+"center" is the center pixel alone. "gaussian" falls off from the center in an ellipse of the image's proportions: its
 width does not matter, for only the order of the pixels counts. "area" is the same everywhere, so that its pointing
 is the share that boxes cover.
 """
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 
-def centre(width: int, height: int) -> np.ndarray:
-    """(H, W): 1 at the centre pixel, else 0."""
+def center(width: int, height: int) -> np.ndarray:
+    """(H, W): 1 at the center pixel, else 0."""
     values = np.zeros((height, width), np.float32)
     values[height // 2, width // 2] = 1
     return values
 
 
 def gaussian(width: int, height: int) -> np.ndarray:
-    """(H, W): exp(-r^2 / 2) about the centre pixel, r in quarters of the sides."""
+    """(H, W): exp(-r^2 / 2) about the center pixel, r in quarters of the sides."""
     x = (np.arange(width) - width // 2) / (width / 4)
     y = (np.arange(height) - height // 2) / (height / 4)
     return np.exp(-(x[None] ** 2 + y[:, None] ** 2) / 2).astype(np.float32)
@@ -48,4 +48,4 @@ class Place:
         return f"place-{self.name}"
 
 
-PLACES = {function.__name__: Place(function.__name__, function) for function in (gaussian, centre, area)}
+PLACES = {function.__name__: Place(function.__name__, function) for function in (gaussian, center, area)}

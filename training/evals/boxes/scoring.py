@@ -1,4 +1,4 @@
-"""Every picture and every pair scored through one eye."""
+"""Every image and every pair scored through one eye."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnclr_hub.progress import bar
 
 from .boxed import BoxedSet
 from .eyes import Eye, Sight
-from .localisation import both
+from .localization import both
 from .pairs import Pair
 
 METRICS = ("pointing", "auroc")
@@ -24,7 +24,7 @@ PARTS = ("within", "across", "control")
 class Scores:
     """Pointing and AUROC in two columns; NaN where there is none.
 
-    within: (N, 2), of each picture without a query, in all its boxes.
+    within: (N, 2), of each image without a query, in all its boxes.
     across: (P, 2), of each pair, in the boxes of its class.
     control: (P, 2), the same for a query of another class.
     """
@@ -35,7 +35,7 @@ class Scores:
 
 
 def score(boxed: BoxedSet, pairs: Sequence[Pair], eye: Eye, title: str, broken: dict[str, str], say: Console) -> Scores:
-    """Looks at each picture once, then for each query in its target.
+    """Looks at each image once, then for each query in its target.
 
     Args:
         boxed: the set.
@@ -47,7 +47,7 @@ def score(boxed: BoxedSet, pairs: Sequence[Pair], eye: Eye, title: str, broken: 
     """
     within = np.full((len(boxed.pictures), 2), np.nan)
     sights: dict[int, Sight] = {}
-    with bar(say, f"{title}, pictures", unit="pictures") as advance:
+    with bar(say, f"{title}, images", unit="pictures") as advance:
         for number, picture in enumerate(boxed.pictures):
             try:
                 values, sights[number] = eye.look(picture)

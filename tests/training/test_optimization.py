@@ -1,4 +1,4 @@
-"""The optimiser follows the paper's rules about what decays and adapts, and the schedule its formula."""
+"""The optimizer follows the paper's rules about what decays and adapts, and the schedule its formula."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nnclr_hub.method import METHODS, Learner
-from training.optimisation import Schedule, make_optimizer
+from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 
 

@@ -1,8 +1,8 @@
-"""What one searches by on the tab Search: a picture of one's own or one that is there, whole or a box on it."""
+"""What one searches by on the tab Search: an image of one's own or one that is there, whole or a box on it."""
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, wait_for, wait_for_pictures
+from browsing import PHONE, drag, wait_for, wait_for_images
 from PIL import Image
 from searching import captions, ids, upload
 
@@ -26,7 +26,7 @@ def boxes(monkeypatch) -> list:
 
 
 def rotated(path, size=(80, 40)):
-    """A picture whose camera was held upright: 40 x 80 once it is turned as its EXIF says."""
+    """An image whose camera was held upright: 40 x 80 once it is turned as its EXIF says."""
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -35,10 +35,10 @@ def rotated(path, size=(80, 40)):
 
 
 @pytest.mark.slow
-def test_an_example_picture_searches_and_another_can_be_given(opened):
+def test_an_example_image_searches_and_another_can_be_given(opened):
     page = opened()
     wait_for(page, "24 of the 60")
-    page.locator("#tries .picture", has_text="a cat").click()
+    page.locator("#tries .image", has_text="a cat").click()
     wait_for(page, "most similar")
     assert "cat" in captions(page)[0]
     page.locator("#another").click()
@@ -48,13 +48,13 @@ def test_an_example_picture_searches_and_another_can_be_given(opened):
 
 @pytest.mark.parametrize("touch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mouse", "finger"])
 def test_a_box_is_what_the_server_searches_by(opened, boxes, tmp_path, touch):
-    """Also backwards, past the edge, and on a picture that lies on its side in the file."""
+    """Also backwards, past the edge, and on an image that lies on its side in the file."""
     page = opened(**(PHONE if touch else {}))
     upload(page, rotated(tmp_path / "rotated.jpg"))
-    wait_for_pictures(page, "#query-picture img")
+    wait_for_images(page, "#query-image img")
     if touch:
-        page.locator("#query-picture .draw-switch").tap()
-    stage = "#query-picture .stage"
+        page.locator("#query-image .draw-switch").tap()
+    stage = "#query-image .stage"
     for start, end, box in (
         ((0.25, 0.25), (0.75, 0.5), (10, 20, 30, 40)),
         ((0.75, 0.9), (0.5, 0.6), (20, 48, 30, 72)),
@@ -65,25 +65,25 @@ def test_a_box_is_what_the_server_searches_by(opened, boxes, tmp_path, touch):
         page.wait_for_function("before => location.href !== before", arg=before)
         assert len(boxes) == count + 1
         assert boxes[-1] == pytest.approx(box, abs=0.3)
-    page.get_by_role("button", name="Whole picture").click()
-    page.wait_for_function("() => document.querySelector('#query-picture .box-mark').hidden")
+    page.get_by_role("button", name="Whole image").click()
+    page.wait_for_function("() => document.querySelector('#query-image .box-mark').hidden")
     wait_for(page, "most similar")
 
 
 def test_a_box_can_be_typed(opened, boxes, pictures):
     page = opened()
     upload(page, pictures[5])
-    page.locator("#query-picture summary").click()
+    page.locator("#query-image summary").click()
     for name, value in {"x0": "8", "y0": "4", "x1": "60", "y1": "50"}.items():
-        page.locator(f"#query-picture input[name={name}]").fill(value)
+        page.locator(f"#query-image input[name={name}]").fill(value)
     before = page.url
     page.keyboard.press("Tab")
     page.wait_for_function("before => location.href !== before", arg=before)
     assert boxes[-1] == (8, 4, 60, 50)
-    page.locator("#query-picture input[name=x1]").fill("2")
+    page.locator("#query-image input[name=x1]").fill("2")
     page.keyboard.press("Tab")
     page.wait_for_selector(".toast-body")
-    assert "does not lie on the picture" in page.inner_text(".toast-body")
+    assert "does not lie on the image" in page.inner_text(".toast-body")
 
 
 def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, capfd):
@@ -94,7 +94,7 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, c
     broken.write_bytes(b"nonsense")
     page.set_input_files("#query input[type=file]", str(broken))
     page.wait_for_selector(".toast-body")
-    assert "not a picture in a format we read" in page.inner_text(".toast-body")
+    assert "not an image in a format we read" in page.inner_text(".toast-body")
     assert str(tmp_path) not in page.inner_text(".toast-body")
     assert ids(page) == before
     wait_for(page, "Drop Image Here", "#query")  # it does not stand there as if it were searched by
@@ -102,7 +102,7 @@ def test_a_broken_upload_is_one_sentence_and_changes_nothing(opened, tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_picture_of_one_pixel_searches(opened, tmp_path):
+def test_a_image_of_one_pixel_searches(opened, tmp_path):
     page = opened()
     Image.new("RGB", (1, 1), (200, 30, 30)).save(tmp_path / "dot.png")
     upload(page, tmp_path / "dot.png")
@@ -110,8 +110,8 @@ def test_a_picture_of_one_pixel_searches(opened, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_picture_can_be_pasted_and_taken_with_the_camera(opened):
-    # of a picture from the camera Gradio asks how far an upload without a name is
+def test_a_image_can_be_pasted_and_taken_with_the_camera(opened):
+    # of an image from the camera Gradio asks how far an upload without a name is
     page = opened(permissions=["camera"], allowed=("404", "Response"))
     wait_for(page, "24 of the 60")
     page.evaluate("""async () => {

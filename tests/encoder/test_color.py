@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder import colour
-from nnclr_hub.encoder.colour import to_rgb
+from nnclr_hub.encoder import color
+from nnclr_hub.encoder.color import to_rgb
 
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_strips_leave_no_trace(name, monkeypatch):
     assert whole.shape == (*SHAPE, 3)
     assert len(np.unique(whole)) > 1
     for size in (1, 700, SHAPE[0] * SHAPE[1]):
-        monkeypatch.setattr(colour, "STRIP", size)
+        monkeypatch.setattr(color, "STRIP", size)
         np.testing.assert_array_equal(np.asarray(to_rgb(PICTURES[name])), whole)
 
 
@@ -60,22 +60,22 @@ def test_transparency_goes_over_white_and_16_bits_are_scaled():
     np.testing.assert_allclose(np.asarray(to_rgb(PICTURES["I;16"]))[..., 0], deep / 257, atol=0.5)
 
 
-GREY = np.arange(256).reshape(16, 16)
+GRAY = np.arange(256).reshape(16, 16)
 
 
 @pytest.mark.parametrize(
     "stored",
     [
-        GREY.astype(np.uint16),
-        (GREY * 16 + 15).clip(15).astype(np.uint16),
-        (GREY * 257).astype(np.uint16),
-        GREY.astype(np.int32),
-        (GREY * 257 * 3).astype(np.int32),
-        (GREY * 10 - 1024).astype(np.int32),
-        (GREY / 255).astype(np.float32),
-        GREY.astype(np.float32),
-        (GREY * 40 - 1024).astype(np.float32),
-        (GREY * 1e-6 - 1e-6).astype(np.float32),
+        GRAY.astype(np.uint16),
+        (GRAY * 16 + 15).clip(15).astype(np.uint16),
+        (GRAY * 257).astype(np.uint16),
+        GRAY.astype(np.int32),
+        (GRAY * 257 * 3).astype(np.int32),
+        (GRAY * 10 - 1024).astype(np.int32),
+        (GRAY / 255).astype(np.float32),
+        GRAY.astype(np.float32),
+        (GRAY * 40 - 1024).astype(np.float32),
+        (GRAY * 1e-6 - 1e-6).astype(np.float32),
     ],
     ids=[
         "8 in 16",
@@ -90,26 +90,26 @@ GREY = np.arange(256).reshape(16, 16)
         "small and below 0",
     ],
 )
-def test_grey_keeps_its_256_levels_whatever_numbers_hold_it(stored):
-    """As microscopes, CT and programs write them: no picture is black for its file's unused bits."""
-    np.testing.assert_allclose(np.asarray(to_rgb(Image.fromarray(stored)))[..., 0], GREY, atol=1)
+def test_gray_keeps_its_256_levels_whatever_numbers_hold_it(stored):
+    """As microscopes, CT and programs write them: no image is black for its file's unused bits."""
+    np.testing.assert_allclose(np.asarray(to_rgb(Image.fromarray(stored)))[..., 0], GRAY, atol=1)
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, -1e30, np.nan, np.inf, -np.inf])
-def test_a_constant_picture_of_floats_is_one_colour(value):
+def test_a_constant_image_of_floats_is_one_color(value):
     """No number to divide by, or none at all."""
-    colours = np.asarray(to_rgb(Image.fromarray(np.full((4, 4), value, np.float32))))
-    assert len(np.unique(colours)) == 1
+    colors = np.asarray(to_rgb(Image.fromarray(np.full((4, 4), value, np.float32))))
+    assert len(np.unique(colors)) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["I;16", "F", "RGBA", "LA"])
-def test_a_picture_takes_little_more_memory_than_itself_and_its_result(mode):
+def test_a_image_takes_little_more_memory_than_itself_and_its_result(mode):
     """40 megapixels are 160 MB as RGB, and 40 to 160 MB as they come."""
     code = f"""
 import resource
 from PIL import Image
-from nnclr_hub.encoder.colour import to_rgb
+from nnclr_hub.encoder.color import to_rgb
 image = Image.new({mode!r}, (8000, 5000))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 to_rgb(image)

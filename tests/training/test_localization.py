@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from training.evals.boxes.bootstrap import estimate
-from training.evals.boxes.localisation import auroc, pointing
+from training.evals.boxes.localization import auroc, pointing
 from training.evals.boxes.places import PLACES
 
 
@@ -38,14 +38,14 @@ def test_pointing_is_where_the_maximum_is_and_of_several_their_share():
 def test_places_are_what_they_are_called():
     inside = np.zeros((90, 130), bool)
     inside[45, 65] = True
-    for name in ("centre", "gaussian"):
+    for name in ("center", "gaussian"):
         values = PLACES[name].draw(130, 90)
         assert values.shape == (90, 130)
         assert pointing(values, inside) == 1
     assert auroc(PLACES["gaussian"].draw(130, 90), inside) == 1
     assert pointing(PLACES["area"].draw(130, 90), inside) == pytest.approx(1 / (90 * 130))
     values = PLACES["gaussian"].draw(128, 64)
-    assert values[32, 64 + 32] == pytest.approx(values[32 + 16, 64]), "an ellipse of the picture's proportions"
+    assert values[32, 64 + 32] == pytest.approx(values[32 + 16, 64]), "an ellipse of the image's proportions"
 
 
 def literal(scores, pictures, classes, draws, seed):

@@ -1,7 +1,7 @@
-"""Pictures with their labels: from a folder a class, or from a table.
+"""Images with their labels: from a folder a class, or from a table.
 
 A table is a CSV file with a header. `path` is relative to the table; `label` holds one label, or `labels`
-several, separated by semicolons; empty is unlabelled. `uncertain` may hold labels that are neither there nor
+several, separated by semicolons; empty is unlabeled. `uncertain` may hold labels that are neither there nor
 absent (what VOC calls difficult). A folder with a `labels.csv` in it is read by that, and so are the parts of a
 data set (train, val, test) with one beside them.
 """
@@ -22,13 +22,13 @@ TABLE = "labels.csv"
 
 
 @dataclass(frozen=True)
-class LabelledImages:
-    """N pictures.
+class LabeledImages:
+    """N images.
 
     paths: their files.
     labels: of each, its labels; () for one without.
     uncertain: of each, labels that do not count either way.
-    several: whether a picture may have more than one label.
+    several: whether an image may have more than one label.
     """
 
     paths: tuple[Path, ...]
@@ -36,9 +36,9 @@ class LabelledImages:
     uncertain: tuple[tuple[str, ...], ...]
     several: bool
 
-    def keep(self, index: Sequence[int] | np.ndarray) -> LabelledImages:
+    def keep(self, index: Sequence[int] | np.ndarray) -> LabeledImages:
         """Those at `index`, in that order."""
-        return LabelledImages(
+        return LabeledImages(
             tuple(self.paths[i] for i in index),
             tuple(self.labels[i] for i in index),
             tuple(self.uncertain[i] for i in index),
@@ -46,8 +46,8 @@ class LabelledImages:
         )
 
     @property
-    def labelled(self) -> LabelledImages:
-        """Those with a label; with several labels a picture, all: none of them is an answer too."""
+    def labeled(self) -> LabeledImages:
+        """Those with a label; with several labels an image, all: none of them is an answer too."""
         return self if self.several else self.keep([i for i, labels in enumerate(self.labels) if labels])
 
     @property
@@ -56,11 +56,11 @@ class LabelledImages:
         return tuple(sorted({label for labels in self.labels for label in labels}))
 
     def numbers(self, classes: Sequence[str]) -> np.ndarray:
-        """Labels as numbers: (N,) int64 places in `classes`; or, with several a picture, (N, C) float32 of zeros
+        """Labels as numbers: (N,) int64 places in `classes`; or, with several an image, (N, C) float32 of zeros
         and ones, NaN where uncertain.
 
         Raises:
-            InvalidRequest: a label that `classes` lacks, or a picture without one.
+            InvalidRequest: a label that `classes` lacks, or an image without one.
         """
         place = {name: i for i, name in enumerate(classes)}
         unknown = [name for name in self.classes if name not in place]
@@ -68,7 +68,7 @@ class LabelledImages:
             raise InvalidRequest(f"These labels are none of the {len(classes)} classes: {some(unknown)}.")
         if not self.several:
             if bare := [path.name for path, labels in zip(self.paths, self.labels, strict=True) if not labels]:
-                raise InvalidRequest(f"These pictures have no label: {some(bare)}; label them, or leave them out.")
+                raise InvalidRequest(f"These images have no label: {some(bare)}; label them, or leave them out.")
             return np.array([place[labels[0]] for labels in self.labels], np.int64)
         matrix = np.zeros((len(self.paths), len(classes)), np.float32)
         for row, labels, uncertain in zip(matrix, self.labels, self.uncertain, strict=True):
@@ -77,8 +77,8 @@ class LabelledImages:
         return matrix
 
 
-def read_labelled(source: Path) -> LabelledImages:
-    """The pictures of a folder or of a table, labelled or not.
+def read_labeled(source: Path) -> LabeledImages:
+    """The images of a folder or of a table, labeled or not.
 
     Args:
         source: a folder, one split of a data folder, or a CSV file.
@@ -96,7 +96,7 @@ def read_labelled(source: Path) -> LabelledImages:
             return _below(_read_table(root / TABLE), source)
     paths = list_images(source)
     names = [label_of(path, source) for path in paths]
-    return LabelledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
+    return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
@@ -104,7 +104,7 @@ def some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _read_table(table: Path) -> LabelledImages:
+def _read_table(table: Path) -> LabeledImages:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -127,18 +127,18 @@ def _read_table(table: Path) -> LabelledImages:
         labels.append(_split(row["labels"]) if several else tuple(filter(None, [(row["label"] or "").strip()])))
         uncertain.append(_split(row.get("uncertain") or ""))
     if not paths:
-        raise NoImages(f"{table} has a header and no rows: list pictures in it.")
-    return LabelledImages(tuple(paths), tuple(labels), tuple(uncertain), several)
+        raise NoImages(f"{table} has a header and no rows: list images in it.")
+    return LabeledImages(tuple(paths), tuple(labels), tuple(uncertain), several)
 
 
 def _split(cell: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in (cell or "").split(";") if name.strip()))
 
 
-def _below(images: LabelledImages, folder: Path) -> LabelledImages:
+def _below(images: LabeledImages, folder: Path) -> LabeledImages:
     """Those whose file lies in the folder."""
     root = folder.resolve()
     kept = images.keep([i for i, path in enumerate(images.paths) if root in path.resolve().parents])
     if not kept.paths:
-        raise NoImages(f"The table beside {folder} lists no picture in it: add rows, or remove the table.")
+        raise NoImages(f"The table beside {folder} lists no image in it: add rows, or remove the table.")
     return kept

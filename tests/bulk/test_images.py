@@ -1,4 +1,4 @@
-"""What a bulk run finds to do: the same pictures in the same order, from folders and from archives."""
+"""What a bulk run finds to do: the same images in the same order, from folders and from archives."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from nnclr_hub.errors import InvalidRequest, NoImages
 @pytest.fixture
 def archive(photos, pictures, tmp_path):
     """The photos in an archive, with a note and a hidden file that are none."""
-    (tmp_path / "note.txt").write_text("no picture")
+    (tmp_path / "note.txt").write_text("no image")
     with tarfile.open(tmp_path / "photos.tar", "w") as tar:
         tar.add(tmp_path / "note.txt", "note.txt")
         tar.add(pictures[0], ".hidden/00.jpg")
@@ -54,7 +54,7 @@ def test_a_listing_is_told_by_names_sizes_and_a_sample_wherever_it_lies(photos, 
     shutil.copytree(photos, copy)
     here, there = (digest_of(*list_pictures([folder])) for folder in (photos, copy))
     assert here == there
-    (copy / "cat" / "01.jpg").write_bytes(b"another picture")
+    (copy / "cat" / "01.jpg").write_bytes(b"another image")
     assert digest_of(*list_pictures([copy])) != here
 
 
@@ -90,17 +90,17 @@ def test_what_cannot_be_listed_is_said(photos, tmp_path, archive):
         list_pictures([tmp_path / "no.tar"])
     with tarfile.open(tmp_path / "empty.tar", "w") as tar:
         tar.add(tmp_path / "note.txt", "note.txt")
-    with pytest.raises(NoImages, match="holds no picture"):
+    with pytest.raises(NoImages, match="holds no image"):
         list_pictures([tmp_path / "empty.tar"])
 
 
-@pytest.mark.parametrize("at", ["in a picture", "before a header", "in a header", "before the end"])
+@pytest.mark.parametrize("at", ["in an image", "before a header", "in a header", "before the end"])
 def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archive, tmp_path, at):
     with tarfile.open(archive) as tar:
         member, last = tar.getmembers()[20], tar.getmembers()[-1]
     behind = -(-(last.offset_data + last.size) // 512) * 512
     where = {
-        "in a picture": member.offset_data + 100,
+        "in an image": member.offset_data + 100,
         "before a header": member.offset,
         "in a header": member.offset + 100,
         "before the end": behind,
@@ -133,7 +133,7 @@ def test_names_in_an_archive_lead_nowhere_else(pictures, tmp_path):
     assert [one.path for one in list_pictures([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
-def test_a_picture_that_an_archive_holds_in_parts_is_refused(tmp_path):
+def test_a_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
     with (tmp_path / "holes.bmp").open("wb") as file:
         file.seek(1 << 20)
         file.write(b"end")

@@ -1,6 +1,6 @@
-"""Any picture to RGB of 8 bits: transparency over white, high bit depths scaled and not clipped.
+"""Any image to RGB of 8 bits: transparency over white, high bit depths scaled and not clipped.
 
-What needs wider numbers on the way is done in strips of rows, so that a picture of 40 megapixels in a file of
+What needs wider numbers on the way is done in strips of rows, so that an image of 40 megapixels in a file of
 some kilobytes takes no more memory than itself and its result.
 """
 
@@ -14,12 +14,12 @@ from PIL import Image
 STRIP = 1_000_000  # pixels
 
 # Microscopes and scanners write 12 bits, and programs 8, into files of 16: counted against 65535 they would keep
-# 16 grey levels or none. So the brightest value says which: it is the least of these that is not below it.
+# 16 gray levels or none. So the brightest value says which: it is the least of these that is not below it.
 WHITES = {"I": (255.0, 4095.0, 65535.0), "F": (1.0, 255.0)}
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The picture in mode RGB; grey is repeated, CMYK and palettes are converted by Pillow."""
+    """The image in mode RGB; gray is repeated, CMYK and palettes are converted by Pillow."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if type(image) is Image.Image else image.copy()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -57,7 +57,7 @@ def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
         black, white = low, high
     else:
         black = 0.0
-    span = (white - black) or 1.0  # a picture of one value
+    span = (white - black) or 1.0  # an image of one value
 
     def scale(strip: Image.Image) -> Image.Image:
         scaled = (_values(strip) - black) / span * 255

@@ -1,4 +1,4 @@
-"""A labelled set made ready for evaluation: its pictures through the eval transform once, kept as uint8 crops.
+"""A labeled set made ready for evaluation: its images through the eval transform once, kept as uint8 crops.
 
 Every evaluation during training then costs the forward passes alone, and gives the figure that the exported
 encoder has.
@@ -33,13 +33,13 @@ class Crops(Protocol):
     def forward_crops(self, crops: np.ndarray) -> np.ndarray: ...
 
 
-class LabelledSet:
-    """Both parts of a labelled set as crops.
+class LabeledSet:
+    """Both parts of a labeled set as crops.
 
     Args:
         data: the set.
         preprocessing: the encoder's.
-        progress: called with (done, total) while the pictures are decoded.
+        progress: called with (done, total) while the images are decoded.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LabelledSet:
 def _crops(
     files: ImageFiles, transform: EvalTransform, progress: Callable[[int], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(N, S, S, 3) uint8 and (N,) int64 of the labelled pictures that can be read."""
+    """(N, S, S, 3) uint8 and (N,) int64 of the labeled images that can be read."""
 
     def crop(path: Path) -> np.ndarray | None:
         try:
@@ -77,16 +77,16 @@ def _crops(
         except ImageError:
             return None  # the pack has listed it already
 
-    labelled = files.keep((files.labels >= 0).nonzero()[0])
+    labeled = files.keep((files.labels >= 0).nonzero()[0])
     crops, labels = [], []
     with ThreadPoolExecutor(cpu_count()) as pool:
-        for done, (made, label) in enumerate(zip(pool.map(crop, labelled.paths), labelled.labels, strict=True), 1):
+        for done, (made, label) in enumerate(zip(pool.map(crop, labeled.paths), labeled.labels, strict=True), 1):
             if made is not None:
                 crops.append(made)
                 labels.append(label)
             progress(done)
     if not crops:
-        raise NoImages("Not one of the pictures to evaluate on could be read: check the files of val/ or test/.")
+        raise NoImages("Not one of the images to evaluate on could be read: check the files of val/ or test/.")
     return np.stack(crops), np.array(labels, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Pictures as a client sends them: what the server reads is what the library would have read."""
+"""Images as a client sends them: what the server reads is what the library would have read."""
 
 import io
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.client.pictures import read_picture
+from nnclr_hub.client.pictures import read_image
 from nnclr_hub.encoder.decoding import decode_image
 
 
@@ -18,11 +18,11 @@ def opened(picture, kind, **options):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_an_open_picture_is_sent_upright_in_any_colours(mode, orientation):
+def test_an_open_image_is_sent_upright_in_any_colors(mode, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture = Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 20).convert("RGB").convert(mode)
     picture = opened(picture, "JPEG", exif=exif)
     expected = np.asarray(decode_image(picture))
-    _, sent = read_picture(picture)
+    _, sent = read_image(picture)
     np.testing.assert_array_equal(np.asarray(decode_image(sent)), expected)

@@ -1,4 +1,4 @@
-"""What a probe says of pictures, and of a collection's items: one entry each, its labelling or its error."""
+"""What a probe says of images, and of a collection's items: one entry each, its labeling or its error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
-from nnclr_hub.probe.labelling import Labelling
+from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.probe.linear_probe import LinearProbe
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.probes import label_rows
@@ -19,7 +19,7 @@ from nnclr_hub.workbench.probes import label_rows
 
 def label_items(
     probe: LinearProbe, collection: Collection, ids: Sequence[str], k: int
-) -> list[Labelling | NNCLRHubError]:
+) -> list[Labeling | NNCLRHubError]:
     """Of each item of a collection; an ItemNotFound for one that is not there.
 
     Raises:
@@ -33,8 +33,8 @@ def label_items(
 
 def label_images(
     probe: LinearProbe, embedder: Embedder, images: Sequence[Path | bytes | Image.Image], k: int
-) -> list[Labelling | NNCLRHubError]:
-    """Of each picture; an ImageError for one that cannot be read.
+) -> list[Labeling | NNCLRHubError]:
+    """Of each image; an ImageError for one that cannot be read.
 
     Raises:
         FingerprintMismatch: the embedder is not the probe's.
@@ -43,7 +43,7 @@ def label_images(
     return _with_errors(probe, embedder.embed_each(images), k, embedder.fingerprint)
 
 
-def _with_errors(probe: LinearProbe, rows: Sequence[Any], k: int, fingerprint: str) -> list[Labelling | NNCLRHubError]:
+def _with_errors(probe: LinearProbe, rows: Sequence[Any], k: int, fingerprint: str) -> list[Labeling | NNCLRHubError]:
     vectors = [row for row in rows if not isinstance(row, NNCLRHubError)]
     said = iter(label_rows(probe, np.stack(vectors), k, fingerprint=fingerprint) if vectors else [])
     return [row if isinstance(row, NNCLRHubError) else next(said) for row in rows]

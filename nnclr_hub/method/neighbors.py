@@ -22,11 +22,11 @@ Mask = Callable[[slice], Tensor]  # rows of Q -> (B, rows) bool, true where the 
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """What a look-up found for a batch of B queries.
 
-    embeddings: (B, D) float32 unit rows, without gradient: rows of Q, or of soft neighbours a mean of them.
-    index: (B,) int64, the rows' places in Q; of a soft neighbour, that of the nearest row.
+    embeddings: (B, D) float32 unit rows, without gradient: rows of Q, or of soft neighbors a mean of them.
+    index: (B,) int64, the rows' places in Q; of a soft neighbor, that of the nearest row.
     similarity: (B,) float32, cosine of query and the row at `index`, in [-1, 1].
     own: (B,) bool, true where the nearest row was the sample's own older embedding, which was passed
         over for the next one (or kept, where masking is off).
@@ -113,7 +113,7 @@ def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None
         mask: pairs to leave out.
 
     Returns:
-        (B, D) float32, not normalised; zeros for a query without a candidate.
+        (B, D) float32, not normalized; zeros for a query without a candidate.
     """
     highest = torch.full((len(z), 1), -torch.inf, device=z.device)
     total = z.new_zeros(len(z), 1)

@@ -1,4 +1,4 @@
-"""Labelling: what a probe says of one row."""
+"""Labeling: what a probe says of one row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Label = str | int
 
 
 @dataclass(frozen=True)
-class Labelling:
+class Labeling:
     """See the module.
 
     label: of the most probable class, None below the threshold; for a probe of several labels a tuple of all.

@@ -1,4 +1,4 @@
-"""How well a map of a picture finds what boxes say is there: the pointing game, and AUROC over pixels.
+"""How well a map of an image finds what boxes say is there: the pointing game, and AUROC over pixels.
 
 pointing(map, inside)   # 1.0: the map's maximum lies in a box
 auroc(map, inside)      # 0.5: pixels in boxes are no higher than those outside
@@ -12,7 +12,7 @@ import numpy as np
 def pointing(values: np.ndarray, inside: np.ndarray) -> float:
     """Whether the highest pixel lies in a box, 0 or 1; of several that are equally high, the share that does.
 
-    So a map that is the same everywhere gets the share of the picture that boxes cover.
+    So a map that is the same everywhere gets the share of the image that boxes cover.
 
     Args:
         values: (H, W) float.

@@ -1,4 +1,4 @@
-"""The paper's pictures of neighbours: a batch of queries, and how a query's neighbours change in training."""
+"""The paper's images of neighbors: a batch of queries, and how a query's neighbors change in training."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 Line = Mapping[str, Any]
 MOMENTS = 6  # checkpoints shown of the evolution
 FOLLOWED = 4  # queries shown of it
-SHOWN = 3  # neighbours of each at a checkpoint
+SHOWN = 3  # neighbors of each at a checkpoint
 
 
-def draw_neighbours(lines: Sequence[Line]) -> str:
+def draw_neighbors(lines: Sequence[Line]) -> str:
     """Both figures as HTML; empty for a run that recorded none.
 
     Args:
-        lines: of RUN/neighbours.jsonl.
+        lines: of RUN/neighbors.jsonl.
     """
     if not lines:
         return ""
     return (
-        "<h2>Nearest neighbours in the support set</h2>"
-        "<p>Left the query, then what the support set holds nearest to it, at the last checkpoint. The pictures' own "
+        "<h2>Nearest neighbors in the support set</h2>"
+        "<p>Left the query, then what the support set holds nearest to it, at the last checkpoint. The images' own "
         f"older embeddings are left out.</p><div class=nn>{_batch(lines[-1])}</div>"
-        "<h2>Evolution of the nearest neighbours</h2>"
-        "<p>The same queries as training proceeds. In the paper they go from colour and texture to classes.</p>"
+        "<h2>Evolution of the nearest neighbors</h2>"
+        "<p>The same queries as training proceeds. In the paper they go from color and texture to classes.</p>"
         f"<div class=nn>{_evolution(lines)}</div>"
     )
 
 
 def _batch(line: Line) -> str:
     rows = []
-    for query, found, similarity in zip(line["queries"], line["neighbours"], line["similarity"], strict=True):
+    for query, found, similarity in zip(line["queries"], line["neighbors"], line["similarity"], strict=True):
         cells = [
             _tile(line, query, "query"),
             *(_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)),
@@ -49,7 +49,7 @@ def _evolution(lines: Sequence[Line]) -> str:
     for number, query in enumerate(moments[-1]["queries"][:FOLLOWED]):
         cells = [f"<td>{_tile(moments[-1], query, 'query')}</td>"]
         for moment in moments:
-            found = moment["neighbours"][number][:SHOWN]
+            found = moment["neighbors"][number][:SHOWN]
             tiles = [f"<td{' class=first' * (i == 0)}>{_tile(moment, one, '')}</td>" for i, one in enumerate(found)]
             cells += tiles + ["<td></td>"] * (SHOWN - len(tiles))
         rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -61,4 +61,4 @@ def _tile(line: Line, number: int, caption: str) -> str:
     if data is None:  # a row of the random start
         return "<span class=none>none yet</span>"
     note = f"<br><small>{caption}</small>" if caption else ""
-    return f"<img alt='picture {number}' src='data:image/jpeg;base64,{data}'>{note}"
+    return f"<img alt='image {number}' src='data:image/jpeg;base64,{data}'>{note}"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.labelled import read_labelled
+from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 
@@ -18,27 +18,27 @@ def folder(tmp_path):
 
 
 def test_folders_are_labels(folder):
-    images = read_labelled(folder / "train")
+    images = read_labeled(folder / "train")
     assert [(path.name, label) for path, label in zip(images.paths, images.labels, strict=True)] == [
         ("c.png", ()),
         ("a.png", ("cat",)),
         ("b.png", ("dog",)),
     ]
-    assert images.labelled.numbers(images.classes).tolist() == [0, 1]
+    assert images.labeled.numbers(images.classes).tolist() == [0, 1]
 
 
 def test_a_table_beside_the_parts_goes_before_their_folders(folder):
     (folder / "labels.csv").write_text("path,label\ntrain/cat/a.png,tabby\ntest/cat/d.png,siamese\ntrain/c.png,\n")
-    train = read_labelled(folder / "train")
+    train = read_labeled(folder / "train")
     assert train.labels == (("tabby",), ())
-    assert train.labelled.labels == (("tabby",),)
-    assert read_labelled(folder / "test").labels == (("siamese",),)
+    assert train.labeled.labels == (("tabby",),)
+    assert read_labeled(folder / "test").labels == (("siamese",),)
 
 
 def test_several_labels_and_uncertain_ones_become_a_matrix(folder):
     table = folder / "voc.csv"
     table.write_text("path,labels,uncertain\ntrain/c.png,cat; dog,\ntrain/cat/a.png,,dog\ntrain/dog/b.png,,\n")
-    images = read_labelled(table).labelled
+    images = read_labeled(table).labeled
     assert images.several
     assert images.classes == ("cat", "dog")
     np.testing.assert_array_equal(images.numbers(("cat", "dog")), [[1, 1], [0, np.nan], [0, 0]])
@@ -55,20 +55,20 @@ def test_several_labels_and_uncertain_ones_become_a_matrix(folder):
 def test_a_table_that_cannot_be_read_is_explained(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InvalidRequest, match=message):
-        read_labelled(tmp_path / "t.csv")
+        read_labeled(tmp_path / "t.csv")
 
 
 def test_what_is_not_there_is_named(folder):
     with pytest.raises(NoImages, match="does not exist"):
-        read_labelled(folder / "none.csv")
+        read_labeled(folder / "none.csv")
     with pytest.raises(InvalidRequest, match="dog"):
-        read_labelled(folder / "train").labelled.numbers(["cat"])
+        read_labeled(folder / "train").labeled.numbers(["cat"])
     (folder / "labels.csv").write_text("path,label\ntrain/c.png,cat\n")
-    with pytest.raises(NoImages, match="no picture in it"):
-        read_labelled(folder / "test")
+    with pytest.raises(NoImages, match="no image in it"):
+        read_labeled(folder / "test")
 
 
-def test_pictures_without_a_label_have_no_number(folder):
-    images = read_labelled(folder)
-    with pytest.raises(InvalidRequest, match=r"These pictures have no label: c\.png; label them"):
+def test_images_without_a_label_have_no_number(folder):
+    images = read_labeled(folder)
+    with pytest.raises(InvalidRequest, match=r"These images have no label: c\.png; label them"):
         images.numbers(images.classes)

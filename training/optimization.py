@@ -1,4 +1,4 @@
-"""The optimiser and its schedule, from timm and torch, with the paper's rules about what decays."""
+"""The optimizer and its schedule, from timm and torch, with the paper's rules about what decays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
 
     Args:
         learner: whose trained parameters are grouped: the backbone's (marked "backbone") and the heads'.
-        recipe: its settings; `batch_size` counts the pictures of all ranks and accumulated parts.
+        recipe: its settings; `batch_size` counts the images of all ranks and accumulated parts.
         layer_decay: rate of each layer of the backbone relative to the next later one.
     """
     heads = [p for part in (learner.projection, learner.prediction) for p in part.parameters()]

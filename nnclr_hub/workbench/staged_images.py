@@ -1,8 +1,8 @@
-"""The pictures among staged files, those in zips included, each read only when it is wanted.
+"""The images among staged files, those in zips included, each read only when it is wanted.
 
-with staged_pictures(ticket, most_bytes=20_000_000) as (pictures, left_out):
-    pictures[0].name, pictures[0].label     # "cat/01.jpg", "cat"
-    data = pictures[0].read()
+with staged_images(ticket, most_bytes=20_000_000) as (images, left_out):
+    images[0].name, images[0].label     # "cat/01.jpg", "cat"
+    data = images[0].read()
     left_out                                # [("inner.zip", "It is a zip within the zip: ...")]
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path, PurePosixPath
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench.staging import staged
-from nnclr_hub.workbench.zips import SUFFIX, PictureZip
+from nnclr_hub.workbench.zips import SUFFIX, ImageZip
 
 
 @dataclass(frozen=True)
-class StagedPicture:
+class StagedImage:
     """One of them.
 
     name: its path below the folder that was chosen, or within its zip.
@@ -35,38 +35,38 @@ class StagedPicture:
 
 
 @contextmanager
-def staged_pictures(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedPicture], list[tuple[str, str]]]]:
+def staged_images(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedImage], list[tuple[str, str]]]]:
     """See the module; also gives (name, reason) of what was left out of a zip.
 
     Args:
-        most_bytes: of one picture.
+        most_bytes: of one image.
 
     Raises:
         InvalidRequest: nothing waits under the ticket, or a zip that does cannot be taken.
     """
-    pictures: list[StagedPicture] = []
+    pictures: list[StagedImage] = []
     left_out: list[tuple[str, str]] = []
     with ExitStack() as opened:
         for file in staged(ticket):
             if not file.name.lower().endswith(SUFFIX):
                 read = partial(_read, file.path, most_bytes)
-                pictures.append(StagedPicture(file.name, label_of(Path(file.name), Path()) or "", read))
+                pictures.append(StagedImage(file.name, label_of(Path(file.name), Path()) or "", read))
                 continue
-            zip = opened.enter_context(PictureZip(file.path, file.name, most_bytes))
+            zip = opened.enter_context(ImageZip(file.path, file.name, most_bytes))
             left_out += zip.left_out
             root = root_of(zip.names)
             for name in zip.names:
-                pictures.append(StagedPicture(name, label_of(Path(name), root) or "", partial(zip.read, name)))
+                pictures.append(StagedImage(name, label_of(Path(name), root) or "", partial(zip.read, name)))
         yield pictures, left_out
 
 
 def root_of(names: Sequence[str]) -> Path:
-    """The folder that was packed, if all pictures lie in one: it is no label."""
+    """The folder that was packed, if all images lie in one: it is no label."""
     tops = {"/".join(PurePosixPath(name).parts[:-1][:1]) for name in names}
     return Path(tops.pop()) if len(tops) == 1 else Path()
 
 
 def _read(path: Path, most_bytes: int) -> bytes:
     if path.stat().st_size > most_bytes:
-        raise ImageError(f"It has more than {most_bytes / 1e6:,.0f} MB: make the picture smaller.")
+        raise ImageError(f"It has more than {most_bytes / 1e6:,.0f} MB: make the image smaller.")
     return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Pictures with boxes, as tests need them."""
+"""Images with boxes, as tests need them."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def write_coco(folder: Path, pictures: Sequence[tuple], classes: Sequence[str] =
 
     Args:
         folder: made if it is not there, and given back.
-        pictures: (width, height, [(class, x, y, w, h), ...]) each; class is a place in `classes`.
+        images: (width, height, [(class, x, y, w, h), ...]) each; class is a place in `classes`.
         classes: names.
     """
     told: dict[str, list] = {"images": [], "annotations": []}
