@@ -142,7 +142,8 @@ def refusal_of(kind: str | type[NNCLRHubError]) -> Refusal:
     if isinstance(kind, str):
         return REFUSALS[kind]
     status = next(STATUS[one] for one in kind.__mro__ if one in STATUS)
-    return Refusal(status, kind.code, (kind.__doc__ or "").split("\n")[0])
+    sentence = (kind.__doc__ or "").split("\n")[0].removeprefix("Raised when ")
+    return Refusal(status, kind.code, sentence[:1].upper() + sentence[1:])
 
 
 def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int | str, dict[str, Any]]:

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub import errors
 from nnclr_hub.bulk.local import Embedded, come_to, fill, to_make
 from nnclr_hub.bulk.pictures import Picture, Source, list_pictures
 from nnclr_hub.bulk.plan import SHARD_SIZE, Plan
-from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError
+from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
 from nnclr_hub.progress import Advance
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Worker:
         try:
             fill(self.job.folder, self.job.plan, self.job.sources, [(int(batch["number"][0]), pictures)], self.encoder)
         except NNCLRHubError as caught:
-            done, error = 0, (type(caught).__name__, str(caught))
+            done, error = 0, (caught.code, str(caught))
         return {"done": np.array([done]), "error": np.array([error[0]]), "sentence": np.array([error[1]])}
 
 
@@ -128,7 +127,7 @@ def embed_shards_by_ray(
         with _connected(address) as ray:
             for row in _results(ray, job, parts, workers):
                 if row["error"]:
-                    raise getattr(errors, row["error"])(row["sentence"])
+                    raise BY_CODE[row["error"]](row["sentence"])
                 done += int(row["done"])
                 progress(done, plan.pictures)
     return come_to(folder, plan, range(plan.shards))

@@ -133,7 +133,7 @@ def _read(path: Path) -> Image.Image:
     try:
         return decode_image(path)
     except ImageError as error:
-        raise error.named(path, 0) from error
+        raise error.for_image(path, 0) from error
 
 
 def _query(point: str | None, box: str | None) -> Query | None:

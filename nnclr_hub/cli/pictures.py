@@ -182,7 +182,7 @@ def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, 
     try:
         return bench.search(collection, image=image, **question)
     except ImageError as error:
-        return error.named(image, 0)
+        return error.for_image(image, 0)
 
 
 def _in_json(answer: list[Match] | ImageError) -> dict[str, Any]:

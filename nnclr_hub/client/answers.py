@@ -8,6 +8,7 @@ from typing import Any
 
 from nnclr_hub.client.steps import Answer
 from nnclr_hub.errors import (
+    BY_CODE,
     NNCLRHubError,
     Overloaded,
     RequestTooLarge,
@@ -28,7 +29,7 @@ def error_of(answer: Answer) -> NNCLRHubError:
 
 def make_error(code: str, detail: str, wait: float | None = None) -> NNCLRHubError:
     """An error of the class of that code; ServiceError if no class has it."""
-    kind = _classes().get(code, ServiceError)
+    kind = BY_CODE.get(code, ServiceError)
     return kind(detail, wait or 1.0) if issubclass(kind, Overloaded) else kind(detail)
 
 
@@ -74,12 +75,3 @@ def _stranger(answer: Answer) -> NNCLRHubError:
         f"{answer.url} answers {answer.status} with {kind}, which is not what `nnclr serve` says: check the address, "
         "and what stands between."
     )
-
-
-def _classes() -> dict[str, type[NNCLRHubError]]:
-    found, left = {}, [NNCLRHubError]
-    while left:
-        kind = left.pop()
-        found[kind.code] = kind
-        left += kind.__subclasses__()
-    return found

@@ -119,7 +119,7 @@ def embed(images: Iterable[ImageLike], *, model: str | None = None) -> Steps[np.
     results = yield from embed_each(pictures, model=model)
     for index, result in enumerate(results):
         if isinstance(result, ImageError):
-            raise result.named(pictures[index], index) from result
+            raise result.for_image(pictures[index], index) from result
     if results:
         return np.stack([result for result in results if isinstance(result, np.ndarray)])
     name = model if model is not None else (yield from list_models())[0].name

@@ -146,7 +146,7 @@ class Encoder(Attending):
         rows = []
         for index, result in enumerate(self.embed_in_order(images)):
             if isinstance(result, ImageError):
-                raise result.named(images[index], index) from result
+                raise result.for_image(images[index], index) from result
             rows.append(result)
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
@@ -212,7 +212,7 @@ class Encoder(Attending):
         for crops in prepared_ahead(images, self.prepare, self.batch_size):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
-                    raise crop.named(images[index], index) from crop
+                    raise crop.for_image(images[index], index) from crop
             seen += len(crops)
             yield self.transform.normalise(np.stack(crops))  # type: ignore[arg-type]
 

@@ -71,7 +71,7 @@ class Looking:
         good: list[Seen] = []
         for index, one in enumerate(seen):
             if isinstance(one, ImageError):
-                raise one if index == 0 else one.named(self.pictures[index], index - 1) from one
+                raise one if index == 0 else one.for_image(self.pictures[index], index - 1) from one
             good.append(one)
         return self._looker.maps(self._settings, good[0], good[1:])
 

@@ -72,7 +72,7 @@ def test_every_write_is_refused_and_changes_nothing(client, store):
         if path.startswith("/v1/"):
             assert (response.status_code, response.json()["error"]["code"]) == (403, "read_only")
             continue
-        assert "opened for reading" in is_problem(response, 403, "read_only")
+        assert "read-only" in is_problem(response, 403, "read_only")
     assert contents(store) == before
 
 
@@ -136,13 +136,13 @@ def test_the_workbench_refuses_whoever_writes_by_it(server, photos, pictures):
         lambda: bench.collection("photos").compact(),
         lambda: server.app.state.jobs.submit("compact", {"collection": "photos"}),
     ):
-        with pytest.raises(OpenedForReading, match="opened for reading") as refusal:
+        with pytest.raises(OpenedForReading, match="read-only") as refusal:
             write()
         assert str(bench.store.folder) not in str(refusal.value)
 
 
 def test_the_client_raises_the_same_error(server):
-    with Client(server.url) as client, pytest.raises(OpenedForReading, match="opened for reading"):
+    with Client(server.url) as client, pytest.raises(OpenedForReading, match="read-only"):
         client.collection("photos").delete(["x"])
 
 

@@ -114,7 +114,7 @@ class Looker:
             except ImageError as error:
                 if index == 0 and not isinstance(picture, str | Path):
                     raise
-                raise error.named(picture, index - 1) from error
+                raise error.for_image(picture, index - 1) from error
         first, *others = [self.forward(prepared) for prepared in pictures]
         return self.maps(settings, first, others)
 
