@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from ..examples import EXAMPLES, Example
+from nnclr_hub.client.call_examples import ApiCall
+
+from ..examples import EXAMPLES
 
 Schema = dict[str, Any]
 
@@ -94,12 +96,12 @@ def _answers(document: dict[str, Any], operation: Schema) -> str:
     return f"<h4>Answers</h4><dl>{''.join(parts)}</dl>"
 
 
-def _example(example: Example, base: str, key: bool) -> str:
+def _example(example: ApiCall, base: str, key: bool) -> str:
     """The example as commands, and as a form that docs.js sends."""
-    fields = "".join(f"<code>{escape(name)}: the image</code>" for name in example.files)
+    fields = "".join(f"<code>{escape(name)}: the image</code>" for name, _ in example.files)
     fields += "".join(
         f'<label>{escape(name)} <input name="{escape(name)}" value="{escape(value)}"></label>'
-        for name, value in example.form.items()
+        for name, value in example.fields.items()
     )
     if example.json is not None:
         fields += f'<textarea rows="4" aria-label="body">{escape(json.dumps(example.json, indent=1))}</textarea>'
@@ -107,7 +109,7 @@ def _example(example: Example, base: str, key: bool) -> str:
         f'<h4>Example</h4><pre class="curl">{escape(example.curl(base, key=key))}</pre>'
         f'<pre class="python">{escape(example.python(base, key=key))}</pre>'
         f'<form class="run" data-method="{example.method}" data-accept="{escape(example.accept)}" '
-        f'data-files="{escape(",".join(example.files))}">'
+        f'data-files="{escape(",".join(name for name, _ in example.files))}">'
         f'<label>path <input class="path" value="{escape(example.target)}"></label>{fields}'
         "<button>Run</button><output></output></form>"
     )

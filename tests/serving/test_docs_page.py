@@ -71,7 +71,7 @@ def test_examples_run_in_a_browser(page, client, pictures):
         ("embed-embed", "application/x-npy"),
         ("openai-embeddings", '"object": "list"'),
         ("collections-create", '"name": "photos"'),
-        ("items-add-pictures", '"id": "tom"'),
+        ("items-add-images", '"id": "tom"'),
         ("search-search", '"matches"'),
     ):
         shown = run(page, operation)
