@@ -15,19 +15,23 @@ noise made here. Rows are appended to OUT/pretrain_gpu.md and .jsonl as they com
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from gpu_report import Figure, Report
-from roofline import best_of, copy_rate, matrix_rate, step_flops
-from training_loop import LOOP, MODEL, TORCHVISION, Loops, made_pack, wait
+from torch.utils.flop_counter import FlopCounterMode
+from training_loop import LOOP, MODEL, TORCHVISION, Loops, noise_pack, wait
 
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import NNCLRHubError
@@ -42,7 +46,10 @@ COLUMNS = (
     *("what", "images/s", "ms a step", "of model only", "TFLOP/s", "of the matrix rate", "peak MiB", "until steady, s"),
     "note",
 )
+Figure = str | float | int | None
 Row = dict[str, Figure]
+SIDE = {"cuda": 8192, "cpu": 512}
+BYTES = {"cuda": 2**31, "cpu": 2**24}
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def main(given: list[str] | None = None) -> None:
         if chosen.only and name not in chosen.only:
             continue
         if time.monotonic() > until:
-            report.note(f"left out for want of time: {name}; call again with --only {name}.")
+            report.note(f"skipped: {name}, the time was up; run again with --only {name}.")
             continue
         try:
             for row in rows():
@@ -155,7 +162,7 @@ def network_rows(name: str, chosen: argparse.Namespace, where: torch.device, rat
         torch.cuda.reset_peak_memory_stats(where)
     began = time.perf_counter()
     loops = Loops(
-        recipe, made_pack(64 if chosen.toy else NETWORKS[name].pictures, recipe.pack_size), where, chosen.workers
+        recipe, noise_pack(64 if chosen.toy else NETWORKS[name].pictures, recipe.pack_size), where, chosen.workers
     )
     for kind in (MODEL, LOOP):
         loops.run(kind, 2)
@@ -238,6 +245,114 @@ def lookup_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row
             "what": f"look-up, B {batch}, M {size:,}", "images/s": batch / seconds, "ms a step": 1e3 * seconds,
             "TFLOP/s": 2 * batch * size * dim / seconds / 1e12,
         }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ the roofline
+
+
+def matrix_rate(where: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
+    """FLOP/s of square products, the best of some runs that take about so many seconds together."""
+    side = SIDE[where.type]
+    a, b = (torch.randn(side, side, device=where, dtype=dtype) for _ in range(2))
+    return 2 * side**3 / best_of(lambda: a @ b, where, seconds)
+
+
+def copy_rate(where: torch.device, seconds: float = 0.5) -> float:
+    """Bytes/s read and written by a copy."""
+    a = torch.zeros(BYTES[where.type], dtype=torch.uint8, device=where)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / best_of(lambda: b.copy_(a), where, seconds)
+
+
+def best_of(run: Callable[[], object], where: torch.device, seconds: float) -> float:
+    """Seconds of the fastest of some runs, each long enough to measure, that take about `seconds` together."""
+    run()
+    wait(where)
+    began = time.perf_counter()
+    run()
+    wait(where)
+    once = max(time.perf_counter() - began, 1e-7)
+    each = max(1, min(1000, round(seconds / 5 / once)))
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(each):
+            run()
+        wait(where)
+        best = min(best, (time.perf_counter() - began) / each)
+    return best
+
+
+def step_flops(loops: Loops) -> float:
+    """FLOPs of one optimizer step on views made once, both views, forward and backward, heads and look-up too.
+
+    Counted without compilation, which would hide the products from the count.
+    """
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        loops.step(MODEL)
+    return float(counter.get_total_flops())
+
+
+# ------------------------------------------------------------------------------ the report
+
+
+class Report:
+    """OUT/NAME.jsonl, a line a row, and OUT/NAME.md, the same as a table under a line on the machine.
+
+    Args:
+        out: the folder.
+        name: of the files.
+        where: the device.
+        columns: of the table, in order; a row may lack some, and what it has beyond them is in the JSON alone.
+    """
+
+    def __init__(self, out: Path, name: str, where: torch.device, columns: Sequence[str]) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._lines, self._table, self._columns = out / f"{name}.jsonl", out / f"{name}.md", columns
+        about = machine(where)
+        self._lines.write_text(json.dumps(about) + "\n", "utf-8")
+        told = ", ".join(f"{key} {value}" for key, value in about.items())
+        head = f"{told}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+        self._table.write_text(head, "utf-8")
+        print(head, end="", flush=True)
+
+    def add(self, row: Mapping[str, Figure]) -> None:
+        """Writes a row to both files and prints it."""
+        line = f"| {' | '.join(_shown(row.get(column)) for column in self._columns)} |\n"
+        for path, text in ((self._lines, json.dumps(row) + "\n"), (self._table, line)):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        print(line, end="", flush=True)
+
+    def note(self, sentence: str) -> None:
+        """A line below the table."""
+        with self._table.open("a", encoding="utf-8") as file:
+            file.write(f"\n{sentence}\n")
+        print(sentence, flush=True)
+
+
+def machine(where: torch.device) -> dict[str, Figure]:
+    """What the figures hold for."""
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "device": name,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if where.type == "cuda" else None,
+        "python": platform.python_version(),
+        "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+def _shown(value: Figure) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
 
 
 if __name__ == "__main__":

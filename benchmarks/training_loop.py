@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.transforms import v2
 
-from nnclr_hub.method import Gather
+from nnclr_hub.method import Gather, Learner
 from training import step as steps_module
 from training.assemble import build_learner, placed
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_views
@@ -27,7 +27,7 @@ ENDLESS = 1_000_000  # batches
 MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
 
 
-def made_pack(pictures: int, side: int) -> ImagePack:
+def noise_pack(pictures: int, side: int) -> ImagePack:
     """Colored noise: how fast it goes does not depend on what is shown."""
     pixels = np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), dtype=np.uint8)
     return ImagePack(pixels, np.ones(pictures, np.float32), np.arange(pictures), ())
@@ -41,13 +41,13 @@ def batches_of(pack: ImagePack, recipe: Recipe, where: torch.device) -> Batches:
     )  # fmt: skip
 
 
-def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> Stepper:
+def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> tuple[Learner, Stepper]:
     torch.manual_seed(0)
     ranks = Ranks(0, 1, where, Gather())
     learner = placed(build_learner(recipe), recipe, ranks)
     learner.train()
     optimizer = make_optimizer(learner, recipe)
-    return Stepper(learner, optimizer, Schedule(optimizer, recipe, STEPS, 100), recipe, ranks, batches, STEPS)
+    return learner, Stepper(learner, optimizer, Schedule(optimizer, recipe, STEPS, 100), recipe, ranks, batches, STEPS)
 
 
 class Loops:
@@ -63,7 +63,7 @@ class Loops:
     def __init__(self, recipe: Recipe, pack: ImagePack, where: torch.device, workers: int) -> None:
         self.recipe, self.where, self.workers = recipe, where, workers
         self.batches = batches_of(pack, recipe, where)
-        self.stepper = make_stepper(recipe, self.batches, where)
+        self.learner, self.stepper = make_stepper(recipe, self.batches, where)
         first = self.batches.at(0)
         draws = torch.Generator().manual_seed(0)
         self._once = make_views(first.images, first.aspect, self.stepper.views(0), draws)

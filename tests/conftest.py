@@ -26,7 +26,7 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`pytest -m gpu` reads its own folder alone: a machine lent for it has few packages, and the others' are many."""
+    """With `pytest -m gpu`, collect tests/gpu alone: it needs only the packages of training."""
     asked_for_gpu = config.option.markexpr == "gpu"
     within = GPU_TESTS in (collection_path, *collection_path.parents) or collection_path in GPU_TESTS.parents
     return True if asked_for_gpu and not within else None

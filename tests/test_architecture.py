@@ -96,8 +96,8 @@ def test_every_public_name_is_there():
         nnclr_hub.no_such_name  # noqa: B018
 
 
-def test_what_needs_a_gpu_lies_where_a_lent_machine_looks():
-    """`pytest -m gpu` collects tests/gpu alone: the other tests import what such a machine lacks."""
+def test_gpu_tests_are_in_one_folder():
+    """`pytest -m gpu` collects tests/gpu alone, so it runs with only the packages that training needs."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if ".mark." + "gpu" in path.read_text()}
     assert marked, "there are no GPU tests"
     assert {path.parent.name for path in marked} == {"gpu"}

@@ -205,7 +205,7 @@ def test_the_plan_says_what_made_the_shards(encoder, photos, tmp_path):
 
 
 def test_a_machine_without_faiss_embeds_shards(photos, model, tmp_path):
-    """As on a lent machine: what computes vectors needs no library of searching."""
+    """Computing vectors does not need faiss."""
     code = (
         "import sys; sys.modules['faiss'] = None; from pathlib import Path; from nnclr_hub import load_encoder; "
         "from nnclr_hub.bulk import embed_shards; "
