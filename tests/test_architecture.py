@@ -11,11 +11,12 @@ import nnclr_hub
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("training", "serving", "app")
-# room of nnclr_hub -> the rooms it may import; every room may import errors, cache and progress
+# room of nnclr_hub -> the rooms it may import; every room may import those of GROUND
 FLOORS = {
     "errors": set(),
     "cache": set(),
     "progress": set(),
+    "read_ahead": set(),
     "method": set(),
     "hub": set(),
     "store": set(),
@@ -28,7 +29,7 @@ FLOORS = {
     "client": {"store", "probe", "encoder"},
     "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "bulk", "client"},
 }
-GROUND = {"errors", "cache", "progress"}
+GROUND = {"errors", "cache", "progress", "read_ahead"}
 
 
 def imports(path: Path) -> set[str]:

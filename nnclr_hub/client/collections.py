@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from nnclr_hub.client.pictures import bounded
+from nnclr_hub.client.pictures import MOST_BYTES
 from nnclr_hub.client.steps import Answer, Call, Steps, ask, spread, to_json
 from nnclr_hub.client.vectors import read_vector, vector_text
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import CollectionInfo, Item, Page, Where
 from nnclr_hub.store.checks import check_ids, check_name
 from nnclr_hub.store.reports import VerifyReport
@@ -174,7 +175,7 @@ def _each(method: str, name: str, ids: Sequence[str], read: Callable[[Answer], T
 
 
 def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    return bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE)
+    return batches(rows, PAGE, lambda row: len(to_json(row)) + 2, MOST_BYTES)
 
 
 def _info(body: dict[str, Any]) -> CollectionInfo:

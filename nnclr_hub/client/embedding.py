@@ -11,10 +11,11 @@ from urllib.parse import quote
 import numpy as np
 
 from nnclr_hub.client.answers import error_of, failures, make_error
-from nnclr_hub.client.pictures import as_images, bounded, read_image
+from nnclr_hub.client.pictures import MOST, MOST_BYTES, as_images, read_image
 from nnclr_hub.client.steps import Answer, Call, Pause, Steps, ask, spread
 from nnclr_hub.client.vectors import read_vector
 from nnclr_hub.errors import ImageError, ImageTooLarge, NNCLRHubError, RequestTooLarge, ServerUnreachable
+from nnclr_hub.read_ahead import batches
 
 if TYPE_CHECKING:
     from nnclr_hub.client.pictures import ImageLike
@@ -105,7 +106,7 @@ def embed_each(images: Iterable[ImageLike], *, model: str | None = None) -> Step
         for (i, _), answer in zip(batch, answers, strict=True):
             results[i] = answer
 
-    yield from spread(bounded(files(), lambda one: len(one[1][1])), send, AT_ONCE)
+    yield from spread(batches(files(), MOST, lambda one: len(one[1][1]), MOST_BYTES), send, AT_ONCE)
     return [result for result in results if result is not None]
 
 

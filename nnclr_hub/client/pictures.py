@@ -1,14 +1,11 @@
-"""Images as a request carries them: bytes, so many at a time.
-
-list(bounded(paths, size_of))       # lists of at most 64 members and 19 MB
-"""
+"""Images in requests: read from any form to bytes, and the limits of one request."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import ImageError, InvalidRequest
 
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 
 MOST = 64  # images a request
 MOST_BYTES = 19_000_000  # leaves room for the parts' headers below the server's 20 MB
-T = TypeVar("T")
 
 
 def read_image(image: ImageLike) -> tuple[str, bytes]:
@@ -53,21 +49,6 @@ def as_images(images: Iterable[ImageLike]) -> list[ImageLike]:
     if isinstance(images, str | bytes | Path) or not isinstance(images, Iterable):
         raise InvalidRequest("Give a list of images, even for one: client.embed([image]).")
     return list(images)
-
-
-def bounded(things: Iterable[T], size: Callable[[T], int], *, most: int = MOST) -> Iterator[list[T]]:
-    """Lists in order, each within what one request may hold; a thing above the limit is alone in its list."""
-    batch: list[T] = []
-    total = 0
-    for thing in things:
-        bytes_ = size(thing)
-        if batch and (len(batch) == most or total + bytes_ > MOST_BYTES):
-            yield batch
-            batch, total = [], 0
-        batch.append(thing)
-        total += bytes_
-    if batch:
-        yield batch
 
 
 def shrunk(data: bytes, side: int) -> bytes:

@@ -15,11 +15,12 @@ import numpy as np
 from nnclr_hub.client.answers import failures, make_error
 from nnclr_hub.client.embedding import embed, list_models, told_by_part
 from nnclr_hub.client.jobs import Job, read_job
-from nnclr_hub.client.pictures import bounded, read_image
+from nnclr_hub.client.pictures import MOST, MOST_BYTES, read_image
 from nnclr_hub.client.steps import Answer, Call, File, Steps, aside, ask
 from nnclr_hub.client.vectors import vector_text
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
 from nnclr_hub.probe.labeling import Label, Labeling
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
 
@@ -152,7 +153,7 @@ def predict(
     files: list[tuple[str, bytes] | NNCLRHubError] = yield from aside(lambda: [_read(image) for image in images])
     said: list[Labeling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
     there = [(i, one) for i, one in enumerate(files) if not isinstance(one, NNCLRHubError)]
-    for batch in bounded(there, lambda one: len(one[1][1])):
+    for batch in batches(there, MOST, lambda one: len(one[1][1]), MOST_BYTES):
         parts: list[File] = [("files", file) for _, file in batch]
         for (i, _), answer in zip(
             batch, (yield from ask(_prediction(path, len(batch), None, parts, top))), strict=True

@@ -8,9 +8,10 @@ import numpy as np
 
 from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.collections import ROOT
-from nnclr_hub.client.pictures import bounded, read_image
+from nnclr_hub.client.pictures import MOST, MOST_BYTES, read_image
 from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, spread, to_json
 from nnclr_hub.client.vectors import read_matches, vector_text
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Match, Where
 from nnclr_hub.store.checks import check_name
 
@@ -90,7 +91,7 @@ def search_batch(
                 raise make_error(answer["error"]["code"], answer["error"]["detail"])
             found[i] = read_matches(answer["matches"])
 
-    yield from spread(bounded(queries, lambda one: len(to_json(one[1])) + 2), send, AT_ONCE)
+    yield from spread(batches(queries, MOST, lambda one: len(to_json(one[1])) + 2, MOST_BYTES), send, AT_ONCE)
     return found
 
 

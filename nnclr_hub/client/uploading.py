@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.client.answers import failures, make_error
 from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll
 from nnclr_hub.client.embedding import image_error, told_by_part
-from nnclr_hub.client.pictures import MOST, bounded, read_image, shrunk
+from nnclr_hub.client.pictures import MOST, MOST_BYTES, read_image, shrunk
 from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, spread, to_json
 from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.checks import check_name
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def add_images(name: str, pictures: Sequence[Picture]) -> Steps[list[ImageError 
         return files
 
     files = yield from aside(load)
-    for batch in bounded(files, lambda one: _size(one[1], pictures[one[0]].id, pictures[one[0]].metadata)):
+    for batch in batches(
+        files, MOST, lambda one: _size(one[1], pictures[one[0]].id, pictures[one[0]].metadata), MOST_BYTES
+    ):
         about = [(pictures[i].id, pictures[i].metadata) for i, _ in batch]
         answers = yield from _send(name, [file for _, file in batch], about)
         for (i, _), error in zip(batch, answers, strict=True):
@@ -111,8 +114,8 @@ def index_folder(
     changes = yield from aside(lambda: find_changes(root, found, known, origin=origin, prune=prune))
     run = _Run(name, shrink, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder keeps all workers busy too
-    batches = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
-    yield from spread(batches, run.take_up, workers)
+    every = batches(changes.wanted, share, lambda one: one.metadata["size"], MOST_BYTES)
+    yield from spread(every, run.take_up, workers)
     removed = (yield from delete(name, changes.gone)) if prune else 0
     return changes.report(sorted(run.failed, key=lambda one: one[0].path), removed)
 
@@ -132,7 +135,7 @@ class _Run:
         good = [(one, file) for one, file in zip(batch, loaded, strict=True) if not isinstance(file, ImageError)]
         failed = [(one, str(error)) for one, error in zip(batch, loaded, strict=True) if isinstance(error, ImageError)]
         # files may have grown since they were listed
-        for part in bounded(good, lambda one: _size(one[1], one[0].id, one[0].metadata)):
+        for part in batches(good, MOST, lambda one: _size(one[1], one[0].id, one[0].metadata), MOST_BYTES):
             about = [(one.id, one.metadata) for one, _ in part]
             answers = yield from _send(self._name, [file for _, file in part], about)
             failed += [(one, str(error)) for (one, _), error in zip(part, answers, strict=True) if error is not None]

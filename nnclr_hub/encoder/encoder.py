@@ -10,6 +10,7 @@ encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: where it looks t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -33,12 +34,12 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
 from nnclr_hub.encoder.given import Stored, as_list, readable
 from nnclr_hub.encoder.outputs import feature_map, vector_length
-from nnclr_hub.encoder.prefetching import prepared_ahead
 from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
 from nnclr_hub.encoder.tensors import as_tensor, crops_of, transformed_batches
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig, read_weights
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.read_ahead import batches, read_ahead
 
 BATCH = 64
 
@@ -168,7 +169,7 @@ class Encoder(Attending):
             for x in self._inputs(images):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
-        for crops in prepared_ahead(images, self.prepare, self.batch_size):
+        for crops in self._prepared(images):
             good = [crop for crop in crops if isinstance(crop, np.ndarray)]
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in crops:
@@ -186,8 +187,8 @@ class Encoder(Attending):
             InvalidRequest: there is no image.
         """
         images = as_tensor(images)
-        batches = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
-        maps = [self._forward(x, feature_map) for x in batches if len(x)]
+        inputs = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
+        maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
             raise InvalidRequest("No image was given: tokens needs at least one.")
         return np.concatenate(maps)
@@ -206,10 +207,22 @@ class Encoder(Attending):
         """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
 
+    def _prepared(self, images: Iterable[ImageLike | Stored]) -> Iterator[list[np.ndarray | ImageError]]:
+        """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
+
+        def attempt(image: ImageLike | Stored) -> np.ndarray | ImageError:
+            try:
+                return self.prepare(image)
+            except ImageError as error:
+                return error
+
+        for _, crops in read_ahead(batches(images, self.batch_size), attempt, os.cpu_count() or 1):
+            yield crops
+
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
         """Batches (B, 3, S, S) float of images; raises the first ImageError."""
         seen = 0
-        for crops in prepared_ahead(images, self.prepare, self.batch_size):
+        for crops in self._prepared(images):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
                     raise crop.for_image(images[index], index) from crop

@@ -15,14 +15,16 @@ from PIL import Image
 
 from nnclr_hub.encoder.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
-from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.writing import Writing
 
 BATCH = 64
 DECODED_AT_ONCE = 8
+# of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once
+MAX_BATCH_BYTES = 32_000_000
 PAGE = 1000
 
 
@@ -36,7 +38,7 @@ def add_images(writing: Writing, images: Sequence[NewImage]) -> list[ImageError 
     """
     adding = Adding(writing, images)
     while (embedder := adding.store()) is not None:
-        for batch, decoded in ahead(batches(range(len(images)), DECODED_AT_ONCE), adding.read):
+        for batch, decoded in read_ahead(batches(range(len(images)), DECODED_AT_ONCE), adding.read):
             readable = [(index, image) for index, image in zip(batch, decoded, strict=True) if image is not None]
             vectors = embedder.embed_each([image for _, image in readable])
             adding.take(embedder, [index for index, _ in readable], vectors)
@@ -82,8 +84,8 @@ def _take_up(writing: Writing, wanted: Sequence[FolderImage], progress: Progress
     """Stores images batch by batch; those that could not be read, with the reason."""
     failed: list[tuple[FolderImage, str]] = []
     done = 0
-    every = batches_of_files(wanted, BATCH, lambda one: one.metadata["size"])
-    for batch, found in ahead(every, lambda one: read_image(_new(one))):
+    every = batches(wanted, BATCH, lambda one: one.metadata["size"], MAX_BATCH_BYTES)
+    for batch, found in read_ahead(every, lambda one: read_image(_new(one))):
         errors = _store(Adding(writing, [_new(one) for one in batch]), found)
         failed += [(one, str(error)) for one, error in zip(batch, errors, strict=True) if error is not None]
         done += len(batch)

@@ -21,11 +21,11 @@ from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
+from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
-from nnclr_hub.workbench.ahead import ahead, batches, batches_of_files
 from nnclr_hub.workbench.differences import Change, differences
-from nnclr_hub.workbench.indexing import BATCH
+from nnclr_hub.workbench.indexing import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.left_out import LeftOut, called, refusal, refusal_of_all
 from nnclr_hub.workbench.sources import read_source
 
@@ -213,7 +213,7 @@ def _catch_up(
         return read(change.metadata)
 
     wanted = (change for change in differences(old, new) if change.metadata is not None)
-    for changes, sources in ahead(batches_of_files(wanted, BATCH, _size), source):
+    for changes, sources in read_ahead(batches(wanted, BATCH, _size, MAX_BATCH_BYTES), source):
         results = _embedded(embedder, sources)
         left_out |= {
             change.id: LeftOut(change.metadata or {}, result)

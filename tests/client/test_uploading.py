@@ -6,16 +6,14 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, open_store
-from nnclr_hub.client import pictures as limits
 from nnclr_hub.client import uploading
-from nnclr_hub.client.pictures import MOST_BYTES, bounded
+from nnclr_hub.client.pictures import MOST_BYTES
 from nnclr_hub.client.steps import Aside
 from nnclr_hub.client.uploading import Picture, add_images
 from nnclr_hub.encoder.folder_changes import item_id
@@ -122,15 +120,6 @@ def test_shrunk_images_are_sent_smaller_and_found_all_the_same(server, collectio
     collection.index_folder(folder, shrink=320)
     assert collection.search(image=large, k=1)[0].metadata["path"] == "large.png"
     assert collection.index_folder(folder).unchanged == 61
-
-
-def test_batches_keep_to_both_limits():
-    sizes = [5, 18_000_000, 900_000, 200_000, 40_000_000, 1, *[10] * 130]
-    batches = list(bounded(sizes, int))
-    assert [size for batch in batches for size in batch] == sizes
-    assert all(len(batch) <= limits.MOST for batch in batches)
-    assert all(sum(batch) <= limits.MOST_BYTES or len(batch) == 1 for batch in batches)
-    assert all(sum(one) + other[0] > limits.MOST_BYTES or len(one) == limits.MOST for one, other in pairwise(batches))
 
 
 def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, collection, folder):

@@ -1,30 +1,13 @@
-"""Images ahead of who uses them: all of them, in order, and never more than the memory takes."""
+"""Indexing and re-embedding decode images ahead of the encoder, in bounded memory."""
 
 import threading
 import weakref
 
-import pytest
 from PIL import Image
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, adding, ahead, sources
-from nnclr_hub.workbench.ahead import batches_of_files
+from nnclr_hub.workbench import Encoders, Workbench, adding, indexing, reembedding, sources
 from nnclr_hub.workbench.reembedding import reembed
-
-
-@pytest.mark.parametrize(
-    ("weights", "lists"),
-    [
-        ([], []),
-        ([1] * 7, [[1, 1, 1], [1, 1, 1], [1]]),
-        ([6, 4, 1], [[6, 4], [1]]),
-        ([11, 1, 30, 30], [[11], [1], [30], [30]]),
-        ([0, 0, 0, 0], [[0, 0, 0], [0]]),
-    ],
-)
-def test_batches_are_bounded_by_number_and_by_bytes(monkeypatch, weights, lists):
-    monkeypatch.setattr(ahead, "MOST_BYTES", 10)
-    assert list(batches_of_files(weights, 3, lambda weight: weight)) == lists
 
 
 class Counting:
@@ -49,14 +32,15 @@ class Counting:
 
 def test_of_large_files_few_are_in_memory_at_once(photos, pictures, model, tmp_path, monkeypatch):
     """While a folder is indexed, and while it is embedded anew: two batches, and what the workers have in hand."""
-    monkeypatch.setattr(ahead, "MOST_BYTES", 4 * max(path.stat().st_size for path in pictures))
+    for module in (indexing, reembedding):
+        monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in pictures))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        indexing = Counting(adding.decode_image)
-        monkeypatch.setattr(adding, "decode_image", indexing)
+        decoding = Counting(adding.decode_image)
+        monkeypatch.setattr(adding, "decode_image", decoding)
         assert bench.index_folder("photos", photos).added == 60
         reading = Counting(sources.decode_image)
         monkeypatch.setattr(sources, "decode_image", reading)
         assert reembed(bench, "photos", "random:test_resnet").embedded == 60
-    for counted in (indexing, reading):
+    for counted in (decoding, reading):
         assert 4 <= counted.most <= 24  # of 60
