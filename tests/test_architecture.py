@@ -25,8 +25,8 @@ FLOORS = {
     "publish": {"hub", "encoder"},
     "torch_hub": {"hub", "encoder"},
     "workbench": {"hub", "store", "probe", "encoder"},
-    "bulk": {"hub", "store", "encoder"},
-    "client": {"store", "probe", "encoder"},
+    "bulk": {"hub", "store", "encoder", "workbench"},
+    "client": {"store", "probe", "encoder", "workbench"},
     "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "bulk", "client"},
 }
 GROUND = {"errors", "cache", "progress", "read_ahead"}

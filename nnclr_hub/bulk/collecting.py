@@ -15,11 +15,11 @@ import numpy as np
 from nnclr_hub.bulk.pictures import Picture, Source, named
 from nnclr_hub.bulk.plan import Plan
 from nnclr_hub.bulk.shards import Shard, Shards
-from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.succession import upsert_there
+from nnclr_hub.workbench.folder_changes import item_id
 
 BATCH = 1000
 

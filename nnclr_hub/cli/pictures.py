@@ -15,9 +15,9 @@ from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Json, Model, Store, chos
 from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.folder_changes import IndexReport
     from nnclr_hub.store.base import Match
     from nnclr_hub.workbench import Workbench
+    from nnclr_hub.workbench.folder_changes import IndexReport
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
 SHOWN = 20  # broken files listed before the rest is only counted
@@ -86,10 +86,10 @@ def _index(
     photos: Path, collection: str, store: str, model: str | None, prune: bool, backend: str
 ) -> tuple[IndexReport, int]:
     """Into a store of this machine: what was done, and how many items there are."""
-    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_name
+    from nnclr_hub.workbench.folder_changes import listed
 
     # neither a wrong name nor folder nor model may leave an empty store behind, nor wait for torch to be told
     check_name(collection, "Collection name")

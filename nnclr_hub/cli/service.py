@@ -84,9 +84,9 @@ def demo(
     Example: nnclr demo --images photos
     """
     from nnclr_hub.cache import cache_folder
-    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
+    from nnclr_hub.workbench.folder_changes import listed
 
     # what is wrong is told before anything is loaded, and leaves no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)

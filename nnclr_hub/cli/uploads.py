@@ -12,7 +12,7 @@ from nnclr_hub.cli.verbs import err
 from nnclr_hub.errors import Unauthorized
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.folder_changes import IndexReport
+    from nnclr_hub.workbench.folder_changes import IndexReport
 
 START_S = 120.0  # a server that is just being started loads its model first
 
@@ -39,9 +39,9 @@ def upload(
         Unauthorized: the server wants a key, and the variable holds none of its own.
     """
     from nnclr_hub.client import Client
-    from nnclr_hub.encoder.folder_changes import listed
     from nnclr_hub.errors import CollectionNotFound, NotReady
     from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.folder_changes import listed
 
     listed(photos, prune=prune)  # a wrong folder is told at once
     key = os.environ.get(key_name)

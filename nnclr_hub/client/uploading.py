@@ -20,10 +20,10 @@ from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll
 from nnclr_hub.client.embedding import image_error, told_by_part
 from nnclr_hub.client.pictures import MOST, MOST_BYTES, read_image, shrunk
 from nnclr_hub.client.steps import Answer, Call, Steps, aside, ask, spread, to_json
-from nnclr_hub.encoder.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
 
 if TYPE_CHECKING:
     from nnclr_hub.client.pictures import ImageLike

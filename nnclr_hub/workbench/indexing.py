@@ -13,12 +13,12 @@ from typing import Any
 
 from PIL import Image
 
-from nnclr_hub.encoder.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.adding import Adding, Draft, NewImage, read_image
+from nnclr_hub.workbench.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
 from nnclr_hub.workbench.writing import Writing
 
 BATCH = 64

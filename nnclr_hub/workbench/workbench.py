@@ -20,13 +20,13 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, written_together
 from nnclr_hub.workbench.adding import Adding, NewImage
 from nnclr_hub.workbench.choosing import Choosing
+from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.workbench.indexing import add_images, index_folder
 from nnclr_hub.workbench.labeling import label_images, label_items
 from nnclr_hub.workbench.models import Models, embedder_for

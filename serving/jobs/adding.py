@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nnclr_hub.encoder.folder_changes import FolderChanges
 from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.folder_changes import FolderChanges
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.staged_images import StagedImage, staged_images

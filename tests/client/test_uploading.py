@@ -16,11 +16,11 @@ from nnclr_hub.client import uploading
 from nnclr_hub.client.pictures import MOST_BYTES
 from nnclr_hub.client.steps import Aside
 from nnclr_hub.client.uploading import Picture, add_images
-from nnclr_hub.encoder.folder_changes import item_id
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
 from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.folder_changes import item_id
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import logging
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.folder_changes import find_changes, images_by_id
+from nnclr_hub.workbench.folder_changes import find_changes, images_by_id
 
 
 @pytest.fixture
