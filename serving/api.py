@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -27,6 +27,7 @@ from .heads import Heads
 from .idempotency import Idempotency
 from .ingesting import Ingest
 from .jobs import Jobs
+from .keys import READ
 from .looking import AT_ONCE, WAITING
 from .models import Engines
 from .observing import Observing
@@ -35,9 +36,9 @@ from .readiness import Loading
 from .replies import Replies
 from .routes import ROUTERS
 from .routes.query import known_query
+from .security.access import PAGE, AccessRules, requires
 from .security.door import Door
 from .security.fetching import Fetcher
-from .security.routes import PAGE
 from .settings import Settings
 from .turns import Turns
 
@@ -83,17 +84,18 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         title=openapi.TITLE,
         version=nnclr_hub.__version__,
         lifespan=lifespan,
+        openapi_url=None,  # served by docs_page, as both of these pages are
         docs_url=None,  # both pages of the framework load their scripts from elsewhere
         redoc_url=None,
     )
     _equip(app, settings, engines, workbench)
     problems.install(app)
-    _route(app)
+    access = _route(app)
     app.add_middleware(Heads)
     if settings.replies_kept and not workbench.store.records.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
-        app.add_middleware(Idempotency, replies=replies)
-    app.add_middleware(Door, settings=settings, read_only=workbench.read_only)
+        app.add_middleware(Idempotency, replies=replies, access=access)
+    app.add_middleware(Door, access=access, settings=settings, read_only=workbench.read_only)
     return app
 
 
@@ -124,16 +126,23 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
 
 
-def _route(app: FastAPI) -> None:
-    for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(known_query)])
-    app.include_router(docs_page.router)
-    app.openapi = openapi.document
+def _route(app: FastAPI) -> AccessRules:
+    """Include all routes, and return what each of them needs."""
+    pages = APIRouter(include_in_schema=False)
 
-    @app.get("/", include_in_schema=False)
+    @pages.get("/")
+    @requires(READ, counted=False)
     def root() -> RedirectResponse:
         return RedirectResponse(PAGE if app.state.has_page else "/docs")
 
-    @app.get("/favicon.ico", include_in_schema=False)
+    @pages.get("/favicon.ico")
+    @requires(None, counted=False)
     def favicon() -> Response:
         return Response(status_code=204)
+
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[Depends(known_query)])
+    for router in (docs_page.router, pages):
+        app.include_router(router)
+    app.openapi = openapi.document
+    return AccessRules((*ROUTERS, docs_page.router, pages))

@@ -28,7 +28,7 @@ from .aside import aside
 from .keys import WRITE
 from .problems import problem, told
 from .replies import Replies, Reply
-from .security.routes import rule_of
+from .security.access import AccessRules
 
 log = logging.getLogger(__name__)
 MARK = "idempotent_request"  # in the scope's state: what is the same for the same request with the same key
@@ -59,15 +59,17 @@ class Idempotency:
     Args:
         app: what answers.
         replies: keeps its answers.
+        access: tells which routes change something.
     """
 
-    def __init__(self, app: ASGIApp, replies: Replies) -> None:
+    def __init__(self, app: ASGIApp, replies: Replies, access: AccessRules) -> None:
         self._app = app
+        self._access = access
         self._replies = replies
         self._in_flight: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if _changes(scope) else None
+        headers = Headers(scope=scope) if self._changes(scope) else None
         key = headers.get("idempotency-key") if headers is not None else None
         if headers is None or key is None:
             await self._app(scope, receive, send)
@@ -111,6 +113,12 @@ class Idempotency:
         finally:
             self._in_flight.discard(name)
 
+    def _changes(self, scope: Scope) -> bool:
+        """Return whether a request is a POST that changes something, so that it must not be done twice."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
+            return False
+        return self._access.of("POST", scope["path"]).scope == WRITE
+
 
 class _Keeping:
     """`send` that keeps an answer before its last part goes out."""
@@ -142,13 +150,6 @@ class _Keeping:
             await run_sync(self._replies.put, asked.name, asked.caller, asked.request, Reply(status, headers, body))
         except StoreError as error:  # it is done, and has to be answered
             log.warning("an answer could not be kept for its Idempotency-Key (%s)", error)
-
-
-def _changes(scope: Scope) -> bool:
-    """Whether a request is a POST that changes something, and so must not be done twice."""
-    if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
-        return False
-    return rule_of("POST", scope["path"]).scope == WRITE
 
 
 def _refusal(path: str, status: int, code: str, detail: str) -> JSONResponse:

@@ -26,7 +26,7 @@ from .problems import answers, refusal_of
 from .routes import ROUTERS
 from .schemas.jobs import DuplicatesRequest, IndexRequest, JobRequest, ReembedRequest
 from .schemas.probes import PredictRequest, ProbeRequest
-from .security.routes import rule_of
+from .security.access import access_of
 
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
@@ -80,9 +80,8 @@ ANSWER_HEADERS = {
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
-    routes = [route for router in ROUTERS for route in router.routes]
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
-        assert isinstance(route, APIRoute)
         route.operation_id = f"{route.tags[0]}-{route.name.replace('_', '-')}"
     found = get_openapi(
         title=TITLE,
@@ -98,12 +97,7 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # only where the server has keys
-    writes = {
-        operation["operationId"]: method
-        for path, methods in found["paths"].items()
-        for method, operation in methods.items()
-        if rule_of(method.upper(), path).scope == WRITE
-    }
+    writes = {route.operation_id: "POST" in route.methods for route in routes if access_of(route).scope == WRITE}
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
@@ -111,7 +105,7 @@ def document() -> dict[str, Any]:
             if known == name
             for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
         ]
-        if writes.get(name) == "post":
+        if writes.get(name):
             _tell_of_keys(operation)
         if name in writes:
             _tell_of_refusals(operation, OpenedForReading)

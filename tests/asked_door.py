@@ -2,6 +2,8 @@
 
 import asyncio
 
+from serving.routes import ROUTERS
+from serving.security.access import AccessRules
 from serving.security.door import Door
 from serving.settings import Settings
 
@@ -39,7 +41,7 @@ def door_of(settings: Settings) -> Door:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return Door(app, settings)
+    return Door(app, AccessRules(ROUTERS), settings)
 
 
 def ask(door: Door | Settings, path: str, method: str = "GET", client: str = "192.0.2.1", **headers: str) -> Asked:

@@ -10,6 +10,8 @@ from starlette.routing import Route
 
 from serving.idempotency import Idempotency
 from serving.replies import Replies
+from serving.routes import ROUTERS
+from serving.security.access import AccessRules
 
 
 class World:
@@ -23,7 +25,7 @@ class World:
         self.gate: asyncio.Event | None = None
         self.begun = asyncio.Event()
         app = Starlette(routes=[Route("/{path:path}", self._do, methods=["GET", "POST", "PUT"])])
-        self.app = Idempotency(app, Replies(records, most, most_bytes))
+        self.app = Idempotency(app, Replies(records, most, most_bytes), AccessRules(ROUTERS))
 
     async def _do(self, request: Request) -> Response:
         self.done.append(await request.body())

@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from ..keys import READ
+from ..security.access import requires
 from .render import render
 
 router = APIRouter(include_in_schema=False)
@@ -22,6 +24,7 @@ _FOLDER = Path(__file__).parent
 
 
 @router.get("/docs")
+@requires(READ)
 def docs(request: Request) -> HTMLResponse:
     """The page; commands name the address that it was asked for at."""
     base = str(request.base_url).rstrip("/")
@@ -30,12 +33,21 @@ def docs(request: Request) -> HTMLResponse:
 
 
 @router.get("/docs/docs.js")
+@requires(READ)
 def script() -> Response:
     """What runs the examples."""
     return Response((_FOLDER / "docs.js").read_bytes(), media_type="text/javascript")
 
 
 @router.get("/docs/docs.css")
+@requires(READ)
 def style() -> Response:
     """How the page looks."""
     return Response((_FOLDER / "docs.css").read_bytes(), media_type="text/css")
+
+
+@router.get("/openapi.json")
+@requires(READ)
+def description(request: Request) -> JSONResponse:
+    """Return the OpenAPI document."""
+    return JSONResponse(request.app.openapi())

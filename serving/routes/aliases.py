@@ -9,8 +9,10 @@ from fastapi import APIRouter
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, DiskFull, InvalidRequest, StoreReadOnly
 from nnclr_hub.store.succession import SUFFIX, WAS
 
+from ..keys import READ, WRITE
 from ..problems import answers
 from ..schemas import AliasesResponse, AliasRequest, AliasResponse
+from ..security.access import requires
 from ..telemetry import measured
 from ..uploads import json_of
 from .described import json_body
@@ -20,6 +22,7 @@ router = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
 
 
 @router.get("", responses=answers())
+@requires(READ)
 def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
     """All aliases, and the collections that they mean."""
     with measured(metrics, "store"):
@@ -32,6 +35,7 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
     responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
     openapi_extra=json_body(AliasRequest),
 )
+@requires(WRITE)
 def point(
     alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
 ) -> AliasResponse:
@@ -43,6 +47,7 @@ def point(
 
 
 @router.delete("/{alias}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
+@requires(WRITE)
 def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Forgets an alias; the collection stays."""
     _refuse_ours(alias)

@@ -25,12 +25,14 @@ from nnclr_hub.workbench import Workbench
 
 from ..aside import aside
 from ..departure import while_present
+from ..keys import READ
 from ..looking import check_kind, rendered, settings_of
 from ..models import Engines, Model
 from ..payloads import decode_text
 from ..problems import answers
 from ..responses import NPY, PNG, wanted
 from ..schemas import AttentionQuestion, AttentionRequest, AttentionResponse
+from ..security.access import requires
 from ..security.fetching import Fetcher
 from ..telemetry import measured
 from ..uploads import FORM, JSON, check_count, fetch_each, kind_of, parse, read_form, read_json, unsupported
@@ -77,6 +79,7 @@ class Asked:
         json=AttentionRequest,
     ),
 )
+@requires(READ)
 async def attention(
     request: Request,
     bench: AppWorkbench,

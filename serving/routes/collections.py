@@ -24,9 +24,11 @@ from nnclr_hub.store.base import CollectionInfo, CollectionSpec
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
+from ..keys import READ, WRITE
 from ..models import Engines
 from ..problems import answers
 from ..schemas import CollectionRequest, CollectionResponse, CollectionsResponse, CountResponse, VerifyResponse
+from ..security.access import requires
 from ..telemetry import measured
 from ..uploads import json_of
 from .described import json_body
@@ -38,6 +40,7 @@ _WRITE = (StoreReadOnly, DiskFull)
 
 
 @router.get("", responses=answers())
+@requires(READ)
 def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsResponse:
     """All collections by name."""
     with measured(metrics, "store"):
@@ -52,6 +55,7 @@ def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsRes
     },
     openapi_extra=json_body(CollectionRequest),
 )
+@requires(WRITE)
 async def create(
     name: str,
     body: Annotated[CollectionRequest, json_of(CollectionRequest)],
@@ -69,6 +73,7 @@ async def create(
 
 
 @router.get("/{name}", responses=answers(CollectionNotFound))
+@requires(READ)
 def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionResponse:
     """One collection, by its name or an alias."""
     with measured(metrics, "store"):
@@ -76,6 +81,7 @@ def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionR
 
 
 @router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
+@requires(WRITE)
 def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Deletes a collection with everything in it and the aliases that mean it."""
     with measured(metrics, "store"):
@@ -83,6 +89,7 @@ def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
 
 
 @router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
+@requires(READ)
 def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None) -> CountResponse:
     """How many items there are, or pass the filter."""
     condition = read_where(where)
@@ -91,6 +98,7 @@ def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText 
 
 
 @router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
+@requires(WRITE)
 async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> None:
     """Writes the index to disk now, so that the next start is quick."""
     with measured(metrics, "store"):
@@ -98,6 +106,7 @@ async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy:
 
 
 @router.post("/{name}/verify", responses=answers(CollectionNotFound))
+@requires(WRITE)
 async def verify(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> VerifyResponse:
     """Reads every vector back, and compares the index with an exhaustive search on a sample."""
     with measured(metrics, "store"):

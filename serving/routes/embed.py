@@ -11,10 +11,12 @@ from fastapi.responses import Response
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
 
 from ..departure import while_present
+from ..keys import READ
 from ..payloads import encode_vector
 from ..problems import answers, problem
 from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
 from ..schemas import EmbedRequest, EmbedResponse
+from ..security.access import requires
 from ..security.fetching import Fetcher
 from ..uploads import FORM, Picture, check_count, decode_each, fetch_each, kind_of, read_form, read_json, unsupported
 from .described import binary, form_body
@@ -42,6 +44,7 @@ _BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "form
     },
     openapi_extra=_BODY,
 )
+@requires(READ)
 async def embed(
     request: Request,
     engines: AppEngines,

@@ -7,20 +7,24 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from ..keys import READ
 from ..problems import answers
 from ..schemas import Readiness
+from ..security.access import requires
 from .state import AppMetrics, AppWatching
 
 router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", responses=answers())
+@requires(None, counted=False)
 async def healthz() -> dict[str, str]:
     """The process is alive; it may still be loading."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses={**answers(), 503: {"model": Readiness, "description": "not yet, or no longer"}})
+@requires(None, counted=False)
 async def readyz(request: Request, watching: AppWatching) -> Readiness:
     """The model is warm, its threads live, and the collections are loaded; 503 with the progress until then."""
     found: Readiness = await to_thread.run_sync(request.app.state.readiness.report, limiter=watching)
@@ -34,6 +38,7 @@ async def readyz(request: Request, watching: AppWatching) -> Readiness:
     response_class=Response,
     responses={**answers(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
+@requires(READ, counted=False)
 async def metrics(metrics: AppMetrics, watching: AppWatching) -> Response:
     """What was counted and timed, for Prometheus."""
     content = await to_thread.run_sync(generate_latest, metrics.registry, limiter=watching)

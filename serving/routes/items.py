@@ -32,6 +32,7 @@ from nnclr_hub.workbench.sources import read_original
 
 from ..aside import aside
 from ..cursors import read_cursor, write_cursor
+from ..keys import READ, WRITE
 from ..payloads import decode_vector
 from ..problems import answers, problem
 from ..responses import VectorResponse
@@ -44,6 +45,7 @@ from ..schemas import (
     UploadRequest,
     UploadResponse,
 )
+from ..security.access import requires
 from ..security.fetching import Fetcher
 from ..telemetry import measured
 from ..uploads import (
@@ -87,6 +89,7 @@ _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one a file, i
     ),
     openapi_extra=form_body(_FIELDS, required=["files"], json=UploadRequest),
 )
+@requires(WRITE)
 async def add_images(
     name: str,
     request: Request,
@@ -115,6 +118,7 @@ async def add_images(
     ),
     openapi_extra=json_body(ItemsRequest),
 )
+@requires(WRITE)
 def put_vectors(
     name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench, metrics: AppMetrics
 ) -> StoredResponse:
@@ -126,6 +130,7 @@ def put_vectors(
 
 
 @router.get("", response_model=ItemsResponse, responses=answers(CollectionNotFound, InvalidFilter))
+@requires(READ)
 def list_items(
     name: str,
     bench: AppWorkbench,
@@ -148,6 +153,7 @@ def list_items(
 
 
 @router.get("/{id}", response_model=ItemResponse, responses=answers(CollectionNotFound, ItemNotFound))
+@requires(READ)
 def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Response:
     """One item with its vector."""
     with measured(metrics, "store"):
@@ -163,6 +169,7 @@ def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Re
     status_code=204,
     responses=answers(CollectionNotFound, CollectionMoving, ItemNotFound, StoreReadOnly, DiskFull),
 )
+@requires(WRITE)
 def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Deletes an item; when this returns, it is gone for good."""
     with measured(metrics, "store"):
@@ -180,6 +187,7 @@ def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) ->
         304: {"description": "the client has it already, as its If-None-Match says"},
     },
 )
+@requires(READ, counted=False)
 def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics: AppMetrics) -> Response:
     """The item's JPEG, at most 256 pixels a side."""
     with measured(metrics, "store"):
@@ -204,6 +212,7 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
         },
     },
 )
+@requires(READ)
 def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
     """The image that the item was made of, if its file lies in a source folder of the server and is still the same.
 

@@ -29,6 +29,7 @@ from ..idempotency import MARK
 from ..jobs import Job, Jobs
 from ..jobs.events import is_over, stream
 from ..jobs.task import ROOT
+from ..keys import READ, WRITE
 from ..problems import answers
 from ..schemas.jobs import (
     SOURCE,
@@ -41,6 +42,7 @@ from ..schemas.jobs import (
     JobState,
     ReembedRequest,
 )
+from ..security.access import requires
 from ..uploads import json_of
 from .described import json_body
 from .state import AppEngines, AppSettings, AppWorkbench, served_engine
@@ -75,6 +77,7 @@ def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/jobs", responses=answers())
+@requires(READ)
 def list_jobs(
     jobs: AppJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -92,6 +95,7 @@ def list_jobs(
 @router.post(
     "/jobs", status_code=202, responses=answers_of_job(CollectionNotFound), openapi_extra=json_body(JobRequest)
 )
+@requires(WRITE)
 def look_after(
     body: Annotated[JobRequest, json_of(JobRequest)], response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
 ) -> JobResponse:
@@ -101,12 +105,14 @@ def look_after(
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))
+@requires(READ)
 def get_job(id: str, jobs: AppJobs) -> JobResponse:
     """One job as it is now; `latest` is the one that was made last."""
     return JobResponse.of(jobs.get(id))
 
 
 @router.delete("/jobs/{id}", responses=answers(JobNotFound, StoreReadOnly, DiskFull))
+@requires(WRITE)
 def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
     """Cancels a job: one that waits at once, one that runs at its next step. One that has ended stays as it is."""
     return JobResponse.of(jobs.cancel(id))
@@ -124,6 +130,7 @@ def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
         **answers(JobNotFound),
     },
 )
+@requires(READ)
 async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Server-sent events of a job."""
     job = await run_in_threadpool(jobs.get, id)
@@ -141,6 +148,7 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
     responses=answers_of_job(CollectionNotFound, InvalidFilter),
     openapi_extra=json_body(DuplicatesRequest),
 )
+@requires(WRITE)
 def find_duplicates(
     name: str,
     body: Annotated[DuplicatesRequest, json_of(DuplicatesRequest)],
@@ -166,6 +174,7 @@ def find_duplicates(
     responses=answers_of_job(CollectionNotFound, UnknownModel, ModelError),
     openapi_extra=json_body(ReembedRequest),
 )
+@requires(WRITE)
 def start_reembed(
     name: str,
     body: Annotated[ReembedRequest, json_of(ReembedRequest)],
@@ -198,6 +207,7 @@ def start_reembed(
     responses=answers_of_job(CollectionNotFound, FingerprintMismatch, ModelError),
     openapi_extra=json_body(IndexRequest),
 )
+@requires(WRITE)
 def index_folder(
     name: str,
     body: Annotated[IndexRequest, json_of(IndexRequest)],
@@ -224,6 +234,7 @@ def index_folder(
 @router.delete(
     "/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull)
 )
+@requires(WRITE)
 def abandon_reembed(name: str, bench: AppWorkbench) -> None:
     """Takes away what a re-embedding that failed had built; nothing happens where there is nothing."""
     if bench.reembedding.locked():

@@ -11,11 +11,13 @@ from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, Model
 from nnclr_hub.hub.registry import MODELS
 
 from ..departure import while_present
+from ..keys import READ
 from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
 from ..responses import VectorResponse
 from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
+from ..security.access import requires
 from ..security.fetching import Fetched
 from ..uploads import check_count, fetch_each, json_of
 from .described import json_body
@@ -31,6 +33,7 @@ _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
     responses=answers(*_WITH_MODEL, ImageError, "unsupported_media_type", openai=True),
     openapi_extra=json_body(EmbeddingsRequest),
 )
+@requires(READ)
 async def embeddings(
     request: Request,
     body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)],
@@ -62,12 +65,14 @@ async def embeddings(
 
 
 @router.get("/models", responses=answers(openai=True))
+@requires(READ)
 async def models(engines: AppEngines) -> ModelsResponse:
     """The models that requests may name, the default first."""
     return ModelsResponse(data=[_card(engines, name, source) for name, source in served_names(engines).items()])
 
 
 @router.get("/models/{name:path}", responses=answers(*_WITH_MODEL, openai=True))
+@requires(READ)
 async def model(name: str, engines: AppEngines) -> ModelCard:
     """One model, loaded if it was not."""
     engine = await _served(engines, name)

@@ -46,6 +46,7 @@ from nnclr_hub.workbench.probes import (
 )
 
 from ..departure import while_present
+from ..keys import READ, WRITE
 from ..models import Model
 from ..payloads import decode_vector
 from ..problems import answers, problem
@@ -61,6 +62,7 @@ from ..schemas.probes import (
     ProbeResponse,
     ProbesResponse,
 )
+from ..security.access import requires
 from ..security.fetching import Fetcher
 from ..uploads import (
     FORM,
@@ -87,6 +89,7 @@ _PREDICT_BODY = form_body(
 
 
 @router.get("", responses=answers())
+@requires(READ)
 def list_all(bench: AppWorkbench) -> ProbesResponse:
     """All probes, by name."""
     return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
@@ -105,6 +108,7 @@ async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
     responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter),
     openapi_extra=json_body(ProbeRequest),
 )
+@requires(WRITE)
 def fit(
     body: Annotated[ProbeRequest, Depends(_to_fit)],
     response: Response,
@@ -133,12 +137,14 @@ def fit(
 
 
 @router.get("/{name}", responses=answers(ProbeNotFound))
+@requires(READ)
 def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
     """One probe, and how it did on held-out rows."""
     return ProbeResponse.of(get_probe(bench.store.records, name))
 
 
 @router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound, StoreReadOnly, DiskFull))
+@requires(WRITE)
 def delete(name: str, bench: AppWorkbench) -> None:
     """Deletes a probe."""
     delete_probe(bench.store.records, name)
@@ -155,6 +161,7 @@ def delete(name: str, bench: AppWorkbench) -> None:
         **answers(ProbeNotFound),
     },
 )
+@requires(READ)
 def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"] = "zip") -> Response:
     """A probe as files that `LinearProbe.load` and `nnclr probe predict` read."""
     kept = get_probe(bench.store.records, name)
@@ -191,6 +198,7 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     ),
     openapi_extra=_PREDICT_BODY,
 )
+@requires(READ)
 async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
     """What a probe says of items, vectors or images: an answer or an error each; 422 if none has an answer."""
     query, pictures = await _read(request, settings.max_images, fetcher)

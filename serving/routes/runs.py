@@ -8,8 +8,10 @@ from fastapi.responses import Response
 from nnclr_hub.errors import RunNotFound
 from nnclr_hub.workbench.runs import list_runs, read_report
 
+from ..keys import READ
 from ..problems import answers
 from ..schemas.runs import RunResponse, RunsResponse
+from ..security.access import requires
 from .state import AppSettings
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -21,6 +23,7 @@ SHUT_IN = (
 
 
 @router.get("", responses=answers())
+@requires(READ)
 def list_all(settings: AppSettings) -> RunsResponse:
     """Pretraining runs, those that logged last first; none where the server was given no folder of runs."""
     found = list_runs(settings.runs) if settings.runs else []
@@ -35,6 +38,7 @@ def list_all(settings: AppSettings) -> RunsResponse:
         200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "HTML without scripts"},
     },
 )
+@requires(READ)
 def report(name: str, settings: AppSettings) -> Response:
     """The report of a run as it is now."""
     if settings.runs is None:

@@ -25,10 +25,12 @@ from nnclr_hub.store.base import Match
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 
 from ..aside import aside
+from ..keys import READ
 from ..problems import answers
 from ..responses import VectorResponse
 from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
 from ..searching import search_each
+from ..security.access import requires
 from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
 from .described import form_body, json_body
 from .state import AppCropping, AppFetcher, AppMetrics, AppSettings, AppWorkbench
@@ -48,6 +50,7 @@ _REFUSALS = (CollectionNotFound, FingerprintMismatch, DeadlineExceeded)
         {"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest
     ),
 )
+@requires(READ)
 async def search(
     name: str,
     request: Request,
@@ -72,6 +75,7 @@ async def search(
     responses=answers(*_REFUSALS, "unsupported_media_type"),
     openapi_extra=json_body(SearchBatchRequest),
 )
+@requires(READ)
 async def search_batch(
     name: str,
     request: Request,

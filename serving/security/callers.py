@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ..keys import READ, WRITE, Key, Keys
+from .access import PAGE, SAFE
 from .rates import REMEMBERED, Buckets
 from .refusal import Refusal
-from .routes import PAGE, SAFE
 from .session import Sessions
 
 log = logging.getLogger(__name__)

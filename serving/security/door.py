@@ -1,7 +1,7 @@
 """The door: the ASGI layer that every request passes.
 
 In this order: the Host and the origin of the page that asks (sites.py), the key or session and its scope
-(callers.py, routes.py), the caller's rate (rates.py), the body's size and pace (body.py). Every answer, a
+(callers.py, access.py), the caller's rate (rates.py), the body's size and pace (body.py). Every answer, a
 refusal too, goes out with the security headers (headers.py).
 
 Behind it `scope["user"].display_name` is the name of the key, or the client's address where there is none,
@@ -25,12 +25,12 @@ from ..keys import WRITE, Key
 from ..problems import problem, status_of, told
 from ..settings import Settings, is_loopback
 from . import login, rates
+from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules
 from .body import BodyLimits
 from .callers import Callers
 from .headers import dressed, preflight
 from .rates import Allowance, Buckets, caller_of
 from .refusal import Refusal
-from .routes import LOGIN, LOGOUT, PAGE, Rule, rule_of
 from .session import Sessions
 from .sites import Sites, own_names
 
@@ -42,6 +42,7 @@ class Door:
 
     Args:
         app: behind the door.
+        access: what each request needs.
         settings: keys, hosts, origins, rates and limits.
         read_only: whether to let nothing in that writes, whoever asks.
 
@@ -49,8 +50,9 @@ class Door:
         InvalidRequest: a key of the settings is no key, or a weak one.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, *, read_only: bool = False) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules, settings: Settings, *, read_only: bool = False) -> None:
         self._app = app
+        self._access = access
         self._read_only = read_only
         keys = settings.keys()
         self._sessions = Sessions(settings.session_hours * 3600)
@@ -70,7 +72,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         headers, address = Headers(scope=scope), caller_of(scope.get("client"))
-        rule = rule_of(scope.get("method", "GET"), scope["path"])
+        rule = self._access.of(scope.get("method", "GET"), scope["path"])
         key = self._key(scope, headers, rule, address)
         allowance = Allowance(getattr(key, "name", "") or address, self._requests, self._images)
         send = dressed(scope, send, self._sites.cors(headers), allowance, self._frames)
@@ -95,7 +97,7 @@ class Door:
 
     # ---- guards
 
-    def _key(self, scope: Scope, headers: Headers, rule: Rule, address: str) -> Key | Refusal:
+    def _key(self, scope: Scope, headers: Headers, rule: Access, address: str) -> Key | Refusal:
         refusal = self._sites.refusal(scope, headers)
         if refusal is not None:
             return refusal
@@ -109,7 +111,7 @@ class Door:
             return Refusal(status_of(error), error.code, str(error))
         return key
 
-    def _refusal(self, headers: Headers, rule: Rule, allowance: Allowance) -> Refusal | None:
+    def _refusal(self, headers: Headers, rule: Access, allowance: Allowance) -> Refusal | None:
         if rule.counted:
             try:
                 allowance.charge_request()

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope, Send
 
+from .access import PAGE
 from .rates import Allowance
-from .routes import PAGE
 
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",

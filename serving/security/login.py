@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..keys import Key
+from .access import LOGIN, LOGOUT, PAGE
 from .refusal import Refusal
-from .routes import LOGIN, LOGOUT, PAGE
 from .session import Sessions
 
 MAX_FORM = 4096

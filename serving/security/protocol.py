@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..problems import problem
-from .routes import LIVENESS
+from .access import LIVENESS
 from .unread import Unread
 
 MAX_HEAD = 64 * 1024

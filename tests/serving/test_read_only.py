@@ -21,8 +21,10 @@ from nnclr_hub.workbench.probes import delete_probe
 from nnclr_hub.workbench.reembedding import reembed
 from serving.jobs.ledger import JOB
 from serving.openapi import document
-from serving.security.routes import rule_of
+from serving.routes import ROUTERS
+from serving.security.access import AccessRules
 
+ACCESS = AccessRules(ROUTERS)
 WAITING = "0123456789abcd"
 NAMES = {"name": "photos", "id": "x", "alias": "live"}
 
@@ -60,7 +62,7 @@ def writes() -> list[tuple[str, str]]:
         for method in methods
     }
     return sorted(
-        one for one in filled | {("POST", "/v1/files"), ("PATCH", "/api/v2")} if rule_of(*one).scope == "write"
+        one for one in filled | {("POST", "/v1/files"), ("PATCH", "/api/v2")} if ACCESS.of(*one).scope == "write"
     )
 
 
@@ -80,7 +82,7 @@ def test_every_write_is_described_with_its_refusal():
     for path, methods in document()["paths"].items():
         for method, operation in methods.items():
             told = "`read_only`" in operation["responses"]["403"]["description"]
-            assert told == (rule_of(method.upper(), path).scope == "write"), (method, path)
+            assert told == (ACCESS.of(method.upper(), path).scope == "write"), (method, path)
 
 
 def test_reading_is_as_ever(client, pictures):

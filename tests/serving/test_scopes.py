@@ -1,13 +1,16 @@
-"""The table of scopes, held against every route that the app has."""
-
-import re
+"""The access that routes declare with @requires."""
 
 import pytest
-from fastapi.routing import APIRoute
+from fastapi import APIRouter
 
-from serving.security.routes import rule_of
+from serving.docs_page import router as docs
+from serving.keys import READ, WRITE
+from serving.openapi import document
+from serving.routes import ROUTERS
+from serving.security.access import AccessRules, requires
 
-# whoever adds a route that is a POST, PUT or DELETE and yet needs no write scope adds it here too
+RULES = AccessRules((*ROUTERS, docs))
+# a POST, PUT or DELETE that changes nothing is listed here too
 READ_BY_BODY = {
     ("POST", "/v1/embeddings"),
     ("POST", "/api/v1/embed"),
@@ -16,27 +19,31 @@ READ_BY_BODY = {
     ("POST", "/api/v1/collections/{name}/search/batch"),
     ("POST", "/api/v1/probes/{name}/predict"),
 }
-KEYLESS = {"/healthz", "/readyz", "/favicon.ico"}
+KEYLESS = {"/healthz", "/readyz"}
 
 
-def routes(app) -> set[tuple[str, str]]:
-    """(method, path) of all routes that clients can reach."""
-    schema = {(m.upper(), path) for path, ops in app.openapi()["paths"].items() for m in ops}
-    return schema | {(m, route.path) for route in app.routes if isinstance(route, APIRoute) for m in route.methods}
+def test_only_the_listed_routes_need_less_than_their_method_suggests():
+    for path, methods in document()["paths"].items():
+        for method in map(str.upper, methods):
+            scope = RULES.of(method, path).scope
+            expected = READ if method == "GET" or (method, path) in READ_BY_BODY else WRITE
+            assert scope == (None if path in KEYLESS else expected), (method, path)
 
 
-def test_every_route_of_the_app_needs_what_it_should(server):
-    found = routes(server.app)
-    assert len(found) > 15
-    for method, path in found:
-        scope = rule_of(method, re.sub(r"\{[^}]*\}", "x", path)).scope
-        if path in KEYLESS:
-            assert scope is None, path
-        elif method == "GET":
-            assert scope == "read", path
-        else:
-            asks = (method, re.sub(r"\{\w+\}", "{name}", path)) in READ_BY_BODY
-            assert scope == ("read" if asks else "write"), (method, path)
+def test_a_route_without_declared_access_stops_the_start():
+    router = APIRouter()
+
+    @router.get("/open")
+    @requires(READ)
+    def open_route() -> None: ...
+
+    assert AccessRules([router]).of("HEAD", "/open").scope == READ
+
+    @router.get("/forgotten")
+    def forgotten_route() -> None: ...
+
+    with pytest.raises(TypeError, match="/forgotten"):
+        AccessRules([router])
 
 
 @pytest.mark.parametrize("name", ["search", "embed", "embeddings", "predict", "v1", "healthz", "login"])
@@ -57,12 +64,12 @@ def test_no_name_turns_a_write_into_a_read(name):
         ("PATCH", f"/v1/{name}"),
         ("BREW", "/ui/x"),
     ):
-        assert rule_of(method, path).scope == "write", path
+        assert RULES.of(method, path).scope == WRITE, path
 
 
-def test_the_rates_leave_out_what_a_page_is_made_of():
+def test_rate_limits_leave_out_what_a_page_is_made_of():
     for path in ("/healthz", "/ui/assets/index.js", "/api/v1/collections/c/items/i/thumbnail", "/metrics", "/login"):
-        assert not rule_of("GET", path).counted, path
+        assert not RULES.of("GET", path).counted, path
     for path in ("/v1/models", "/api/v1/collections/c/items/i"):
-        assert rule_of("GET", path).counted, path
-    assert rule_of("POST", "/ui/gradio_api/queue/join").counted
+        assert RULES.of("GET", path).counted, path
+    assert RULES.of("POST", "/ui/gradio_api/queue/join").counted

@@ -1,0 +1,108 @@
+"""Access to routes: the scope that a key needs, declared on each route.
+
+    @router.post("/embed")
+    @requires(READ)
+    def embed(...): ...
+
+    rules = AccessRules(ROUTERS)            # raises TypeError for a route without @requires
+    rules.of("POST", "/api/v1/embed")       # Access(scope="read", counted=True)
+
+A path that no route matches needs READ for a safe method, else WRITE. So an unknown path is closed, not open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+from ..keys import READ, WRITE
+
+PAGE = "/ui"
+LIVENESS = "/healthz"
+LOGIN, LOGOUT = "/login", "/logout"
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ATTRIBUTE = "__access__"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a request needs.
+
+    scope: READ or WRITE, which the key must have; None: no key needed.
+    counted: whether the request counts against the rate limit of its key.
+    """
+
+    scope: str | None
+    counted: bool = True
+
+
+UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
+
+
+def requires(scope: str | None, *, counted: bool = True) -> Callable[[F], F]:
+    """Declare what an endpoint needs; goes directly above its function.
+
+    Args:
+        scope: READ or WRITE; None: no key needed.
+        counted: whether a request counts against the rate limit of its key.
+    """
+
+    def mark(endpoint: F) -> F:
+        setattr(endpoint, _ATTRIBUTE, Access(scope, counted))
+        return endpoint
+
+    return mark
+
+
+def access_of(route: APIRoute) -> Access:
+    """Return what a route's endpoint declares.
+
+    Raises:
+        TypeError: the endpoint has no @requires.
+    """
+    access = getattr(route.endpoint, _ATTRIBUTE, None)
+    if access is None:
+        raise TypeError(f"Route {route.path} has no @requires: declare the scope that its endpoint needs.")
+    return access
+
+
+class AccessRules:
+    """The declared access of all routes, found by method and path.
+
+    Args:
+        routers: all routers of the app, in the order in which it includes them.
+
+    Raises:
+        TypeError: a route has no @requires.
+    """
+
+    def __init__(self, routers: Iterable[APIRouter] = ()) -> None:
+        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+        self._routes = [(route.methods, route.path_regex, access_of(route)) for route in routes]
+
+    def of(self, method: str, path: str) -> Access:
+        """Return what a request needs; the method of a websocket is GET."""
+        method_of_route = "GET" if method == "HEAD" else method
+        for methods, pattern, access in self._routes:
+            if method_of_route in methods and pattern.fullmatch(path):
+                return access
+        return _outside_routes(method, path)
+
+
+def _outside_routes(method: str, path: str) -> Access:
+    """Return what a path needs that is not one of the API's routes: the login, the web page, or unknown."""
+    if path in (LOGIN, LOGOUT) and method in ("GET", "HEAD", "POST"):
+        return Access(None, counted=False)
+    if re.fullmatch(f"{PAGE}(/.*)?", path):
+        if method == "POST" and path != PAGE:  # the page's events only read; one that writes checks the scope itself
+            return UNKNOWN_SAFE
+        if method in ("GET", "HEAD"):
+            return Access(READ, counted=False)
+    return UNKNOWN_SAFE if method in SAFE else UNKNOWN
