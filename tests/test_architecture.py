@@ -1,4 +1,4 @@
-"""The import law, read from the files: arrows run down, and never between programs."""
+"""Check the import rules of CONTRIBUTING.md: imports point down, and never from one program to another."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ import nnclr_hub
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("training", "serving", "app")
-# room of nnclr_hub -> the rooms it may import; every room may import those of GROUND
+# package of nnclr_hub -> the packages it may import; every package may also import those in GROUND
 FLOORS = {
     "errors": set(),
     "cache": set(),
@@ -30,10 +30,12 @@ FLOORS = {
     "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "bulk", "client"},
 }
 GROUND = {"errors", "cache", "progress", "read_ahead"}
+# module of more than 400 lines -> why it is not split
+LONG_MODULES: dict[str, str] = {}
 
 
 def imports(path: Path) -> set[str]:
-    """Absolute modules that a file imports anywhere, `from x import y` as x and as x.y."""
+    """Return the absolute names that a file imports anywhere; `from x import y` counts as x and x.y."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -45,7 +47,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_import_the_library_and_never_one_another(program):
-    """Their own modules they import relatively, for a wheel holds them under another name."""
+    # A program imports its own modules relatively, because the wheel keeps it under another name.
     for path in (ROOT / program).rglob("*.py"):
         tops = {name.split(".")[0] for name in imports(path)}
         assert not tops & set(PROGRAMS), path
@@ -58,30 +60,19 @@ def test_the_library_imports_no_program():
         assert not [name for name in names if name.split(".")[1:2] and name.split(".")[1] in PROGRAMS], path
 
 
-def test_inside_the_library_no_arrow_runs_up():
+def test_imports_inside_the_library_point_down():
     for path in (ROOT / "nnclr_hub").rglob("*.py"):
         parts = path.relative_to(ROOT / "nnclr_hub").with_suffix("").parts
         room = parts[0]
         if room == "__init__":
             continue
-        assert room in FLOORS, f"{path}: a room that the law does not know"
+        assert room in FLOORS, f"{path}: a package that FLOORS does not list"
         used = {name.split(".")[1] for name in imports(path) if name.startswith("nnclr_hub.")} & set(FLOORS)
         assert used <= FLOORS[room] | GROUND | {room}, f"{path} imports {used - FLOORS[room] - GROUND - {room}}"
 
 
-def test_only_backbones_builds_networks():
-    for folder in ("nnclr_hub", *PROGRAMS):
-        for path in (ROOT / folder).rglob("*.py"):
-            calls = "create_model(" in path.read_text()
-            assert (
-                calls == (path.name == "backbones.py")
-                or "timm.create_model(" in path.read_text().split('"""')[1]
-                or (path.name == "snippets.py")
-            ), path
-
-
 def test_importing_the_library_is_light():
-    """No torch, faiss, FastAPI or Gradio before a name is used; nor for the command line's help."""
+    # The help of the command line must not wait for torch either.
     heavy = "{'torch', 'faiss', 'timm', 'fastapi', 'gradio', 'numpy', 'PIL'}"
     for statement in ("import nnclr_hub", "import nnclr_hub.cli.app"):
         code = f"import sys; {statement}; print(sorted({heavy} & set(sys.modules)))"
@@ -89,11 +80,11 @@ def test_importing_the_library_is_light():
         assert done.stdout.strip() == "[]", statement
 
 
-def test_every_public_name_is_there():
-    assert sorted(nnclr_hub.__all__) == sorted({"__version__", *nnclr_hub._HOME})
+def test_every_public_name_can_be_imported():
+    assert len(set(nnclr_hub.__all__)) == len(nnclr_hub.__all__)
     for name in nnclr_hub.__all__:
         assert getattr(nnclr_hub, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute"):
+    with pytest.raises(AttributeError):
         nnclr_hub.no_such_name  # noqa: B018
 
 
@@ -102,3 +93,9 @@ def test_gpu_tests_are_in_one_folder():
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if ".mark." + "gpu" in path.read_text()}
     assert marked, "there are no GPU tests"
     assert {path.parent.name for path in marked} == {"gpu"}
+
+
+def test_a_module_over_four_hundred_lines_has_a_reason():
+    tracked = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, cwd=ROOT).stdout.split()
+    lengths = {path: len((ROOT / path).read_text().splitlines()) for path in tracked if (ROOT / path).exists()}
+    assert {path for path, lines in lengths.items() if lines > 400} == set(LONG_MODULES)
