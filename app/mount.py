@@ -55,7 +55,7 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
         )
         return build_site(Page(workbench, terms, app.state.jobs), PATH)
 
-    page = LatePage(build, app.state.steps_aside, app.state.settled)
+    page = LatePage(build, app.state.low_priority, app.state.on_loaded)
     app.mount(PATH, page)
     app.state.has_page = True
     lifespan = app.router.lifespan_context

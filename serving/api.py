@@ -22,7 +22,7 @@ import nnclr_hub
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
-from . import docs_page, openapi, problems
+from . import docs_page, edge, openapi, problems
 from .heads import Heads
 from .idempotency import Idempotency
 from .ingesting import Ingest
@@ -30,15 +30,14 @@ from .jobs import Jobs
 from .keys import READ
 from .looking import AT_ONCE, WAITING
 from .models import Engines
-from .observing import Observing
-from .precedence import STEPS_ASIDE, Precedence
-from .readiness import Loading
+from .readiness import Startup
 from .replies import Replies
+from .request_log import RequestLog
+from .request_priority import LOW_PRIORITY, RequestPriority
 from .routes import ROUTERS
 from .routes.query import known_query
 from .security.access import PAGE, AccessRules, requires
-from .security.door import Door
-from .security.fetching import Fetcher
+from .security.access_control import AccessControl
 from .settings import Settings
 from .turns import Turns
 
@@ -50,7 +49,7 @@ class Service(FastAPI):
     """An app that is observed from outside everything that is ever put around its routes."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Precedence(Observing(super().build_middleware_stack(), self.state.metrics), behind=ACTIONS)
+        return RequestPriority(RequestLog(super().build_middleware_stack(), self.state.metrics), behind=ACTIONS)
 
 
 @contextmanager
@@ -95,13 +94,14 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     if settings.replies_kept and not workbench.store.records.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies, access=access)
-    app.add_middleware(Door, access=access, settings=settings, read_only=workbench.read_only)
+    edge.install(app, settings)
+    app.add_middleware(AccessControl, access=access, settings=settings, read_only=workbench.read_only)
     return app
 
 
 def _load(app: FastAPI) -> None:
     app.state.readiness.run()
-    app.state.settled()
+    app.state.on_loaded()
 
 
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
@@ -109,8 +109,8 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
-    state.has_page, state.steps_aside = False, STEPS_ASIDE
-    state.settled = lambda: None  # called when something large is there to stay
+    state.has_page, state.low_priority = False, LOW_PRIORITY
+    state.on_loaded = lambda: None  # called when something large is there to stay
     state.jobs = Jobs(
         workbench,
         state.metrics,
@@ -118,8 +118,8 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         keep=settings.jobs_kept,
         source_folders=settings.source_folders,
     )
-    state.readiness = Loading(engines, workbench, state.jobs)
-    state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
+    state.readiness = Startup(engines, workbench, state.jobs)
+    state.fetcher = None  # set by `edge` if web addresses are allowed
     state.cropping = CapacityLimiter(settings.decode_threads)
     state.looking = Turns(AT_ONCE, waiting=WAITING, metrics=state.metrics)
     state.ingest = Ingest(settings.decode_threads)

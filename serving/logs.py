@@ -43,7 +43,7 @@ class Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "told", {}),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -54,7 +54,7 @@ class Text(logging.Formatter):
     """Time, level and message, then what is told beside it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = dict(getattr(record, "told", {}))
+        told = dict(getattr(record, "fields", {}))
         for name in ("method", "route", "status", "kind"):  # stand in the message
             told.pop(name, None)
         beside = "".join(f" {name}={value}" for name, value in told.items())

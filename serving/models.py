@@ -21,9 +21,9 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
-from .engine import Engine, Errand, Result
-from .memory import ModelMemory
-from .security.rates import charge_images
+from .edge.rate_limits import charge_images
+from .engine import Engine, Result, Task
+from .model_memory import ModelMemory
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -77,7 +77,7 @@ class Model(Attends):
             return engine.embed(images)
 
     def each(
-        self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+        self, images: Iterable[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """See `Engine.each`."""
         images = list(images)
@@ -85,7 +85,7 @@ class Model(Attends):
             return engine.each(images, errand, deadline_s=deadline_s)
 
     async def each_async(
-        self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+        self, images: Sequence[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """See `Engine.each_async`."""
         async with self._held_async() as engine:

@@ -29,7 +29,7 @@ from nnclr_hub.errors import InvalidRequest, MissingDependency, NotReady, Server
 from nnclr_hub.hub.sources import absolute
 from nnclr_hub.store import open_store
 
-from . import ray_front
+from . import ray_proxy
 from .api import opened_app
 from .run import GRACE_S, KEEP_ALIVE_S, settle
 from .settings import Settings
@@ -77,9 +77,9 @@ class Replica:
         if found.status != "ready":
             raise NotReady(found.detail or found.status)
 
-    def hang_up(self) -> None:
+    def close_streams(self) -> None:
         """Ends the streams of events, for which a drain would wait."""
-        self._app.state.jobs.hang_up()
+        self._app.state.jobs.close_streams()
 
     def __del__(self) -> None:
         self._open.close()
@@ -189,7 +189,7 @@ def _ray() -> Any:
 def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -> Iterator[None]:
     """A connection to the cluster, and what its proxies find in their environment."""
     environment = {
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ray_front.__name__}.{ray_front.middlewares.__name__}",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ray_proxy.__name__}.{ray_proxy.middlewares.__name__}",
         "FORWARDED_ALLOW_IPS": ",".join(settings.trusted_proxies),
     }
     own = {} if address else {"num_cpus": max(os.cpu_count() or 1, replicas), "include_dashboard": False}
@@ -260,7 +260,7 @@ def _drain_s(settings: Settings) -> int:
 def _drain(ray: Any, seconds: float) -> None:
     """Returns when the replicas have answered what they had, or Ray has had to kill them after these seconds."""
     with _at_the_end(ray, "open streams of events are waited for, as nobody could end them"):
-        told = ray.serve.get_app_handle(NAME).broadcast(Replica.hang_up.__name__)
+        told = ray.serve.get_app_handle(NAME).broadcast(Replica.close_streams.__name__)
         told.results(timeout_s=HANG_UP_S, return_exceptions=True)
     with _at_the_end(ray, "the replicas could not be told to end"):
         ray.serve.delete(NAME, _blocking=False)  # Ray's own wait gives up after 60 s, whatever a replica may take

@@ -16,7 +16,7 @@ from .schemas import Readiness
 log = logging.getLogger(__name__)
 
 
-class Loading:
+class Startup:
     """Warms the default model and opens every collection; `report` tells of it at any time, from any thread.
 
     Args:

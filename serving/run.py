@@ -16,8 +16,7 @@ from nnclr_hub.workbench.source_folders import SourceFolders
 
 from . import garbage
 from .logs import configure_logging
-from .precedence import Loop
-from .security.protocol import GuardedProtocol
+from .request_priority import PriorityLoop
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
         assert isinstance(app, FastAPI)
-        app.state.jobs.hang_up()  # streams that would go on for ever
+        app.state.jobs.close_streams()  # streams that would go on for ever
         await super().shutdown(sockets)
 
 
@@ -50,8 +49,8 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        http=GuardedProtocol,
-        loop=f"{Loop.__module__}:{Loop.__name__}",
+        http=getattr(app.state, "http_protocol", "auto"),  # set by `edge`
+        loop=f"{PriorityLoop.__module__}:{PriorityLoop.__name__}",
         ws="none",
         log_config=None,  # our own, for everything
         log_level="warning",
@@ -70,7 +69,7 @@ def settle(app: FastAPI, settings: Settings) -> None:
     configure_logging(settings.log_format)
     warn_of_missing(settings)
     sys.setswitchinterval(SWITCH_S)
-    app.state.settled = garbage.keep
+    app.state.on_loaded = garbage.keep
 
 
 def run(app: FastAPI, settings: Settings) -> None:

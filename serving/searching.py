@@ -25,10 +25,10 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.searching import crop_to_box, search_by_vector
 
 from .departure import while_present
+from .edge.url_fetcher import Fetched, Fetcher
 from .models import Model
 from .payloads import decode_text, decode_vector
 from .schemas import Example, SearchRequest
-from .security.fetching import Fetched, Fetcher
 from .telemetry import Metrics, measured
 from .uploads import check_count, fetch_each
 

@@ -21,10 +21,10 @@ from starlette.exceptions import HTTPException
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 
 from .aside import aside
+from .edge.rate_limits import charge_images
+from .edge.url_fetcher import Fetched, Fetcher
 from .multipart import whole_form
 from .payloads import decode_text, is_address
-from .security.fetching import Fetched, Fetcher
-from .security.rates import charge_images
 from .telemetry import note_images
 
 T = TypeVar("T", bound=BaseModel)

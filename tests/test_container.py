@@ -14,8 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
+from serving.keys import create_keys_file
 from serving.run import GRACE_S
-from serving.security.first_key import first_key
 from serving.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +113,7 @@ def test_the_command_is_one_of_ours_and_starts_as_shipped(tmp_path, monkeypatch)
     assert str(params["port"]) == all_of("EXPOSE")[0]
     assert str(params["keys"]).startswith(all_of("VOLUME")[0] + "/")
     file = tmp_path / "keys"
-    key = first_key(file)
+    key = create_keys_file(file)
     assert key is not None
     settings = Settings.read(host=params["host"], port=params["port"], keys_file=file)
     holder = settings.keys().find(key)
@@ -175,14 +175,14 @@ def test_the_first_key_is_made_once_for_its_owner_alone(tmp_path):
     from nnclr_hub.errors import InvalidRequest
 
     file = tmp_path / "keys"
-    key = first_key(file)
+    key = create_keys_file(file)
     assert key is not None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text().split() == ["write", f"first:{key}"]
-    assert first_key(file) is None
+    assert create_keys_file(file) is None
     assert key in file.read_text()
     with pytest.raises(InvalidRequest, match="cannot be made"):
-        first_key(tmp_path / "nowhere" / "keys")
+        create_keys_file(tmp_path / "nowhere" / "keys")
 
 
 def test_serve_shows_the_key_that_it_made_once_and_never_one_of_the_environment(tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ def _keys(file: Path | None) -> Path | None:
     """The file of keys, unless the environment names keys; a new one shows its key once."""
     if file is None or any(os.environ.get(f"NNCLR_{name}") for name in ("API_KEYS", "WRITE_KEYS", "KEYS_FILE")):
         return None
-    key = load_program("serving", "security.first_key").first_key(file)
+    key = load_program("serving", "keys").create_keys_file(file)
     if key is not None:
         err.print(
             f"A key was made, which may read and write: {key}\nIt is shown this once and kept in {file}: send it as "

@@ -14,6 +14,6 @@ An idle device never waits for a batch to fill; a busy one finds the next batch 
 """
 
 from .engine import Engine
-from .request import Errand, Result
+from .request import Result, Task
 
-__all__ = ["Engine", "Errand", "Result"]
+__all__ = ["Engine", "Result", "Task"]

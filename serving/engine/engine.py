@@ -27,13 +27,13 @@ from nnclr_hub.workbench.privacy import public_name
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission, size_of
-from .crew import shut_down
-from .decoding import Decoding
-from .device import Device
-from .line import Line
-from .looking import Looking
-from .request import Errand, Request, Result
+from .attention import AttentionQuery
+from .batch_queue import BatchQueue
+from .decode_workers import DecodeWorkers
+from .device_thread import DeviceThread
+from .request import Request, Result, Task
 from .watchdog import Watchdog
+from .worker_pool import shut_down
 
 JOIN_S = 5.0  # for threads that have nothing left to do
 
@@ -54,8 +54,8 @@ class Engine(Attends):
         self._metrics = metrics or Metrics()
         look = threading.Event()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self._metrics)
-        self._device = Device(encoder, settings.max_batch, settings.max_wait_ms / 1000, self._metrics, look)
-        self._decoding = Decoding(encoder, settings.decode_threads, self._device.line, self._metrics, look)
+        self._device = DeviceThread(encoder, settings.max_batch, settings.max_wait_ms / 1000, self._metrics, look)
+        self._decoding = DecodeWorkers(encoder, settings.decode_threads, self._device.line, self._metrics, look)
         self._watchdog = Watchdog(
             self.name, self._decoding, self._device, settings.stall_s, self._metrics, look, lambda: self._test().answer
         )
@@ -105,7 +105,7 @@ class Engine(Attends):
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """(N, h, w, D) float32 feature maps; raises the first ImageError."""
         transform = self._encoder.transform
-        errand = Errand(
+        errand = Task(
             self._encoder.prepare, lambda crop: self._encoder.tokens(transform.normalise(crop[np.newaxis]))[0]
         )
         maps = _good(self.each(images, errand))
@@ -117,7 +117,7 @@ class Engine(Attends):
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
         """See `Attends.look`; also raises what `embed_each` does, and RequestTooLarge of too many pixels together."""
-        looking = Looking(self._encoder.looker, self._settings.attention_side, settings, image, targets)
+        looking = AttentionQuery(self._encoder.looker, self._settings.attention_side, settings, image, targets)
         return looking.maps(self.each(looking.pictures, looking.errand))
 
     async def look_async(
@@ -129,12 +129,12 @@ class Engine(Attends):
         deadline_s: float | None = None,
     ) -> list[AttentionMap]:
         """`look` for the event loop."""
-        looking = Looking(self._encoder.looker, self._settings.attention_side, settings, image, targets)
+        looking = AttentionQuery(self._encoder.looker, self._settings.attention_side, settings, image, targets)
         seen = await self.each_async(looking.pictures, looking.errand, deadline_s=deadline_s)
         return await asyncio.to_thread(looking.maps, seen)
 
     def each(
-        self, images: Iterable[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+        self, images: Iterable[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """`embed_each`, of whatever is wanted of each image; None: its vector."""
         images = list(images)
@@ -152,7 +152,7 @@ class Engine(Attends):
                 _tell(request)
 
     async def each_async(
-        self, images: Sequence[ImageLike], errand: Errand | None = None, *, deadline_s: float | None = None
+        self, images: Sequence[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """`embed_each_async`, of whatever is wanted of each image; None: its vector."""
         if not images:
@@ -227,7 +227,7 @@ class Engine(Attends):
         size = self._encoder.transform.preprocessing.input_size
         return np.zeros((size, size, 3), np.uint8)
 
-    def _submit(self, images: Sequence[ImageLike], errand: Errand | None, deadline_s: float | None) -> Request:
+    def _submit(self, images: Sequence[ImageLike], errand: Task | None, deadline_s: float | None) -> Request:
         """A request with all its permits, on its way."""
         seconds = self._settings.deadline_s
         if deadline_s is not None:
@@ -268,7 +268,7 @@ class Engine(Attends):
                 work.drop()
 
 
-def _stage(errand: Errand | None) -> str:
+def _stage(errand: Task | None) -> str:
     return "embed" if errand is None else "map"
 
 
@@ -280,7 +280,7 @@ def _good(results: list[Any]) -> list[Any]:
     return results
 
 
-def _send(line: Line, request: Request) -> None:
+def _send(line: BatchQueue, request: Request) -> None:
     if not line.put(request.works):
         for work in request.works:
             work.fail(shut_down())

@@ -24,7 +24,7 @@ STAGES = ("decode", "queue", "forward")
 
 
 @dataclass(frozen=True)
-class Errand:
+class Task:
     """What a network is asked for that is no vector: image by image, in the threads that vectors come from.
 
     prepare: of an image as it came, in a decoding thread; an ImageError is that image's own.
@@ -53,12 +53,12 @@ class Request:
         images: Sequence[ImageLike],
         deadline: float,
         *,
-        errand: Errand | None = None,
+        errand: Task | None = None,
         counted: Callable[[str], None],
         withdrawn: Callable[[Request], None],
         gone: Callable[[], None],
     ) -> None:
-        self.works = [Work(self, index, image) for index, image in enumerate(images)]
+        self.works = [WorkItem(self, index, image) for index, image in enumerate(images)]
         self.deadline = deadline
         self.errand = errand
         self.answer: Future[list[Result]] = Future()
@@ -138,7 +138,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class WorkItem:
     """One image of a request, on its way.
 
     image: as it was given; None once decoded.

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
-from .decoding import Decoding
-from .device import Device
+from .decode_workers import DecodeWorkers
+from .device_thread import DeviceThread
 
 log = logging.getLogger(__name__)
 FAILURES = 3  # forward passes in a row, of one image each
@@ -34,8 +34,8 @@ class Watchdog:
     def __init__(
         self,
         name: str,
-        decoding: Decoding,
-        device: Device,
+        decoding: DecodeWorkers,
+        device: DeviceThread,
         stall_s: float,
         metrics: Metrics,
         look: threading.Event,

@@ -1,19 +1,20 @@
-"""Work that takes longer than a request: queued, done in the background, kept over a restart.
+"""Jobs: work that takes longer than a request. They are queued, run in the background, and survive a restart.
 
-    job        Job: what is known of one, and its record
-    task       Task: what the work sees of its job: progress to report, and whether to stop
-    kinds      the kinds of jobs there are, and what each does;  patience  an embedder that waits its turn
-    jobs       Jobs: the queue and its threads;  ledger  the records
-    events     how a job goes on, as server-sent events;  telling  as lines of the log
+    job         Job: the state of one job;  log_state: its line in the log
+    jobs        Jobs: submit, list and cancel; one queue and one thread for each kind
+    runner      JobRunner: runs one job from start to end
+    context     JobContext: what the work sees of its job;  RetryingEmbedder: waits while the engine is busy
+    kinds       the kinds of jobs and what each does;  add_images: the two kinds that add images
+    job_store   JobRecords: jobs on disk;  ActiveJobs: those that have not ended, in memory
+    events      a job's progress as server-sent events
 
-A job is a record before anybody is told of it. What it makes is kept in the same transaction as the note that it is
-done, so a crash leaves both or neither; a job that was cut short is taken up again at the next start.
+A job is on disk before the client gets its id. Its result is written in the same transaction as its final state, so a
+crash leaves both or neither. A job that a crash interrupted runs again at the next start.
 """
 
+from .context import JobContext, Outcome
 from .job import Job
 from .jobs import Jobs
 from .kinds import KINDS, Kind
-from .outcome import Outcome
-from .task import Task
 
-__all__ = ["KINDS", "Job", "Jobs", "Kind", "Outcome", "Task"]
+__all__ = ["KINDS", "Job", "JobContext", "Jobs", "Kind", "Outcome"]

@@ -1,13 +1,19 @@
-"""Job: what is known of one piece of background work."""
+"""Job: the state of one piece of background work, and its lines in the log.
+
+2026-10-01T12:00:00.123Z info    add job started job=00063f5c1c8a2b
+2026-10-01T12:00:41.456Z warning add job failed job=00063f5c1c8a2b s=41.333 done=640 code=disk_full
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+log = logging.getLogger("nnclr_hub.jobs")
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
@@ -16,18 +22,18 @@ ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 class Job:
     """A job at one moment.
 
-    id: later jobs have greater ones.
-    kind: see `kinds`; params: what it was asked for, as JSON.
-    mark: equal for requests that are the same, sent again; "" where nobody knows.
+    id: ids of later jobs are greater.
+    kind: see `kinds`; params: its parameters, as JSON.
+    mark: identifies the request that submitted it, so that a repeated request finds the same job; "" if unknown.
     done, total: progress, in units of the kind; total is 0 until it is known.
-    created, started, ended: seconds since 1970; None: not yet.
-    attempts: how often it was begun and neither ended nor was interrupted in an orderly way.
-    begun: whether it ever was at work.
-    notes: what its work keeps for when it is begun again, as JSON.
-    cancelling: whether somebody wants it to end, until it has.
-    result: what it came to, as JSON, once done.
-    error: status, code and detail of the problem, once failed.
-    changes: grows with everything that can be seen of the job.
+    created, started, ended: seconds since 1970; None until then.
+    attempts: how often it was started, without those that a shutdown interrupted in an orderly way.
+    begun: whether it ever ran.
+    notes: what the work saved for the next attempt, as JSON.
+    cancelling: whether its cancellation was requested and has not happened yet.
+    result: the result of a job that is done, as JSON.
+    error: status, code and detail of a job that failed.
+    changes: increases with every visible change.
     """
 
     id: str
@@ -54,7 +60,7 @@ class Job:
 
     @property
     def rate(self) -> float | None:
-        """Units a second since it was begun; None where there is nothing to go by."""
+        """Units per second since the start; None if unknown."""
         if self.started is None or not self.done:
             return None
         seconds = (self.ended or time.time()) - self.started
@@ -62,19 +68,33 @@ class Job:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that are left at that rate, of a running job."""
+        """Seconds that a running job still needs at its present rate; None if unknown."""
         if self.state != "running" or not self.rate or not self.total:
             return None
         return max(0.0, (self.total - self.done) / self.rate)
 
     @classmethod
     def read(cls, content: Mapping[str, Any], result: bytes | None) -> Self:
-        """What `written` gave, here or in a later version; without its result where that is not at hand."""
+        """Read what `written` returned, in this version or a later one. Unknown fields are ignored."""
         known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
         return cls(**{**known, **({} if result is None else {"result": json.loads(result)})})
 
     def written(self) -> tuple[dict[str, Any], bytes | None]:
-        """As JSON, and apart from it the result, which may be long and is seldom asked for."""
-        without = ("result",) if self.notes else ("result", "notes")  # which versions before know nothing of
+        """Return the job as JSON, and its result separately: it may be large, and lists do not need it."""
+        without = ("result",) if self.notes else ("result", "notes")  # older versions do not know notes
         content = {name: value for name, value in vars(self).items() if name not in without}
         return content, None if self.result is None else json.dumps(self.result).encode()
+
+
+def log_state(job: Job, what: str) -> None:
+    """Log a change of a job: when it starts, when it ends, and when a shutdown interrupts it.
+
+    The log contains no names of collections or files, and error messages may. It therefore has only the error's code.
+    """
+    seconds = round(job.ended - job.started, 3) if job.ended and job.started else None
+    attempt = job.attempts if job.attempts > 1 else None
+    fields = {"job": job.id, "kind": job.kind, "s": seconds, "done": job.done or None, "attempt": attempt}
+    fields["code"] = job.error["code"] if job.error else None
+    known = {name: value for name, value in fields.items() if value is not None}
+    level = logging.WARNING if job.state == "failed" else logging.INFO
+    log.log(level, "%s job %s", job.kind, what, extra={"fields": known})

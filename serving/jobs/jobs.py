@@ -1,4 +1,4 @@
-"""Jobs: the queue, a thread for each kind, and what becomes of both when the server goes down and comes back."""
+"""Jobs: submit, list and cancel background jobs, and run them in one thread for each kind."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from nnclr_hub.store.records import KEPT_ELSEWHERE
 from nnclr_hub.workbench import Workbench
 
 from ..telemetry import Metrics
-from .board import Board, Run
+from .context import Interrupted
 from .job import Job, State
+from .job_store import ActiveJob, ActiveJobs, JobRecords
 from .kinds import KINDS, Kind
-from .ledger import Ledger
-from .performing import Performer, problem_of
-from .task import Interrupted
+from .runner import JobRunner, problem_of
 
 log = logging.getLogger(__name__)
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3  # a job that ends the server each time must not do so for ever
 LATEST = "latest"
-RESTARTED = 1 << 32  # added to the number of changes at a restart, as nobody knows how many were not noted
+# Added to a job's number of changes at a restart. Progress is not written, so the stored number may be lower than
+# what a client has seen, and it must still increase.
+RESTARTED = 1 << 32
 
 
 class Jobs:
-    """See the package. Safe to call from many threads; answers nothing before `start`.
+    """The jobs of a server. Safe to call from many threads; raises NotReady before `start`.
 
     Args:
-        bench: what the work is done with.
+        bench: collections and models for the work.
         metrics: counts jobs.
-        waiting: how many may wait at once.
-        keep: how many ended jobs are kept.
-        source_folders: where jobs may read files.
+        waiting: number of jobs that may wait.
+        keep: number of ended jobs to keep.
+        source_folders: folders that jobs may read.
         kinds: by name.
     """
 
@@ -53,120 +54,122 @@ class Jobs:
     ) -> None:
         self._bench = bench
         self._metrics = metrics
-        self._most_waiting = waiting
+        self._max_waiting = waiting
         self._keep = keep
         self._source_folders = source_folders
         self._kinds = kinds
-        self._lanes: dict[str, queue.SimpleQueue[Run | None]] = {}
+        self._queues: dict[str, queue.SimpleQueue[ActiveJob | None]] = {}  # by kind
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
-        self._board: Board | None = None
-        self._hung_up = False
+        self._active: ActiveJobs | None = None
+        self._streams_closed = False
 
-    # ---- life
+    # ---- lifecycle
 
     def start(self) -> None:
-        """Takes up what the last server left; beside a store that is open for reading, jobs can only be looked at."""
-        board = Board(Ledger(self._bench.store.records, self._keep), self._metrics)
-        self._performer = Performer(board, self._bench, self._kinds, self._source_folders, self._stop)
-        with board.lock:
-            self._board = board
-            if self._bench.store.records.read_only:  # they are another server's
+        """Queue the jobs that the last server left. On a read-only store, jobs can only be listed."""
+        active = ActiveJobs(JobRecords(self._bench.store.records, self._keep), self._metrics)
+        self._runner = JobRunner(active, self._bench, self._kinds, self._source_folders, self._stop)
+        with active.lock:
+            self._active = active
+            if self._bench.store.records.read_only:  # the jobs belong to another server
                 return
-            for job in reversed([job for job in board.ledger.newest_first() if not job.has_ended]):
-                self._take_up(board, replace(job, changes=job.changes + RESTARTED))
+            for job in reversed([job for job in active.records.newest_first() if not job.has_ended]):
+                self._resume(active, replace(job, changes=job.changes + RESTARTED))
 
-    def _take_up(self, board: Board, job: Job) -> None:
+    def _resume(self, active: ActiveJobs, job: Job) -> None:
         refusal = None
         if job.kind not in self._kinds:
             refusal = "This version of the server has no jobs of this kind."
-        elif job.attempts >= MOST_ATTEMPTS and not job.cancelling:
-            refusal = f"The server ended {job.attempts} times while the job ran, so it is not begun again."
-        run = board.enter(replace(job, state="queued", done=0, total=0, started=None))
+        elif job.attempts >= MAX_ATTEMPTS and not job.cancelling:
+            # attempts counts crashes: an orderly shutdown takes the attempt back
+            refusal = f"The server crashed {job.attempts} times while this job ran, so it is not restarted."
+        resumed = active.add(replace(job, state="queued", done=0, total=0, started=None))
         if refusal is None:
-            self._queue(run)
+            self._enqueue(resumed)
         else:
-            board.end(run, "failed", error=problem_of(500, "interrupted", refusal))
-            self._performer.forget(run)
+            active.end(resumed, "failed", error=problem_of(500, "interrupted", refusal))
+            self._runner.forget(resumed)
 
     @property
-    def hung_up(self) -> bool:
-        """Whether streams of events have to end."""
-        return self._hung_up
+    def streams_closed(self) -> bool:
+        """Whether event streams must end."""
+        return self._streams_closed
 
-    def hang_up(self) -> None:
-        """Ends the streams of events, which else would keep the server from going down."""
-        self._hung_up = True
+    def close_streams(self) -> None:
+        """End the event streams, which would otherwise keep the server from shutting down."""
+        self._streams_closed = True
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Interrupts what runs; it goes on at the next start, as does what waits.
+        """Interrupt running jobs; they run again at the next start, as do those that wait.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: seconds to wait for them.
         """
-        self.hang_up()
+        self.close_streams()
         self._stop.set()
-        for lane in list(self._lanes.values()):
-            lane.put(None)
+        for waiting in list(self._queues.values()):
+            waiting.put(None)
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                log.warning("%s has not stopped in time; its job goes on at the next start", thread.name)
+                log.warning("%s did not stop in time; its job runs again at the next start", thread.name)
 
-    # ---- asking
+    # ---- calls of clients
 
     def submit(self, kind: str, params: Mapping[str, Any], input: bytes | None = None, *, mark: str = "") -> Job:
-        """A new job, which is durable when this returns.
+        """Create a job, which is durable when this returns.
 
         Args:
             params: JSON.
-            input: bytes for the work; kept until the job has ended.
-            mark: of the request; if a job has it already, that one is meant, and its maker died before it was told.
+            input: bytes for the work; kept until the job ends.
+            mark: identifies the request. If it submitted a job before, and the server crashed before it answered,
+                that job is returned.
 
         Raises:
-            Overloaded: as many wait as may.
-            NotReady: the server is starting or going down.
+            Overloaded: too many jobs wait.
+            NotReady: the server is starting or shutting down.
         """
-        board = self._started()
-        with board.lock:
-            there = board.ledger.marked(mark)
-            if there is not None:
-                return board.now(there)
-            if board.waiting >= self._most_waiting:
-                raise Overloaded(f"{self._most_waiting} jobs wait already: try again when some are done.", 10.0)
-            job = Job(board.ledger.new_id(), kind, params, time.time(), mark)
-            board.ledger.add(job, input)
-            self._queue(board.enter(job))
+        active = self._started()
+        with active.lock:
+            existing = active.records.find_mark(mark)
+            if existing is not None:
+                return active.current(existing)
+            if active.waiting >= self._max_waiting:
+                raise Overloaded(f"{self._max_waiting} jobs are waiting already; try again when some are done.", 10.0)
+            job = Job(active.records.new_id(), kind, params, time.time(), mark)
+            active.records.add(job, input)
+            self._enqueue(active.add(job))
             return job
 
     def get(self, id: str) -> Job:
-        """How a job is now.
+        """Return the present state of a job.
 
         Args:
             id: or "latest".
 
         Raises:
-            JobNotFound: there is none, or no longer.
+            JobNotFound: the job does not exist, or no longer.
         """
-        board = self._started()
+        active = self._started()
         if id == LATEST:
-            id = board.ledger.latest() or id
-        with board.lock:
-            run = board.run(id)  # gone from the board it is in the ledger already
-        job = run.job if run else board.ledger.get(id)
+            id = active.records.latest() or id
+        with active.lock:
+            found = active.get(id)  # a job that is no longer active is on disk
+        job = found.job if found else active.records.get(id)
         if job is None:
-            raise JobNotFound(f"There is no job {id!r:.100}: it never was, or ended long ago.")
+            raise JobNotFound(f"Job {id!r:.100} does not exist; jobs are deleted some time after they end.")
         return job
 
     def list(
         self, limit: int, before: str | None = None, *, kind: str | None = None, state: State | None = None
     ) -> tuple[list[Job], str | None]:
-        """Jobs without their results, the newest first, and the id to go on from; None at the end."""
-        board = self._started()
+        """Return jobs without their results, newest first, and the id to continue from; None at the end."""
+        active = self._started()
         found: list[Job] = []
-        for stored in board.ledger.newest_first(before):
-            job = board.now(stored)
+        for stored in active.records.newest_first(before):
+            job = active.current(stored)
             if kind not in (None, job.kind) or state not in (None, job.state):
                 continue
             if len(found) == limit:
@@ -175,50 +178,52 @@ class Jobs:
         return found, None
 
     def cancel(self, id: str) -> Job:
-        """Ends a job: one that waits at once, one that runs at its next step; one that has ended stays as it is.
+        """Cancel a job: at once if it waits, at its next step if it runs. A job that has ended does not change.
 
         Raises:
-            JobNotFound: there is none, or no longer.
-            OpenedForReading: it is another server's.
+            JobNotFound: the job does not exist, or no longer.
+            OpenedForReading: the job belongs to another server.
         """
-        board = self._started()
-        with board.lock:
+        active = self._started()
+        with active.lock:
             job = self.get(id)
-            run = board.run(job.id)
+            found = active.get(job.id)
             if job.has_ended:
                 return job
-            if run is None:
+            if found is None:
                 raise OpenedForReading(KEPT_ELSEWHERE)
-            if run.job.state == "queued" and not run.job.begun:
-                board.end(run, "cancelled")
-            elif not run.job.cancelling:
-                board.change(run, note=True, cancelling=True)
-                run.cancel.set()
-            return run.job
+            if found.job.state == "queued" and not found.job.begun:
+                active.end(found, "cancelled")
+            elif not found.job.cancelling:
+                # also for a resumed job that waits: only its work knows which partial results to remove
+                active.change(found, write=True, cancelling=True)
+                found.cancel.set()
+            return found.job
 
-    # ---- inside
+    # ---- threads
 
-    def _started(self) -> Board:
-        if self._board is None or self._stop.is_set():
-            raise NotReady("The server is starting or going down: try again in a moment.")
-        return self._board
+    def _started(self) -> ActiveJobs:
+        if self._active is None or self._stop.is_set():
+            raise NotReady("The server is starting or shutting down; try again in a moment.")
+        return self._active
 
-    def _queue(self, run: Run) -> None:
-        kind = run.job.kind
+    def _enqueue(self, active: ActiveJob) -> None:
+        kind = active.job.kind
         if kind in self._kinds:
-            self._kinds[kind].renew(run.job.params)
-        if kind not in self._lanes:
-            self._lanes[kind] = queue.SimpleQueue()
-            thread = threading.Thread(target=self._work, args=[self._lanes[kind]], name=f"jobs of {kind}", daemon=True)
+            self._kinds[kind].renew(active.job.params)
+        if kind not in self._queues:
+            self._queues[kind] = queue.SimpleQueue()
+            name = f"{kind} jobs"
+            thread = threading.Thread(target=self._work, args=[self._queues[kind]], name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._lanes[kind].put(run)
+        self._queues[kind].put(active)
 
-    def _work(self, lane: queue.SimpleQueue[Run | None]) -> None:
-        while (run := lane.get()) is not None and not self._stop.is_set():
+    def _work(self, waiting: queue.SimpleQueue[ActiveJob | None]) -> None:
+        while (active := waiting.get()) is not None and not self._stop.is_set():
             try:
-                self._performer.perform(run)
+                self._runner.run(active)
             except Interrupted:
                 return
-            except Exception:  # the next job must have its chance
-                log.exception("the job %s of kind %s could not be looked after", run.job.id, run.job.kind)
+            except Exception:  # the thread must stay alive for the next job
+                log.exception("job %s of kind %s could not be recorded", active.job.id, active.job.kind)

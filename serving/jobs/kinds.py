@@ -2,111 +2,167 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.probe_fitting import FitOptions
+from nnclr_hub.workbench.probe_sources import Example, fit_on_collection, fit_on_examples
+from nnclr_hub.workbench.probes import KeptProbe, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
+from nnclr_hub.workbench.staged_images import staged_images
 from nnclr_hub.workbench.staging import renew, unstage
 
-from .adding import add, index
-from .fitting import fit
-from .outcome import Outcome
-from .task import UPLOAD, Task
+from ..payloads import decode_text, decode_vector
+from .add_images import MAX_NAMED, add, index
+from .context import UPLOAD, JobContext, Outcome
 
-MOST_IDS = 1000  # of a group, or of a report, in a result
-NAMED_MOST = 100
+MAX_IDS = 1000  # of a group of duplicates, or of a verification, in a result
+Errors = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job. Whatever it does can be begun again: it may have been cut short anywhere.
+    """A kind of job. All of its functions may run again, because a crash may interrupt them anywhere.
 
     run: does the work.
-    clean: takes away what a cancelled job had begun; gets the workbench and the job's parameters.
-    renew: keeps what waits for the job from growing old; gets its parameters.
-    forget: takes away what waited for the job, when it has ended in whichever way and that is noted; gets its
-        parameters.
+    clean: removes the partial results of a cancelled job; takes the workbench and the job's parameters.
+    renew: keeps the job's uploaded files from expiring while it waits; takes the parameters.
+    forget: deletes the job's uploaded files after its end is on disk; takes the parameters.
     """
 
-    run: Callable[[Task], Outcome]
+    run: Callable[[JobContext], Outcome]
     clean: Callable[[Workbench, Mapping[str, Any]], None] = lambda bench, params: None
     renew: Callable[[Mapping[str, Any]], None] = lambda params: None
     forget: Callable[[Mapping[str, Any]], None] = lambda params: None
 
 
-def _duplicates(task: Task) -> Outcome:
-    """Items that are there twice: by their pixels, or by their vectors where there is a threshold."""
-    collection, params = task.bench.collection(task.params["collection"]), task.params
+def _duplicates(context: JobContext) -> Outcome:
+    """Find items with equal pixels, or with similar vectors if there is a threshold."""
+    collection, params = context.bench.collection(context.params["collection"]), context.params
     if params["threshold"] is None:
-        groups = exact_duplicates(collection, progress=task.progress)
+        groups = exact_duplicates(collection, progress=context.progress)
     else:
         groups = near_duplicates(
             collection,
             params["threshold"],
             where=params["where"],
             exact=params["exact"],
-            progress=task.progress,
+            progress=context.progress,
         )
-    shown = [{"size": len(ids), "ids": list(ids[:MOST_IDS])} for ids in groups[: params["limit"]]]
+    shown = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in groups[: params["limit"]]]
     surplus = sum(len(ids) - 1 for ids in groups)
     return Outcome({"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown})
 
 
-def _verify(task: Task) -> Outcome:
-    collection = task.bench.collection(task.params["collection"])
-    report = collection.verify(task.progress)
-    told = {name: list(value[:MOST_IDS]) if isinstance(value, tuple) else value for name, value in vars(report).items()}
-    return Outcome({"collection": collection.name, "ok": report.ok, **told})
+def _verify(context: JobContext) -> Outcome:
+    collection = context.bench.collection(context.params["collection"])
+    report = collection.verify(context.progress)
+    shown = {name: list(value[:MAX_IDS]) if isinstance(value, tuple) else value for name, value in vars(report).items()}
+    return Outcome({"collection": collection.name, "ok": report.ok, **shown})
 
 
-def _compact(task: Task) -> Outcome:
-    collection = task.bench.collection(task.params["collection"])
+def _compact(context: JobContext) -> Outcome:
+    collection = context.bench.collection(context.params["collection"])
     collection.compact()
     return Outcome({"collection": collection.name, "items": collection.count(), "index": collection.info().index})
 
 
-def _reembed(task: Task) -> Outcome:
+def _reembed(context: JobContext) -> Outcome:
     done = reembed(
-        task.bench,
-        task.params["collection"],
-        task.params["source"],
-        skip_missing=task.params["skip_missing"],
-        folders=task.source_folders,
-        progress=task.progress,
+        context.bench,
+        context.params["collection"],
+        context.params["source"],
+        skip_missing=context.params["skip_missing"],
+        folders=context.source_folders,
+        progress=context.progress,
     )
     left_out = [{"item": item, "reason": without_paths(reason)} for item, reason in done.left_out]
-    told = {**asdict(done), "left_out": left_out[:NAMED_MOST], "left_out_count": len(left_out)}
-    return Outcome(told)
+    return Outcome({**asdict(done), "left_out": left_out[:MAX_NAMED], "left_out_count": len(left_out)})
 
 
-def _abandon(bench: Workbench, params: Mapping[str, Any]) -> None:
+def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
     try:
         abandon(bench, params["collection"])
     except (InvalidRequest, CollectionNotFound):
-        return  # nothing was built yet, or all is gone
+        return  # nothing was built yet, or the collection is deleted
 
 
-def _renew(params: Mapping[str, Any]) -> None:
+# ---- fitting a probe
+
+
+def _fit_probe(context: JobContext) -> Outcome:
+    """Fit on a collection, on the items submitted with the job, or on the class folders of an upload."""
+    params = context.params
+    options = FitOptions(**params["options"])
+    errors: Errors = []
+    if params["collection"] is not None:
+        collection = context.bench.collection(params["collection"])
+        field, where = params["field"], params["where"]
+        kept = fit_on_collection(collection, params["name"], field, where, options, progress=context.progress)
+    elif params.get(UPLOAD) is not None:
+        kept, errors = _fit_on_upload(context, options)
+    else:
+        kept, errors = _fit_on_items(context, options)
+    context.check()
+    about = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
+    result = {"probe": kept.name, "classes": len(kept.probe.classes), "l2": kept.probe.l2, **about}
+    result["errors"] = errors[:MAX_NAMED]
+    return Outcome(result, partial(keep_probe, kept=kept, replace=params["replace"]))
+
+
+def _fit_on_items(context: JobContext, options: FitOptions) -> tuple[KeptProbe, Errors]:
+    examples = [_example(one, i) for i, one in enumerate(json.loads(context.input))]
+    embedder = context.bench.models.get(context.params["source"]) if context.params["source"] else None
+    kept, broken = fit_on_examples(examples, context.params["name"], embedder, options, progress=context.progress)
+    return kept, [{"index": index, "detail": reason} for index, reason in broken]
+
+
+def _fit_on_upload(context: JobContext, options: FitOptions) -> tuple[KeptProbe, Errors]:
+    params = context.params
+    with staged_images(params[UPLOAD], params["max_bytes"]) as (images, left_out):
+        images.sort(key=lambda one: one.name)  # browsers send files in any order, and the split depends on it
+        examples = [Example(image.label, image=image.read) for image in images]
+        embedder = context.bench.models.get(params["source"])
+        kept, broken = fit_on_examples(examples, params["name"], embedder, options, progress=context.progress)
+        errors = [*left_out, *((images[index].name, reason) for index, reason in broken)]
+    return kept, [{"name": name, "detail": without_paths(reason)} for name, reason in errors]
+
+
+def _example(item: dict[str, Any], index: int) -> Example:
+    vector, image = item.get("vector"), item.get("image")
+    return Example(
+        item["label"],
+        None if vector is None else decode_vector(vector, f"vector of item {index}"),
+        None if image is None else decode_text(image, f"image of item {index}"),
+    )
+
+
+# ---- uploaded files
+
+
+def _renew_upload(params: Mapping[str, Any]) -> None:
     if params.get(UPLOAD) is not None:
         renew(params[UPLOAD])
 
 
-def _unstage(params: Mapping[str, Any]) -> None:
+def _delete_upload(params: Mapping[str, Any]) -> None:
     if params.get(UPLOAD) is not None:
         unstage(params[UPLOAD])
 
 
 KINDS: dict[str, Kind] = {
-    "add": Kind(add, renew=_renew, forget=_unstage),
+    "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
     "index": Kind(index),
-    "probe_fit": Kind(fit, renew=_renew, forget=_unstage),
+    "probe_fit": Kind(_fit_probe, renew=_renew_upload, forget=_delete_upload),
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),
     "compact": Kind(_compact),
-    "reembed": Kind(_reembed, _abandon),
+    "reembed": Kind(_reembed, _abandon_reembedding),
 }

@@ -25,6 +25,7 @@ from nnclr_hub.workbench import Workbench
 
 from ..aside import aside
 from ..departure import while_present
+from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..looking import check_kind, rendered, settings_of
 from ..models import Engines, Model
@@ -33,7 +34,6 @@ from ..problems import answers
 from ..responses import NPY, PNG, wanted
 from ..schemas import AttentionQuestion, AttentionRequest, AttentionResponse
 from ..security.access import requires
-from ..security.fetching import Fetcher
 from ..telemetry import measured
 from ..uploads import FORM, JSON, check_count, fetch_each, kind_of, parse, read_form, read_json, unsupported
 from .described import binary, form_body

@@ -11,13 +11,13 @@ from fastapi.responses import Response
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
 
 from ..departure import while_present
+from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..payloads import encode_vector
 from ..problems import answers, problem
 from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
 from ..schemas import EmbedRequest, EmbedResponse
 from ..security.access import requires
-from ..security.fetching import Fetcher
 from ..uploads import FORM, Picture, check_count, decode_each, fetch_each, kind_of, read_form, read_json, unsupported
 from .described import binary, form_body
 from .state import AppEngines, AppFetcher, AppSettings, name_of, served_engine_async

@@ -32,6 +32,7 @@ from nnclr_hub.workbench.sources import read_original
 
 from ..aside import aside
 from ..cursors import read_cursor, write_cursor
+from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..payloads import decode_vector
 from ..problems import answers, problem
@@ -46,7 +47,6 @@ from ..schemas import (
     UploadResponse,
 )
 from ..security.access import requires
-from ..security.fetching import Fetcher
 from ..telemetry import measured
 from ..uploads import (
     FORM,

@@ -27,8 +27,8 @@ from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..idempotency import MARK
 from ..jobs import Job, Jobs
+from ..jobs.context import ROOT
 from ..jobs.events import is_over, stream
-from ..jobs.task import ROOT
 from ..keys import READ, WRITE
 from ..problems import answers
 from ..schemas.jobs import (

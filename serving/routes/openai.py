@@ -11,6 +11,7 @@ from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, Model
 from nnclr_hub.hub.registry import MODELS
 
 from ..departure import while_present
+from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
@@ -18,7 +19,6 @@ from ..problems import InvalidInput, answers
 from ..responses import VectorResponse
 from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
 from ..security.access import requires
-from ..security.fetching import Fetched
 from ..uploads import check_count, fetch_each, json_of
 from .described import json_body
 from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names

@@ -46,6 +46,7 @@ from nnclr_hub.workbench.probes import (
 )
 
 from ..departure import while_present
+from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..models import Model
 from ..payloads import decode_vector
@@ -63,7 +64,6 @@ from ..schemas.probes import (
     ProbesResponse,
 )
 from ..security.access import requires
-from ..security.fetching import Fetcher
 from ..uploads import (
     FORM,
     JSON,

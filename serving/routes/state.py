@@ -11,9 +11,9 @@ from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
+from ..edge.url_fetcher import Fetcher
 from ..ingesting import Ingest
 from ..models import Engines, Model
-from ..security.fetching import Fetcher
 from ..settings import Settings
 from ..telemetry import Metrics
 from ..turns import Turns

@@ -9,7 +9,7 @@ from pydantic import Field
 from nnclr_hub.store.checks import MAX_LIMIT
 
 from ..jobs import Job
-from ..jobs.task import ROOT, UPLOAD
+from ..jobs.context import ROOT, UPLOAD
 from .words import Name, Strict, Where
 
 # parameters of jobs that are nobody's affair: paths of this machine (a model's source may be one), and secrets

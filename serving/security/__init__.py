@@ -1,15 +1,11 @@
-"""The door of the server: who may come in, from where, how often and with how much.
+"""Access control: which requests the server accepts.
 
-    door.py        the ASGI layer that asks the others, outermost first
-    sites.py       Host, Origin and Sec-Fetch-Site: which pages of which names may talk to us; CORS
-    routes.py      what each route needs: one table
-    rates.py       how many requests and images a minute, and how many wrong keys
-    session.py     the page's login: a form, a signed cookie
-    body.py        the body, counted and timed while it streams in
-    headers.py     what every answer carries
-    first_key.py   the key that a container makes for itself at its first start
-    protocol.py    limits that hold before there is a request: the size and the time of its head
-    fetching.py    images by their web addresses, if switched on
+    access_control.py   the ASGI layer that applies the others
+    origins.py          Host, Origin and Sec-Fetch-Site: protection against other web pages; CORS
+    access.py           @requires, which declares the scope on each route
+    authentication.py   the key of a request; limits wrong keys by token_buckets.py
+    session.py          signed-in browsers: a random cookie per session;  login.py the form
+    headers.py          the security headers of every response
 
-The keys themselves are a file further up, for the settings hold them. docs/security.md tells what each protects from.
+API keys are in `serving/keys.py`. docs/security.md explains which attack each part prevents.
 """

@@ -1,7 +1,4 @@
-"""What every answer carries, so that a browser does no more with it than it is meant for.
-
-A header that an answer has already is left as it is.
-"""
+"""Security headers of every response. Headers that a response already has are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope, Send
 
 from .access import PAGE
-from .rates import Allowance
 
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",
@@ -22,7 +18,7 @@ ALWAYS = {
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=(), payment=(), usb=()",
 }
 NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-# Gradio builds its components from inline scripts and templates that it compiles in the browser
+# Gradio needs inline scripts, and eval for templates that it compiles in the browser
 GRADIO = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
@@ -34,24 +30,22 @@ EXPOSED = (
 )
 
 
-def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance, frames: Sequence[str] = ()) -> Send:
-    """`send` that puts the headers on the answer's start.
+def with_security_headers(scope: Scope, send: Send, origin: str | None, frames: Sequence[str] = ()) -> Send:
+    """Wrap `send` to add the headers to the start of a response.
 
     Args:
-        origin: of a page elsewhere that may read the answer.
-        allowance: what the caller has left when the answer starts.
-        frames: origins of pages that may show ours in a frame; browsers that know the policy's word for it leave
-            X-Frame-Options aside.
+        origin: another origin that may read the response (CORS).
+        frames: origins whose pages may embed ours. Browsers that know frame-ancestors ignore X-Frame-Options.
     """
     path: str = scope["path"]
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in (ALWAYS | allowance.headers()).items():
+            for name, value in ALWAYS.items():
                 headers.setdefault(name, value)
             headers.setdefault("Content-Security-Policy", _policy(path, frames))
-            if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's own files may be kept
+            if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's static files may be cached
                 headers.setdefault("Cache-Control", "no-store")
             if origin is not None:
                 headers["Access-Control-Allow-Origin"] = origin
@@ -63,7 +57,7 @@ def dressed(scope: Scope, send: Send, origin: str | None, allowance: Allowance, 
 
 
 def preflight(origin: str) -> dict[str, str]:
-    """The headers that let a page elsewhere send what it asks to; it must still have a key."""
+    """Return the headers that let another origin send its request, which still needs a key."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",

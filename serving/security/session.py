@@ -1,8 +1,8 @@
-"""The page's login: a form that takes a key once, and a cookie that stands for it afterwards.
+"""Sessions of the page: a form takes a key once, and a cookie represents it afterwards.
 
-The cookie is a random token that says nothing; what it stands for is kept here, until it expires or the
-person logs out. Scripts cannot read it (HttpOnly), and a browser sends it along from our own pages alone
-(SameSite=Strict). It opens the page and what the page shows; programs send their key.
+The cookie is a random token; the key that it represents is kept here, until the session expires or the user logs
+out. Scripts cannot read the cookie (HttpOnly), and browsers send it only from our own pages (SameSite=Strict).
+A session can read, but not write through the API; programs send their key instead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from starlette.datastructures import Headers
 
 from ..keys import Key
 
-KEPT = 10_000  # sessions; the oldest gives way
+MAX_SESSIONS = 10_000  # the oldest is ended above that
 _NAME = "nnclr_session"
-_SECURE_NAME = f"__Host-{_NAME}"  # browsers take it from HTTPS alone, for this very host
+_SECURE_NAME = f"__Host-{_NAME}"  # browsers accept it only over HTTPS and for exactly this host
 
 
 class Sessions:
-    """Who is logged in.
+    """The open sessions.
 
     Args:
-        seconds: that a session lasts.
-        clock: seconds, for tests.
+        seconds: lifetime of a session.
+        clock: returns seconds; tests replace it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,15 +37,15 @@ class Sessions:
         self._open: OrderedDict[bytes, tuple[Key, float]] = OrderedDict()  # hash of the token -> key, end
 
     def begin(self, key: Key, *, secure: bool) -> str:
-        """A new session's Set-Cookie header."""
+        """Start a session and return its Set-Cookie header."""
         token = secrets.token_urlsafe(32)
         self._open[_hash(token)] = (key, self._clock() + self._seconds)
-        while len(self._open) > KEPT:
+        while len(self._open) > MAX_SESSIONS:
             self._open.popitem(last=False)
         return _cookie(token, int(self._seconds), secure)
 
     def key(self, headers: Headers) -> Key | None:
-        """The key of the request's session, if it has one that is not over."""
+        """Return the key of the request's session, or None if it has none or it expired."""
         for token in _tokens(headers):
             key, end = self._open.get(_hash(token), (None, 0.0))
             if key is not None and self._clock() < end:
@@ -53,7 +53,7 @@ class Sessions:
         return None
 
     def end(self, headers: Headers, *, secure: bool) -> str:
-        """Ends the request's session; the Set-Cookie header that takes the cookie away."""
+        """End the request's session and return the Set-Cookie header that removes the cookie."""
         for token in _tokens(headers):
             self._open.pop(_hash(token), None)
         return _cookie("", 0, secure)
@@ -68,7 +68,7 @@ def _tokens(headers: Headers) -> list[str]:
 
 
 def _hash(token: str) -> bytes:
-    """Looked up by its hash, so that the time of the look-up tells nothing of the tokens that are there."""
+    """Hash a token for the lookup, so that the lookup time reveals nothing about existing tokens."""
     return hashlib.sha256(token.encode()).digest()
 
 

@@ -5,8 +5,8 @@ import asyncio
 import httpx
 from gradio.queueing import Queue
 
-from serving.observing import Observing
-from serving.precedence import STEPS_ASIDE, Loop
+from serving.request_log import RequestLog
+from serving.request_priority import LOW_PRIORITY, PriorityLoop
 
 
 def test_the_pages_actions_step_aside_and_its_files_and_requests_do_not(model, tmp_path, serve, monkeypatch):
@@ -16,14 +16,14 @@ def test_the_pages_actions_step_aside_and_its_files_and_requests_do_not(model, t
         original = getattr(owner, name)
 
         async def noted(self, *args, **options):
-            seen[key(*args)] = (STEPS_ASIDE.get(), isinstance(asyncio.get_running_loop(), Loop))
+            seen[key(*args)] = (LOW_PRIORITY.get(), isinstance(asyncio.get_running_loop(), PriorityLoop))
             return await original(self, *args, **options)
 
         monkeypatch.setattr(owner, name, noted)
 
     noting(Queue, "process_events", lambda *_: "an action")
     noting(Queue, "start_processing", lambda *_: "the queue")
-    noting(Observing, "__call__", lambda scope, *_: scope.get("path"))
+    noting(RequestLog, "__call__", lambda scope, *_: scope.get("path"))
     paths = ("/ui/", "/ui/theme.css", "/api/v1/collections")
     for served in serve(model, tmp_path / "store", page=True):
         for path in paths:

@@ -14,7 +14,6 @@ from nnclr_hub import Client
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.workbench.probes import get_probe
 from nnclr_hub.workbench.staging import unstage
-from serving.jobs import fitting
 
 
 @pytest.mark.slow
@@ -77,14 +76,14 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
     """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
     before = tickets()
     at_work, go_on = threading.Event(), threading.Event()
-    fit = fitting.fit_on_examples
+    fit = kinds.fit_on_examples
 
     def waiting(*args, **options):
         at_work.set()
         assert go_on.wait(60)
         return fit(*args, **options)
 
-    monkeypatch.setattr(fitting, "fit_on_examples", waiting)
+    monkeypatch.setattr(kinds, "fit_on_examples", waiting)
     event = {"event_data": {"files": given(served, photos)}}
     kept = call(served.url, "_take_folders", [None], **event).json()["data"][1]
     try:

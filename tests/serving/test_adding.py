@@ -13,8 +13,8 @@ from waiting import until
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, indexing
 from nnclr_hub.workbench.staging import stage, staged
-from serving.jobs import adding
-from serving.jobs.task import Interrupted, Signals, Task
+from serving.jobs import add_images
+from serving.jobs.context import Interrupted, JobContext, Signals
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
 
     params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
     try:
-        return adding.add(Task(params, b"", server.bench, (), signals, report)).result
+        return add_images.add(JobContext(params, b"", server.bench, (), signals, report)).result
     except Interrupted:
         return None
 
@@ -132,7 +132,7 @@ def test_a_job_that_was_cut_short_counts_all_that_it_added_and_embeds_it_once(
         return add_images(bench, name, images)
 
     monkeypatch.setattr(Workbench, "add_images", noting)
-    monkeypatch.setattr(adding, "BATCH", 8)
+    monkeypatch.setattr(add_images, "BATCH", 8)
     assert attempt(server, given, until=8) is None
     assert attempt(server, given, until=16) is None
     assert len(embedded) == len(set(embedded)) == 16
@@ -220,9 +220,9 @@ def test_a_folders_job_that_was_cut_short_counts_all_that_it_did(server, collect
             if stop_at is not None and done >= stop_at:
                 signals.stop.set()
 
-        task = Task(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
+        task = JobContext(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
         try:
-            told = adding.index(task).result
+            told = add_images.index(task).result
         except Interrupted:
             assert stop_at is not None
     assert [told[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]

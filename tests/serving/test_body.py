@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from nnclr_hub.errors import RequestTooSlow
-from serving.security import protocol
+from serving.edge import connection_limits
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -103,7 +103,7 @@ def test_a_dripping_client_too(strict):
 
 
 def test_what_still_comes_after_an_answer_is_thrown_away_for_a_while_only(strict, monkeypatch):
-    monkeypatch.setattr(protocol, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
 
     def endless() -> Iterator[bytes]:
         yield PUT + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -173,7 +173,7 @@ def test_a_head_below_the_limit_is_read(strict):
 
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\nHos"])
 def test_a_connection_that_says_nothing_is_closed(strict, monkeypatch, start):
-    monkeypatch.setattr(protocol, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     assert raw(strict, [start], timeout=10) == b""
 
 

@@ -21,7 +21,7 @@ def test_the_server_keeps_what_is_there_to_stay_and_lets_go_of_it_at_the_end(mon
     app, seen = FastAPI(), []
 
     def serve(server) -> None:
-        app.state.settled()
+        app.state.on_loaded()
         seen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(run.Server, "run", serve)

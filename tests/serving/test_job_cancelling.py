@@ -6,7 +6,7 @@ from dataclasses import replace
 from job_worlds import until
 
 from serving.jobs import Kind
-from serving.jobs.ledger import Ledger
+from serving.jobs.job_store import JobRecords
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_never_begun(world):
@@ -79,10 +79,10 @@ def test_what_was_cancelled_but_not_yet_cleaned_up_is_so_at_the_next_start(world
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     world.jobs.stop()
-    ledger = Ledger(world.store.records, 9)
+    ledger = JobRecords(world.store.records, 9)
     left = ledger.get(job.id)
     assert left is not None
-    ledger.note(replace(left, state="running", cancelling=True))
+    ledger.update(replace(left, state="running", cancelling=True))
     world.jobs = world.new()
     world.jobs.start()
     until(world.jobs, job.id, "cancelled")

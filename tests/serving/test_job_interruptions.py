@@ -13,7 +13,7 @@ from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, NotReady, StoreError
 from nnclr_hub.store import open_store
-from serving.jobs.ledger import JOB, Ledger
+from serving.jobs.job_store import JOB, JobRecords
 
 
 def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
@@ -22,7 +22,7 @@ def test_going_down_interrupts_and_coming_back_goes_on_in_order(world):
     world.jobs.stop()
     with pytest.raises(NotReady):
         world.submit("c")
-    stored = [Ledger(world.store.records, 9).get(job.id) for job in (running, waiting)]
+    stored = [JobRecords(world.store.records, 9).get(job.id) for job in (running, waiting)]
     assert [(job.state, job.attempts) for job in stored if job] == [("queued", 0), ("queued", 0)]
     world.jobs = world.new()
     with pytest.raises(NotReady):
@@ -40,10 +40,10 @@ def test_a_job_that_took_the_server_down_thrice_is_given_up(world):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     world.jobs.stop()
-    ledger = Ledger(world.store.records, 9)
+    ledger = JobRecords(world.store.records, 9)
     left = ledger.get(job.id)
     assert left is not None
-    ledger.note(replace(left, state="running", attempts=3))
+    ledger.update(replace(left, state="running", attempts=3))
     ledger.add(replace(left, id=ledger.new_id(), kind="of the future"), None)
     world.jobs = world.new()
     world.jobs.start()
@@ -58,7 +58,7 @@ def test_a_job_that_took_the_server_down_thrice_is_given_up(world):
 def test_a_full_disk_delays_the_end_and_loses_nothing(world, monkeypatch):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
-    monkeypatch.setattr("serving.jobs.performing.RETRY_S", 0.01)
+    monkeypatch.setattr("serving.jobs.runner.RETRY_S", 0.01)
     refused = threading.Event()
     put = world.store.records.put
 
@@ -76,14 +76,14 @@ def test_a_full_disk_delays_the_end_and_loses_nothing(world, monkeypatch):
 
 
 def test_a_job_whose_beginning_cannot_be_noted_fails(world, monkeypatch):
-    note = world.jobs._board.ledger.note
+    note = world.jobs._active.records.note
 
     def refuses(job, *commit):
         if job.state == "running":
             raise StoreError("The disk answers with an error.")
         note(job, *commit)
 
-    monkeypatch.setattr(world.jobs._board.ledger, "note", refuses)
+    monkeypatch.setattr(world.jobs._active.records, "update", refuses)
     job = until(world.jobs, world.submit("a").id, "failed")
     assert "The disk answers" in job.error["detail"]
     monkeypatch.undo()
@@ -101,7 +101,7 @@ from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs, Kind, Outcome
 from serving.telemetry import Metrics
 import serving.jobs.jobs as module
-module.MOST_ATTEMPTS = 1000
+module.MAX_ATTEMPTS = 1000
 
 def run(task):
     for step in range(5):
@@ -170,7 +170,7 @@ def test_what_waits_for_a_job_grows_no_older_once_the_job_is_noted_and_at_each_s
     world.submit("b")
     assert world.work.renewed == ["a", "b"]
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "add", full)
+        patch.setattr(JobRecords, "add", full)
         with pytest.raises(DiskFull):
             world.submit("c")
     world.restart()

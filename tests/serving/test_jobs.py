@@ -7,8 +7,8 @@ import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import NotReady, Overloaded
-from serving.jobs.ledger import INPUT
-from serving.jobs.patience import Patient
+from serving.jobs.context import RetryingEmbedder
+from serving.jobs.job_store import INPUT
 
 
 def test_a_job_tells_how_far_it_is_and_what_it_came_to(world):
@@ -91,7 +91,7 @@ def test_embedding_waits_its_turn():
             return [np.full(2, float(image)) for image in images]
 
     waits: list[float] = []
-    patient = Patient(Busy(), waits.append)  # type: ignore[arg-type]
+    patient = RetryingEmbedder(Busy(), waits.append)  # type: ignore[arg-type]
     found = patient.embed_each(str(i) for i in range(70))
     assert [float(one[0]) for one in found] == list(range(70))
     assert waits == [2.0, 1.0]

@@ -18,8 +18,9 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
+from serving.edge.rate_limits import Allowance, use
 from serving.models import Engines
-from serving.security.rates import Allowance, Buckets, use
+from serving.security.token_buckets import TokenBuckets
 from serving.settings import Settings
 
 
@@ -83,7 +84,7 @@ def test_a_load_that_fails_is_told_to_all_and_can_be_tried_again(make):
 def test_who_asks_from_a_thread_counts_as_a_request_does(make):
     """The page does; a job, which no request waits for, does not."""
     engines = make(Shelf(a=KB))
-    model, allowed = engines.get("a"), Allowance("x", Buckets(0), Buckets(3))
+    model, allowed = engines.get("a"), Allowance("x", TokenBuckets(0), TokenBuckets(3))
 
     def work() -> None:
         use(allowed)

@@ -4,11 +4,12 @@ import asyncio
 import random
 
 import pytest
-from asked_door import READER, WRITER, ask, bearer, door_of
+from access_control_requests import READER, WRITER, ask, bearer, control_of
 
 from nnclr_hub.errors import RateLimited
-from serving.security import rates
-from serving.security.rates import Allowance, Buckets, caller_of
+from serving.edge import rate_limits
+from serving.edge.rate_limits import Allowance
+from serving.security.token_buckets import REMEMBERED, TokenBuckets, caller_of
 from serving.settings import Settings
 
 
@@ -22,7 +23,7 @@ class Clock:
 def test_a_bucket_gives_what_a_slow_simulation_gives():
     """The simulation adds a token every 60 / rate seconds, second by second."""
     clock, generator = Clock(), random.Random(0)
-    buckets, tokens = Buckets(30, clock=clock), 30.0
+    buckets, tokens = TokenBuckets(30, clock=clock), 30.0
     for _ in range(2000):
         seconds = generator.choice([0, 0, 1, 5])
         clock.now += seconds
@@ -39,7 +40,7 @@ def test_a_bucket_gives_what_a_slow_simulation_gives():
 
 def test_after_the_wait_that_it_names_there_is_enough():
     clock = Clock()
-    buckets = Buckets(60, clock=clock)
+    buckets = TokenBuckets(60, clock=clock)
     assert [buckets.take("a", 20) for _ in range(3)] == [0, 0, 0]
     wait = buckets.take("a", 30)
     clock.now += wait - 0.01
@@ -50,10 +51,10 @@ def test_after_the_wait_that_it_names_there_is_enough():
 
 
 def test_a_million_callers_take_no_more_memory_than_ten_thousand():
-    buckets = Buckets(10)
+    buckets = TokenBuckets(10)
     for i in range(30_000):
         buckets.take(str(i))
-    assert len(buckets._left) == rates.REMEMBERED
+    assert len(buckets) == REMEMBERED
 
 
 def test_a_machine_cannot_change_its_name_within_its_ipv6_network():
@@ -64,45 +65,45 @@ def test_a_machine_cannot_change_its_name_within_its_ipv6_network():
 
 
 def test_images_are_charged_to_the_request_in_work_and_to_nobody_outside_one():
-    allowance = Allowance("a", Buckets(0), Buckets(10))
+    allowance = Allowance("a", TokenBuckets(0), TokenBuckets(10))
 
     async def request() -> None:
-        rates.use(allowance)
-        await asyncio.to_thread(rates.charge_images, 10)
+        rate_limits.use(allowance)
+        await asyncio.to_thread(rate_limits.charge_images, 10)
         with pytest.raises(RateLimited, match="10 images a minute"):
-            await asyncio.to_thread(rates.charge_images, 1)
+            await asyncio.to_thread(rate_limits.charge_images, 1)
 
     asyncio.run(request())
-    rates.charge_images(1000)
+    rate_limits.charge_images(1000)
 
 
 def test_requests_are_limited_for_each_key():
-    door = door_of(Settings(api_keys=(f"phone:{READER}",), write_keys=(f"ci:{WRITER}",), rate_requests=3))
-    answers = [ask(door, "/v1/models", client=f"192.0.2.{i}", **bearer(READER)) for i in range(4)]
+    control = control_of(Settings(api_keys=(f"phone:{READER}",), write_keys=(f"ci:{WRITER}",), rate_requests=3))
+    answers = [ask(control, "/v1/models", client=f"192.0.2.{i}", **bearer(READER)) for i in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0", "0"]
     assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
     assert 1 <= int(answers[3].headers["retry-after"]) <= 20
     assert b'"code":"rate_limited"' in answers[3].body
-    assert ask(door, "/v1/models", **bearer(WRITER)).status == 200
-    assert ask(door, "/healthz").status == 200
+    assert ask(control, "/v1/models", **bearer(WRITER)).status == 200
+    assert ask(control, "/healthz").status == 200
 
 
 def test_without_keys_the_address_is_limited():
-    door = door_of(Settings(rate_requests=2))
-    answers = [ask(door, "/v1/models", client=client).status for client in ("192.0.2.1",) * 3 + ("192.0.2.2",)]
+    control = control_of(Settings(rate_requests=2))
+    answers = [ask(control, "/v1/models", client=client).status for client in ("192.0.2.1",) * 3 + ("192.0.2.2",)]
     assert answers == [200, 200, 429, 200]
 
 
 def test_wrong_keys_are_soon_not_looked_at_but_known_callers_go_on():
-    door = door_of(Settings(api_keys=(READER, f"new:{WRITER}")))
-    assert ask(door, "/v1/models", **bearer(READER)).status == 200
-    statuses = [ask(door, "/v1/models", **bearer(f"guess-{i}")).status for i in range(25)]
+    control = control_of(Settings(api_keys=(READER, f"new:{WRITER}")))
+    assert ask(control, "/v1/models", **bearer(READER)).status == 200
+    statuses = [ask(control, "/v1/models", **bearer(f"guess-{i}")).status for i in range(25)]
     assert statuses == [401] * 20 + [429] * 5
-    assert ask(door, "/v1/models", **bearer(WRITER)).status == 429, "or a guess would still succeed"
-    assert ask(door, "/v1/models", **bearer(READER)).status == 200
-    assert ask(door, "/v1/models", client="192.0.2.9", **bearer(WRITER)).status == 200
-    assert ask(door, "/v1/models").status == 401, "no key at all is no guess"
+    assert ask(control, "/v1/models", **bearer(WRITER)).status == 429, "or a guess would still succeed"
+    assert ask(control, "/v1/models", **bearer(READER)).status == 200
+    assert ask(control, "/v1/models", client="192.0.2.9", **bearer(WRITER)).status == 200
+    assert ask(control, "/v1/models").status == 401, "no key at all is no guess"
 
 
 def test_images_are_limited_over_rest(model, tmp_path, serve, pictures):

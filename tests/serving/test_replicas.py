@@ -20,7 +20,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs
-from serving.jobs.ledger import JOB
+from serving.jobs.job_store import JOB
 from serving.ray_serve import NAME, Named, Replica, deployed, share
 from serving.schemas import Readiness
 from serving.settings import Settings
@@ -174,11 +174,11 @@ def deploy(store: Path, *, model: str | None = None, address: str | None = "auto
 def test_replicas_end_their_streams_before_they_are_told_to_go_and_are_waited_for(stand_in, tmp_path):
     cluster = stand_in(lasting=3)
     deploy(tmp_path / "store")
-    assert cluster.asked == ["init", "start", "run", "hang_up", "delete", "serve.shutdown", "shutdown"]
+    assert cluster.asked == ["init", "start", "run", "close_streams", "delete", "serve.shutdown", "shutdown"]
     assert NAME not in cluster.serve.status().applications
 
 
-@pytest.mark.parametrize("fails", [{}, {"hang_up": TimeoutError("x")}, {"delete": RayError("x")}])
+@pytest.mark.parametrize("fails", [{}, {"close_streams": TimeoutError("x")}, {"delete": RayError("x")}])
 def test_an_end_that_takes_too_long_or_fails_is_told_and_ray_serve_goes_all_the_same(
     stand_in, tmp_path, monkeypatch, caplog, fails
 ):

@@ -13,7 +13,7 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs
 from serving.models import Engines
-from serving.readiness import Loading
+from serving.readiness import Startup
 from serving.settings import Settings
 from serving.telemetry import Metrics
 
@@ -51,7 +51,7 @@ def test_readiness_counts_what_is_loaded_and_tells_a_damaged_collection(tmp_path
         with open_store(tmp_path / "store") as store:
             bench = Workbench(engines, store)
             jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
-            loading = Loading(engines, bench, jobs)
+            loading = Startup(engines, bench, jobs)
             before = loading.report()
             assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
             loading.run()
@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_had_is_told_without_its_path(tmp_path):
 
     with open_store(tmp_path / "store") as store:
         bench = Workbench(Broken(), store)  # type: ignore[arg-type]
-        loading = Loading(Broken(), bench, Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=()))  # type: ignore[arg-type]
+        loading = Startup(Broken(), bench, Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=()))  # type: ignore[arg-type]
         loading.run()
         told = loading.report()
     assert (told.status, told.detail) == ("failed", "model.safetensors is damaged: fetch it again.")
@@ -91,7 +91,7 @@ def test_only_the_default_models_illness_is_the_servers_and_any_is_told(tmp_path
         with open_store(tmp_path / "store") as store:
             bench = Workbench(engines, store)
             jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
-            loading = Loading(engines, bench, jobs)
+            loading = Startup(engines, bench, jobs)
             loading.run()
             engines.get("other")
             assert loading.report().status == "ready"

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 
 from serving.keys import Keys
-from serving.security.session import KEPT, Sessions
+from serving.security.session import MAX_SESSIONS, Sessions
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
 KEYS = Keys((SecretStr(f"phone:{READER}"),))
@@ -130,7 +130,7 @@ def test_a_session_ends_with_its_time_and_the_oldest_gives_way():
     now[0] = 10
     assert sessions.key(first) is None
     second = begin()
-    for _ in range(KEPT):
+    for _ in range(MAX_SESSIONS):
         last = begin()
     assert sessions.key(second) is None
     assert sessions.key(last) == key

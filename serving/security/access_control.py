@@ -1,0 +1,127 @@
+"""AccessControl: the ASGI layer that every request passes first.
+
+It checks, in this order: the Host header and the origin of the requesting page (origins.py), then the key or session
+(authentication.py) and whether its scopes include the one that the route requires (access.py). Every response, also
+an error, gets the security headers (headers.py).
+
+Behind it, `scope["user"].display_name` is the name of the key, or the client's address on a server without keys.
+`scope["auth"].scopes` lists what the key allows: "read", "write".
+"""
+
+from __future__ import annotations
+
+from starlette.authentication import AuthCredentials, SimpleUser
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nnclr_hub.errors import NNCLRHubError, OpenedForReading
+
+from ..keys import WRITE, Key
+from ..problems import status_of, told
+from ..settings import Settings, is_loopback
+from . import login
+from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules
+from .authentication import Authenticator
+from .headers import preflight, with_security_headers
+from .origins import OriginPolicy, own_names
+from .refusal import Refusal
+from .session import Sessions
+from .token_buckets import caller_of
+
+NO_KEY = Key("", (), b"")  # for routes that need none
+
+
+class AccessControl:
+    """Pass a request on, or answer why it is refused.
+
+    Args:
+        app: the app behind this layer.
+        access: what each route requires.
+        settings: keys, hosts and origins.
+        read_only: whether to refuse every write, whatever the key.
+
+    Raises:
+        InvalidRequest: a key in the settings is malformed or too weak.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessRules, settings: Settings, *, read_only: bool = False) -> None:
+        self._app = app
+        self._access = access
+        self._read_only = read_only
+        keys = settings.keys()
+        self._sessions = Sessions(settings.session_hours * 3600)
+        self._authenticator = Authenticator(keys, self._sessions)
+        local = is_loopback(settings.host)
+        # a public server cannot know all of its names, and a page that rebinds one of them has no key
+        checked = local or settings.allowed_hosts or not len(keys)
+        hosts = own_names(settings.host, settings.allowed_hosts) if checked else None
+        self._origins = OriginPolicy(hosts, literals=not local, origins=settings.cors_origins)
+        self._frames = settings.frame_ancestors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers, address = Headers(scope=scope), caller_of(scope.get("client"))
+        send = with_security_headers(scope, send, self._origins.cors(headers), self._frames)
+        required = self._access.of(scope.get("method", "GET"), scope["path"])
+        key = self._key(scope, headers, required, address)
+        if isinstance(key, Refusal):
+            await self._refuse(key, scope, receive, send)
+        elif self._is_preflight(scope, headers):
+            await Response(status_code=204, headers=preflight(headers["origin"]))(scope, receive, send)
+        elif scope["path"] in (LOGIN, LOGOUT):
+            response = await self._log_in_or_out(Request(scope, receive), headers, address)
+            await response(scope, receive, send)
+        else:
+            state = scope.setdefault("state", {})
+            state["key_name"] = key.name  # for the request log
+            state["counted"] = required.counted  # for the rate limits of `edge`
+            scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
+            await self._app(scope, receive, send)
+
+    def _key(self, scope: Scope, headers: Headers, required: Access, address: str) -> Key | Refusal:
+        refusal = self._origins.refusal(scope, headers)
+        if refusal is not None:
+            return refusal
+        if required.scope is None or self._is_preflight(scope, headers):
+            return NO_KEY
+        key = self._authenticator.of_request(scope, headers, address)
+        if isinstance(key, Key) and required.scope not in key.scopes:
+            return Refusal(403, "forbidden", "This key may read but not write; use a key with the write scope.")
+        if isinstance(key, Key) and self._read_only and required.scope == WRITE:
+            error = OpenedForReading()
+            return Refusal(status_of(error), error.code, str(error))
+        return key
+
+    def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
+        requests_method = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+        return requests_method and self._origins.cors(headers) is not None
+
+    async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
+            return
+        accepts_html = scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
+        response = refusal.response(scope["path"])
+        if refusal.status == 401 and accepts_html:
+            response = login.to_login(scope["path"])
+        await response(scope, receive, send)
+
+    async def _log_in_or_out(self, request: Request, headers: Headers, address: str) -> Response:
+        if not self._authenticator.required:
+            return RedirectResponse(f"{PAGE}/", 303)
+        if request.url.path == LOGOUT:
+            return login.log_out(self._sessions, request)
+        if request.method != "POST":
+            return login.form(request, self._sessions.key(headers))
+        try:
+            secret, target = await login.read_form(request)
+        except NNCLRHubError as error:  # the error handlers of the routes do not run here
+            return told(request.url.path, error)
+        key = self._authenticator.of_secret(secret, address)
+        if isinstance(key, Refusal):
+            return login.refused(key, target)
+        return login.log_in(self._sessions, key, request, target)

@@ -1,0 +1,90 @@
+"""Find the key of a request, in its Authorization header or in the session of its cookie."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import OrderedDict
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from ..keys import READ, WRITE, Key, Keys
+from .access import PAGE, SAFE
+from .refusal import Refusal
+from .session import Sessions
+from .token_buckets import REMEMBERED, TokenBuckets
+
+log = logging.getLogger(__name__)
+WRONG_KEYS_PER_MINUTE = 20
+ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
+
+
+class Authenticator:
+    """Find the key that a request was made with.
+
+    An address that sends many wrong keys gets 429 without a lookup. Keys that worked from that address before
+    keep working, so that one misconfigured program does not lock out the other clients behind the same address.
+
+    Args:
+        keys: all keys; if empty, everyone may read and write.
+        sessions: the signed-in browsers.
+    """
+
+    def __init__(self, keys: Keys, sessions: Sessions) -> None:
+        self._keys = keys
+        self._sessions = sessions
+        self._wrong = TokenBuckets(WRONG_KEYS_PER_MINUTE)
+        self._worked: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # (address, hash of the key)
+
+    @property
+    def required(self) -> bool:
+        """Whether requests need a key."""
+        return len(self._keys) > 0
+
+    def of_request(self, scope: Scope, headers: Headers, address: str) -> Key | Refusal:
+        """Return the key of a request, or why it has none."""
+        if not self.required:
+            return ANYONE
+        values = headers.getlist("authorization")
+        if values:
+            kind, _, secret = values[0].partition(" ")
+            if len(values) == 1 and kind.lower() == "bearer":
+                return self.of_secret(secret.strip(), address)
+        elif _may_use_cookie(scope, headers):
+            key = self._sessions.key(headers)
+            if key is not None:
+                return key
+        return _unauthorized("This server requires a key; send the header Authorization: Bearer KEY.")
+
+    def of_secret(self, secret: str, address: str) -> Key | Refusal:
+        """Return the key of a secret, or why it is refused."""
+        digest = hashlib.sha256(secret.encode()).digest()
+        if (address, digest) not in self._worked and self._wrong.left(address) < 1:
+            wait = math.ceil(60 / WRONG_KEYS_PER_MINUTE)
+            detail = f"Too many wrong keys from this address; check the key and try again in {wait} s."
+            return Refusal(429, "too_many_wrong_keys", detail, {"Retry-After": str(wait)})
+        key = self._keys.of_digest(digest)
+        if key is None:
+            self._wrong.take(address)
+            log.warning("wrong key from %s", address)
+            return _unauthorized("This key is not valid for this server; check it.")
+        self._worked[address, digest] = None
+        self._worked.move_to_end((address, digest))
+        while len(self._worked) > REMEMBERED:
+            self._worked.popitem(last=False)
+        return key
+
+
+def _may_use_cookie(scope: Scope, headers: Headers) -> bool:
+    """Return whether a session is enough: it opens the page and reads, but never writes through the API.
+
+    Browsers that send Sec-Fetch-Site must report our own page, or a request that the user typed.
+    """
+    allowed = scope["path"].startswith(f"{PAGE}/") or (scope["type"] == "http" and scope["method"] in SAFE)
+    return allowed and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+
+def _unauthorized(detail: str) -> Refusal:
+    return Refusal(401, "unauthorized", detail, {"WWW-Authenticate": 'Bearer realm="nnclr_hub"'})

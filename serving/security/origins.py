@@ -1,0 +1,105 @@
+"""Protection against other web pages in the user's browser.
+
+A browser sends requests of any page to any address, including servers on its own machine. Therefore:
+
+- the Host header must be one of our names. Otherwise another site could point its name at us and read our
+  responses (DNS rebinding);
+- writes must come from our own origin, or from one that the settings list;
+- requests that the browser labels as cross-site (Sec-Fetch-Site) are refused.
+
+Programs send neither Origin nor Sec-Fetch-Site and are not affected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from .access import SAFE
+from .refusal import Refusal
+
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)[.]?(?::(\d{1,5}))?")
+_PORTS = {"http": "80", "https": "443"}
+
+
+class OriginPolicy:
+    """Check Host, Origin and Sec-Fetch-Site.
+
+    Args:
+        hosts: names that the Host header may have; None allows any.
+        literals: whether IP addresses are allowed too, because no page can rebind one.
+        origins: other origins that may use the API (CORS), such as `https://example.com`.
+    """
+
+    def __init__(self, hosts: Iterable[str] | None, *, literals: bool = False, origins: Iterable[str] = ()) -> None:
+        self._hosts = None if hosts is None else {name.lower() for name in hosts}
+        self._literals = literals
+        self._origins = frozenset(origins)
+
+    def refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Return why the request is refused, or None."""
+        values = headers.getlist("host")
+        host = _HOST.fullmatch(values[0].lower()) if len(values) == 1 else None
+        if self._hosts is not None and not (host and self._is_allowed(host[1])):
+            return Refusal(
+                403,
+                "host_not_allowed",
+                f"The host {', '.join(values)!r:.100} is not allowed; the operator of this server can add it to "
+                "NNCLR_ALLOWED_HOSTS.",
+            )
+        if self.cors(headers) is not None:
+            return None
+        origin = headers.get("origin")
+        writes = scope["type"] == "websocket" or scope["method"] not in SAFE
+        own = host is not None and origin is not None and _is_own(origin, host)
+        cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        followed_link = not writes and headers.get("sec-fetch-mode") == "navigate"
+        if (writes and origin is not None and not own) or (cross_site and not own and not followed_link):
+            return Refusal(
+                403,
+                "origin_not_allowed",
+                f"Pages of {origin or 'another site'!r:.100} may not use this server; its operator can add the origin "
+                "to NNCLR_CORS_ORIGINS.",
+            )
+        return None
+
+    def cors(self, headers: Headers) -> str | None:
+        """Return the request's origin if the settings allow it to use the API, or None."""
+        origin = headers.get("origin")
+        return origin if origin in self._origins else None
+
+    def _is_allowed(self, name: str) -> bool:
+        return self._hosts is not None and (name in self._hosts or (self._literals and _is_literal(name)))
+
+
+def own_names(host: str, allowed: Iterable[str]) -> set[str]:
+    """Return the names that the Host header may have: those of this machine, and the allowed ones."""
+    return {host, f"[{host}]", socket.gethostname(), *LOCAL_NAMES, *allowed}
+
+
+def _is_literal(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_own(origin: str, host: re.Match[str]) -> bool:
+    """Return whether the origin matches the Host header. Behind a proxy the scheme is unknown, so it is ignored."""
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:
+        return False
+    named = _HOST.fullmatch(parts.netloc)
+    if named is None or parts.scheme not in _PORTS:
+        return False
+    default = _PORTS[parts.scheme]
+    return (named[1], named[2] or default) == (host[1], host[2] or default)

@@ -1,0 +1,199 @@
+"""What is no body and comes beside it: trailers, blank lines, what is answered already; and too many connections."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.responses import Response
+
+from serving.edge import connection_limits
+
+GET = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve) -> Iterator:
+    yield from serve(model, tmp_path_factory.mktemp("protocol") / "store", connections=8)
+
+
+@pytest.fixture(autouse=True)
+def well_afterwards(server) -> Iterator[None]:
+    yield
+    for _ in range(1000):  # connections of the test end in a moment
+        if httpx.get(f"{server.url}/readyz").status_code == 200:
+            return
+        time.sleep(0.05)
+    pytest.fail("the server is not ready any more")
+
+
+def connection_of(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120)
+
+
+def asked(connection: socket.socket, path: bytes) -> bytes:
+    connection.sendall(GET % path)
+    return connection.recv(65536)
+
+
+CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1", b"elsewhere.example"], ids=["read", "refused"])
+@pytest.mark.parametrize(
+    "trailers", [[b"a: " + b"v" * 4000 + b"\r\n"] * 2000, [b"a: ", *[b"v" * 4000] * 2000]], ids=["many", "one"]
+)
+def test_trailers_that_never_end_are_cut_off(server, host, trailers):
+    """Also where the request was answered long ago."""
+    sent = 0
+    with connection_of(server) as connection:
+        connection.sendall(CHUNKED % host + b"2\r\n{}\r\n0\r\n")
+        time.sleep(0.1)
+        try:
+            for piece in trailers:
+                connection.sendall(piece)
+                sent += len(piece)
+        except OSError:
+            pass  # cut off
+        else:
+            pytest.fail(f"{sent} bytes of trailers were read")
+
+
+def test_trailers_do_not_become_headers(server):
+    """A second Host, for one, that was not there when the door looked."""
+    got: list[tuple[bytes, bytes]] = []
+    inner = server.app.middleware_stack
+
+    async def reading(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        got.extend(scope["headers"])
+        await Response(status_code=204)(scope, receive, send)
+
+    server.app.middleware_stack = reading
+    try:
+        with connection_of(server) as connection:
+            connection.sendall(CHUNKED % b"127.0.0.1" + b"0\r\nX-One: y\r\nHost: elsewhere.example\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 204")
+    finally:
+        server.app.middleware_stack = inner
+    assert got == [(b"host", b"127.0.0.1"), (b"transfer-encoding", b"chunked")]
+
+
+def test_what_comes_after_an_answer_is_counted(server, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_DISCARDED", 500_000)
+    chunk = b"%x\r\n%s\r\n" % (60_000, b" " * 60_000)
+    sent = 0
+    with connection_of(server) as connection:
+        connection.sendall(CHUNKED % b"elsewhere.example")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 403")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(chunk)
+                sent += len(chunk)
+    assert sent < 30_000_000
+
+
+@pytest.mark.parametrize("after", [b"\r\n", b"\r\n\r\n", b"G"])
+def test_an_answered_connection_is_not_held_by_a_blank_line(server, monkeypatch, after):
+    """Which is no request, and stops the clock that uvicorn has on idle connections."""
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
+    with connection_of(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(after)
+        connection.settimeout(5)
+        assert connection.recv(65536) == b""
+
+
+def test_a_connection_goes_on_after_blank_lines(server):
+    get = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connection_of(server) as connection:
+        for _ in range(3):
+            connection.sendall(b"\r\n" + get)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+# ---- answers that are not read
+
+LARGE = 20_000_000  # bytes of an answer: more than sockets hold
+
+
+@contextlib.contextmanager
+def answering(server, piece: int) -> Iterator[None]:
+    """Every answer is large, and sent in such pieces."""
+
+    async def sending(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        for left in range(LARGE - piece, -1, -piece):
+            await send({"type": "http.response.body", "body": b" " * piece, "more_body": left > 0})
+
+    inner, server.app.middleware_stack = server.app.middleware_stack, sending
+    try:
+        yield
+    finally:
+        server.app.middleware_stack = inner
+
+
+def read_on(connection: socket.socket, pause_s: float) -> int:
+    """Bytes that are there to be read until the end of the answer, or of the connection."""
+    got = 0
+    with contextlib.suppress(ConnectionError):
+        while got < LARGE and (data := connection.recv(1_000_000)):
+            got += len(data)
+            time.sleep(pause_s)
+    return got
+
+
+@pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
+def test_who_takes_nothing_of_an_answer_is_cut_off(server, monkeypatch, piece):
+    monkeypatch.setattr(connection_limits, "UNREAD_S", 0.2)
+    with answering(server, piece), connection_of(server) as connection:
+        connection.sendall(GET % b"/")
+        time.sleep(1.5)
+        assert read_on(connection, 0) < LARGE
+
+
+@pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
+def test_who_reads_slowly_gets_it_all_however_long_it_takes(server, monkeypatch, piece):
+    monkeypatch.setattr(connection_limits, "UNREAD_S", 0.4)
+    with answering(server, piece), connection_of(server) as connection:
+        connection.sendall(GET % b"/")
+        assert read_on(connection, 0.05) >= LARGE
+
+
+# ---- connections
+
+
+def test_a_connection_too_many_is_told_and_one_that_ends_makes_room(server):
+    with contextlib.ExitStack() as held:
+        some = [held.enter_context(connection_of(server)) for _ in range(8)]
+        for one in some:
+            assert asked(one, b"/healthz").startswith(b"HTTP/1.1 200")
+        with connection_of(server) as late:
+            answer = asked(late, b"/api/v1/collections").lower()
+            assert answer.startswith(b"http/1.1 503")
+            assert b"retry-after: 1" in answer
+            assert b"connection: close" in answer
+            assert b"application/problem+json" in answer
+            assert b'"code":"too_many_connections"' in answer
+        with connection_of(server) as probe:  # who restarts servers that are ill asks this
+            assert asked(probe, b"/healthz").startswith(b"HTTP/1.1 200")
+        some.pop().close()
+        time.sleep(0.2)
+        with connection_of(server) as next_one:
+            assert asked(next_one, b"/api/v1/collections").startswith(b"HTTP/1.1 200")
+
+
+def test_a_flood_of_connections_is_cut_off_at_once(server):
+    with contextlib.ExitStack() as held:
+        many = [held.enter_context(connection_of(server)) for _ in range(8 + connection_limits.EXPLAINED + 5)]
+        time.sleep(0.2)
+        ended = []
+        for one in many[-5:]:
+            with contextlib.suppress(ConnectionError):
+                ended.append(one.recv(1) == b"")
+        assert all(ended)
+        assert asked(many[0], b"/healthz").startswith(b"HTTP/1.1 200")

@@ -1,0 +1,137 @@
+"""Room for models: the one unused for longest goes, one at work never does."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fake_encoder import FakeEncoder
+from model_shelf import KB, Shelf, sample
+from waiting import until
+
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import (
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    UnknownModel,
+)
+from serving.model_memory import weight_of
+from serving.settings import Settings
+
+
+@pytest.fixture
+def make(make_engines):
+    return make_engines
+
+
+def test_the_one_unused_for_longest_makes_room_and_comes_back(make):
+    shelf = Shelf(a=KB, b=KB, c=KB)
+    engines = make(shelf, model_memory=2500)
+    a, b = engines.get("a"), engines.get("b")
+    a.embed_each([b"1"])
+    engines.get("c")
+    assert [engines.loaded(source) is not None for source in "abc"] == [True, False, True]
+    assert b.embed_each([b"2"])[0][0] == 2
+    assert [engines.loaded(source) is not None for source in "abc"] == [False, True, True]
+    assert shelf.loads == ["a", "b", "c", "b"]
+    assert asyncio.run(a.embed_each_async([b"3"]))[0][0] == 3
+    assert sample(engines, "nnclr_models_loaded") == 2
+    assert sample(engines, "nnclr_model_bytes") == 2000
+    assert sample(engines, "nnclr_model_evictions_total") == 3
+    assert threading.active_count() < 40
+
+
+def test_a_model_at_work_is_never_put_out(make):
+    shelf, release = Shelf(a=KB, b=KB), threading.Event()
+    engines = make(shelf, model_memory=1500)
+    a = engines.get("a")
+    shelf.made["a"].before = lambda: release.wait(120)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(a.embed_each, [b"1"])
+        until(lambda: engines.in_work == 1)
+        with pytest.raises(Overloaded, match="at work"):
+            engines.get("b")
+        release.set()
+        assert asked.result()[0][0] == 1
+    assert engines.get("b").embed_each([b"2"])[0][0] == 2
+    assert engines.loaded("a") is None
+
+
+def test_a_model_that_can_never_fit_is_refused_by_the_settings_name(make):
+    engines = make(Shelf(a=KB, b=10 * KB), model_memory="1.5kB")
+    engines.get("a")
+    with pytest.raises(ModelError, match="NNCLR_MODEL_MEMORY"):
+        engines.get("b")
+    assert engines.loaded("a") is not None
+    with pytest.raises(InvalidRequest, match="NNCLR_MODEL_MEMORY"):
+        Settings.read(model_memory="much")
+
+
+def test_room_is_made_before_a_model_is_loaded(make):
+    """Else both would be in memory for a while, which is what the limit is there to prevent."""
+    shelf = Shelf(a=KB, b=KB, c=KB)
+    shelf.files = {"a": 1000, "b": 1000, "c": 1600}
+    engines = make(shelf, model_memory=1500)
+    engines.get("a")
+    seen = []
+    shelf.loading = lambda: seen.append((engines.loaded("a"), sample(engines, "nnclr_model_bytes")))
+    engines.get("b")
+    assert seen == [(None, 1000)]
+    with pytest.raises(ModelError, match="NNCLR_MODEL_MEMORY"):
+        engines.get("c")
+    assert shelf.loads == ["a", "b"]
+    assert (sample(engines, "nnclr_models_loaded"), sample(engines, "nnclr_model_bytes")) == (1, 1000)
+
+
+def test_a_load_that_fails_gives_its_room_back(make):
+    shelf = Shelf(a=KB)
+    shelf.files = {"b": 1000}
+    engines = make(shelf, model_memory=1500)
+    with pytest.raises(UnknownModel):
+        engines.get("b")
+    assert sample(engines, "nnclr_model_bytes") == 0
+    assert engines.get("a").embed_each([b"1"])[0][0] == 1
+
+
+def test_a_file_tells_what_a_model_will_take(model):
+    loaded = sum(one.nbytes for one in load_encoder(str(model), device="cpu").backbone.state_dict().values())
+    assert loaded <= weight_of(str(model)) < loaded + 100_000
+    assert weight_of("random:test_resnet@0") == 0
+    with pytest.raises(UnknownModel):
+        weight_of("no/where")
+
+
+def test_many_callers_and_little_room_still_give_everyone_their_vectors(make):
+    shelf = Shelf(a=KB, b=KB, c=KB)
+    engines = make(shelf, model_memory=1000)
+    failures = []
+
+    def use(i: int) -> None:
+        model = "abc"[i % 3]
+        for attempt in range(200):
+            try:
+                assert engines.get(model).embed_each([str(i).encode()])[0][0] == i
+                return
+            except Overloaded:
+                time.sleep(0.01 * (attempt % 5))
+        failures.append(i)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(use, range(60)))
+    assert failures == []
+    assert sample(engines, "nnclr_models_loaded") == 1
+
+
+def test_weights_that_changed_while_a_model_was_out_are_noticed(make):
+    shelf = Shelf(a=KB, b=KB)
+    engines = make(shelf, model_memory=1000)
+    a = engines.get("a")
+    engines.get("b")
+    load = engines._memory._load
+    engines._memory._load = lambda source: FakeEncoder(name=source, fingerprint="other", weights=KB)
+    with pytest.raises(ModelError, match="replaced"):
+        a.embed_each([b"1"])
+    engines._memory._load = load
+    assert engines.get("a").fingerprint == "other"

@@ -1,0 +1,228 @@
+"""Fetching: what may be asked for, what is connected to, and that all failures look alike.
+
+Servers of this machine stand for the open internet: the resolver and the predicate are given, the rest is real.
+"""
+
+import asyncio
+import base64
+import ipaddress
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+from url_site import GENERIC, LOOPBACK, Site, fetch, fetcher, refused
+
+from nnclr_hub.errors import Overloaded, RequestTooLarge
+from serving.edge import url_fetcher
+from serving.edge.url_fetcher import Fetcher
+from serving.settings import Settings
+
+
+@pytest.fixture
+def site(pictures) -> Iterator[Site]:
+    server = Site(pictures[0].read_bytes())
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+# ---- the connection
+
+
+def test_a_image_is_fetched_from_the_address_that_was_checked(site, pictures):
+    assert fetch(fetcher(site), f"http://img.example.com:{site.port}/a?b=c#d") == [pictures[0].read_bytes()]
+    assert site.asked == [(f"img.example.com:{site.port}", "/a?b=c")]
+
+
+def test_a_name_is_looked_up_once(site):
+    """One that answers with another address the second time gains nothing."""
+    answers = [[LOOPBACK], [ipaddress.ip_address("127.0.0.2")]]
+
+    async def resolve(host: str, port: int) -> list[url_fetcher.IpAddress]:
+        return answers.pop(0)
+
+    rebinding = Fetcher(Settings(url_ports=(site.port,)), resolve, lambda address: address == LOOPBACK)
+    assert fetch(rebinding, f"http://rebind.example.com:{site.port}/x") == [site.picture]
+    assert len(answers) == 1
+
+
+def test_one_bad_address_of_a_name_is_enough(site):
+    mixed = fetcher(site, {"mixed.example.com": ["127.0.0.1", "10.0.0.1"]})
+    assert refused(mixed, f"http://mixed.example.com:{site.port}/x") == GENERIC
+    assert refused(fetcher(site, {"none.example.com": []}), f"http://none.example.com:{site.port}/x") == GENERIC
+    assert site.asked == []
+
+
+def test_redirects_are_checked_like_the_first_address(site):
+    names = {"inside.example.com": ["10.0.0.1"]}
+    base = f"http://a.example.com:{site.port}"
+    for target in (
+        "http://inside.example.com/",
+        f"http://169.254.169.254:{site.port}/",
+        "file:///etc/passwd",
+        f"http://user@a.example.com:{site.port}/",
+        "http://a.example.com:22/",
+        "",
+    ):
+        assert refused(fetcher(site, names), f"{base}/to/{target}") == GENERIC
+    assert {path for _, path in site.asked if not path.startswith("/to/")} == set()
+    assert fetch(fetcher(site), f"{base}/to//picture") == [site.picture]
+    assert fetch(fetcher(site), f"{base}/to/to/to/picture".replace("/to/to/to/", "/to//to//to//")) == [site.picture]
+    assert refused(fetcher(site), f"{base}/to//to//to//to//picture") == GENERIC
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308])
+def test_a_redirect_to_nowhere_is_one_failure_of_many(site, status):
+    base = f"http://a.example.com:{site.port}"
+    found = asyncio.run(fetcher(site).fetch_each([f"{base}/nowhere/{status}", f"{base}/x"]))
+    assert found == {f"{base}/nowhere/{status}": url_fetcher.NOT_FETCHED, f"{base}/x": site.picture}
+
+
+def test_what_nobody_foresaw_fails_its_own_address_alone(site):
+    base = f"http://{{}}.example.com:{site.port}/x"
+    own = fetcher(site)
+
+    async def resolve(host: str, port: int) -> list[url_fetcher.IpAddress]:
+        if host == "odd.example.com":
+            raise RuntimeError("nobody thought of this")
+        return [LOOPBACK]
+
+    odd = Fetcher(Settings(url_ports=(site.port,)), resolve, own._allowed)
+    found = asyncio.run(odd.fetch_each([base.format("odd"), base.format("a")]))
+    assert found == {base.format("odd"): url_fetcher.NOT_FETCHED, base.format("a"): site.picture}
+
+
+def test_all_failures_look_alike(site):
+    """Whatever a scanner asks for: nothing there, no image there, an error, a refusal, a name of the inside."""
+    base = f"http://a.example.com:{site.port}"
+    own = fetcher(site)
+    closed = Fetcher(Settings(url_ports=(1,)), own._resolve, own._allowed)
+    assert refused(closed, "http://a.example.com:1/") == GENERIC
+    assert refused(own, f"{base}/status/404") == GENERIC
+    assert refused(own, f"{base}/status/500") == GENERIC
+    assert refused(fetcher(site, {"a.example.com": ["10.0.0.1"]}), base) == GENERIC
+    assert refused(fetcher(site, url_s=0.3), f"{base}/slow") == GENERIC
+    assert refused(own, f"https://a.example.com:{site.port}/") == GENERIC
+
+
+# ---- how much, how long
+
+
+def test_bytes_are_counted_for_all_addresses_of_a_request_together(site):
+    base = f"http://a.example.com:{site.port}"
+    with pytest.raises(RequestTooLarge, match=r"0\.5 MB"):
+        fetch(fetcher(site, max_bytes=500_000), f"{base}/endless")
+    size = len(site.picture)
+    assert len(fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(3)])) == 3
+    with pytest.raises(RequestTooLarge):
+        fetch(fetcher(site, max_bytes=3 * size), *[f"{base}/x{i}" for i in range(4)])
+
+
+def test_a_dripping_server_has_no_longer_than_the_whole_request(site):
+    """A byte now and then would keep each read below any timeout of its own."""
+    assert refused(fetcher(site, url_s=0.4), f"http://a.example.com:{site.port}/drip") == GENERIC
+
+
+def test_a_name_server_that_hangs_holds_nobody_up(site):
+    async def resolve(host: str, port: int) -> list[url_fetcher.IpAddress]:
+        await asyncio.sleep(60)
+        return []
+
+    assert refused(Fetcher(Settings(url_s=0.2), resolve), "http://a.example.com/") == GENERIC
+
+
+def test_too_many_at_once_are_refused_and_give_their_places_back(site):
+    url = f"http://a.example.com:{site.port}/drip"
+    shared = fetcher(site, url_s=0.5)
+
+    async def crowd() -> list[object]:
+        asked = [shared.fetch_each([f"{url}?{i}" for i in range(8)]) for _ in range(5)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert sum(isinstance(one, Overloaded) for one in asyncio.run(crowd())) == 1
+    assert fetch(shared, f"http://a.example.com:{site.port}/x") == [site.picture]
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A self-signed certificate of img.example.com, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x"]
+    command += ["-addext", "subjectAltName=DNS:img.example.com"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_certificate_must_be_that_of_the_name_and_not_of_the_address(site, certificate):
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    names: list[str | None] = []
+    ours.sni_callback = lambda socket, name, context: names.append(name)
+    site.socket = ours.wrap_socket(site.socket, server_side=True)
+    trusting = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
+    plain = fetcher(site)
+
+    def over(certificates: ssl.SSLContext | None) -> Fetcher:
+        return Fetcher(Settings(url_ports=(site.port,)), plain._resolve, plain._allowed, certificates)
+
+    assert fetch(over(trusting), f"https://img.example.com:{site.port}/x") == [site.picture]
+    assert names == ["img.example.com"]
+    assert refused(over(trusting), f"https://other.example.com:{site.port}/x") == GENERIC
+    assert refused(over(None), f"https://img.example.com:{site.port}/x") == GENERIC
+
+
+# ---- over REST
+
+
+@pytest.fixture
+def fetching_server(server, site) -> Iterator:
+    server.app.state.fetcher = fetcher(site)
+    yield server
+    server.app.state.fetcher = None
+
+
+def test_images_are_searched_and_embedded_by_address(fetching_server, site, model, pictures):
+    url = f"http://a.example.com:{site.port}/x"
+    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    with httpx.Client(base_url=fetching_server.url, timeout=120) as client:
+        body = {"model": model.name, "input": [url, text, url.replace("http", "HTTP")]}
+        answer = client.post("/v1/embeddings", json=body)
+        vectors = [entry["embedding"] for entry in answer.json()["data"]]
+        np.testing.assert_allclose(vectors, [vectors[1]] * 3, atol=1e-5)
+        client.put("/api/v1/collections/fetched", json={})
+        client.put("/api/v1/collections/fetched/items", json=[{"id": "a", "vector": vectors[0]}])
+        found = client.post("/api/v1/collections/fetched/search", json={"image": url}).json()["matches"]
+        assert (found[0]["id"], round(found[0]["score"], 4)) == ("a", 1.0)
+        client.delete("/api/v1/collections/fetched")
+        answer = client.post("/v1/embeddings", json={"model": model.name, "input": [text, f"{url}/../status/404"]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "input[1]"
+        assert "could not be fetched" in answer.json()["error"]["message"]
+        answer = client.post("/api/v1/embed", json={"images": [url, f"{url}/../status/404", text]})
+        assert [entry.get("error", {}).get("code") for entry in answer.json()["data"]] == [
+            None,
+            "undecodable_image",
+            None,
+        ]
+
+
+def test_without_the_setting_nothing_is_fetched(server, site, model):
+    body = {"model": model.name, "input": f"http://127.0.0.1:{site.port}/x"}
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert "does not fetch" in answer.json()["error"]["message"]
+    assert site.asked == []
