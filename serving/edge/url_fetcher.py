@@ -61,7 +61,7 @@ class _Budget:
         self.left -= count
         if self.left < 0:
             raise RequestTooLarge(
-                f"The images at these addresses exceed the limit of {self.size / 1e6:g} MB together; send fewer at once."
+                f"The images at these addresses exceed {self.size / 1e6:g} MB together; send fewer at once."
             )
 
 

@@ -14,6 +14,7 @@ from nnclr_hub import Client
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.workbench.probes import get_probe
 from nnclr_hub.workbench.staging import unstage
+from serving.jobs import kinds
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from PIL import Image
 from nnclr_hub import Box, ImageError, Point, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
-from serving.engine import Engine, Task
+from serving.engine import Engine, Task, attention
 from serving.settings import Settings
 
 
