@@ -14,11 +14,10 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.checks import MAX_ASKED_K
-from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.examples import Example, embed_examples, search_by_examples
+from nnclr_hub.workbench import Example, SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, public_where
 from nnclr_hub.workbench.sources import Original, read_original, read_source
 
@@ -84,7 +83,7 @@ class Finder:
             has_more = page.cursor is not None and query.number < MAX_ASKED_K
             return Found(hits, scored=False, has_more=has_more, count=count, passing=passing)
         more, less = ([_example(one) for one in side] for side in (query.more, query.less))
-        matches = search_by_examples(self._bench, query.collection, more, less, query.number, **query.options)
+        matches = self._bench.search(query.collection, SearchQuery(more, less, query.number, **query.options))
         hits = [replace(match, metadata=public_metadata(match.metadata)) for match in matches]
         has_more = len(hits) == query.number < MAX_ASKED_K
         return Found(hits, scored=True, has_more=has_more, count=count, passing=passing)
@@ -99,7 +98,10 @@ class Finder:
         if sample.is_item:
             return sample
         example = Example(image=self.picture(collection, sample), box=sample.box)
-        [vector] = embed_examples(self._bench, collection, [example])
+        embedder = self._bench.embedder(collection=collection)
+        [vector] = embedder.embed_each([example.embeddable()])
+        if isinstance(vector, ImageError):
+            raise vector
         return replace(sample, vector=base64.b64encode(np.asarray(vector).astype("<f4").tobytes()).decode())
 
     def picture(self, collection: str, sample: Sample) -> Image.Image:

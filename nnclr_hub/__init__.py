@@ -37,6 +37,8 @@ _HOME = {
     "fit_linear_probe": "nnclr_hub.probe.linear",
     "convert_checkpoint": "nnclr_hub.publish.convert",
     "export_model": "nnclr_hub.publish.export",
+    "Example": "nnclr_hub.workbench.search_query",
+    "SearchQuery": "nnclr_hub.workbench.search_query",
     "Client": "nnclr_hub.client",
     "AsyncClient": "nnclr_hub.client",
     "publish_model": "nnclr_hub.publish.upload",
@@ -51,6 +53,7 @@ __all__ = [
     "CollectionSpec",
     "EmbeddedStore",
     "Encoder",
+    "Example",
     "ImageError",
     "Item",
     "LinearProbe",
@@ -58,6 +61,7 @@ __all__ = [
     "MilvusStore",
     "NNCLRHubError",
     "Point",
+    "SearchQuery",
     "__version__",
     "convert_checkpoint",
     "export_model",
@@ -101,3 +105,4 @@ if TYPE_CHECKING:
     from nnclr_hub.store.base import CollectionSpec, Item, Match
     from nnclr_hub.store.embedded.store import EmbeddedStore
     from nnclr_hub.store.milvus.store import MilvusStore
+    from nnclr_hub.workbench.search_query import Example, SearchQuery

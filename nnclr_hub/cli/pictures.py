@@ -179,8 +179,10 @@ def _filter(where: str | None) -> dict[str, Any] | None:
 
 def _answer(bench: Workbench, collection: str, image: Path, question: dict[str, Any]) -> list[Match] | ImageError:
     """The nearest items of an image, or why it cannot be read; the others may be."""
+    from nnclr_hub.workbench import SearchQuery
+
     try:
-        return bench.search(collection, image=image, **question)
+        return bench.search(collection, SearchQuery.of(image=image, **question))
     except ImageError as error:
         return error.for_image(image, 0)
 

@@ -1,6 +1,6 @@
-"""What the command line, REST and the apps share: one object over encoders and a store.
+"""What the command line, REST and the apps share: a Workbench over encoders and a store.
 
-Importing this package is light, because the HTTP client uses a few of its modules and needs no torch.
+Importing this package is light: torch comes with the first use of a name.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING
 
 # public name -> the module that defines it
 _HOME = {
-    "Adding": "nnclr_hub.workbench.adding",
-    "Encoders": "nnclr_hub.workbench.models",
-    "IndexReport": "nnclr_hub.workbench.folder_changes",
-    "Models": "nnclr_hub.workbench.models",
-    "NewImage": "nnclr_hub.workbench.adding",
-    "Workbench": "nnclr_hub.workbench.workbench",
+    "Adding": "adding",
+    "Encoders": "models",
+    "Example": "search_query",
+    "IndexReport": "indexing",
+    "Models": "models",
+    "NewImage": "adding",
+    "SearchQuery": "search_query",
+    "Workbench": "workbench",
 }
 
-__all__ = ["Adding", "Encoders", "IndexReport", "Models", "NewImage", "Workbench"]
+__all__ = ["Adding", "Encoders", "Example", "IndexReport", "Models", "NewImage", "SearchQuery", "Workbench"]
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.adding import Adding, NewImage
-    from nnclr_hub.workbench.folder_changes import IndexReport
+    from nnclr_hub.workbench.indexing import IndexReport
     from nnclr_hub.workbench.models import Encoders, Models
+    from nnclr_hub.workbench.search_query import Example, SearchQuery
     from nnclr_hub.workbench.workbench import Workbench

@@ -2,7 +2,7 @@
 
     bench = Workbench(Encoders(), open_store("./nnclr-store"))
     bench.index_folder("photos", Path("~/photos").expanduser())
-    bench.search("photos", image=Path("query.jpg"), k=5)
+    bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
 
 The command line, REST and the page all work through it, so they cannot differ.
 """
@@ -33,7 +33,8 @@ from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
 from nnclr_hub.workbench.probes import KeptProbe, get_probe, keep_probe, label_rows, refuse_taken_probe
-from nnclr_hub.workbench.searching import embed_query, search_by_id, search_by_vector
+from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
+from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.writing import Gate, Target
 
 
@@ -157,42 +158,28 @@ class Workbench(Choosing):
 
     # ---- neighbors out
 
-    def search(
-        self,
-        name: str,
-        *,
-        image: Path | bytes | Image.Image | None = None,
-        box: tuple[float, float, float, float] | None = None,
-        vector: np.ndarray | None = None,
-        id: str | None = None,
-        k: int = 10,
-        where: Mapping[str, Any] | None = None,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
-    ) -> list[Match]:
-        """The k nearest items of an image (or a box on it), of a vector, or of an item; best first.
-
-        Args:
-            where, exact, score_threshold, with_vector, effort: see `Collection.search`.
+    def search(self, name: str, query: SearchQuery) -> list[Match]:
+        """Return the matches of a query, best first.
 
         Raises:
-            InvalidRequest: not exactly one of image, vector and id; a box without an image.
-            ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
+            InvalidRequest, ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
         """
-        if sum(query is not None for query in (image, vector, id)) != 1:
-            raise InvalidRequest("A search takes exactly one of image, vector and id.")
-        if box is not None and image is None:
-            raise InvalidRequest("A box goes with an image: give the image that it lies on.")
+        [answer] = self.search_each(name, [query])
+        if isinstance(answer, NNCLRHubError):
+            raise answer
+        return answer
+
+    def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
+        """Return the matches of each query, or the error that concerns it alone. Embeds all images together.
+
+        Raises:
+            CollectionNotFound, FingerprintMismatch.
+        """
         collection = self.collection(name)
-        options: dict[str, Any] = {"where": where, "exact": exact, "effort": effort}
-        options |= {"score_threshold": score_threshold, "with_vector": with_vector}
-        if id is not None:
-            return search_by_id(collection, id, k, **options)
-        if image is not None:
-            vector = embed_query(self.embedder_of(collection), image, box)
-        return search_by_vector(collection, np.asarray(vector, np.float32), k, **options)
+        images = [attempt(query.images) for query in queries]
+        together = [image for own in images if not isinstance(own, NNCLRHubError) for image in own]
+        vectors = self.embedder_of(collection).embed_each(together) if together else []
+        return answer_each(collection, queries, images, vectors)
 
     # ---- labels
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -31,6 +31,10 @@ class Example(Strict):
     def has_image(self) -> bool:
         return self.picture is not None
 
+    def body(self) -> dict[str, Any]:
+        """Return the fields that `SearchQuery.from_json` reads."""
+        return {**dict(self), "image": self.picture}
+
 
 class SearchRequest(Example):
     """Exactly one of id, image, vector and positive."""
@@ -39,11 +43,17 @@ class SearchRequest(Example):
     negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be away from")
     group_by: MetadataKey | None = Field(None, description="metadata key: the nearest item of each of its values")
     k: int = Field(10, description="1 to 1000")
+    offset: int = Field(0, description="how many of the best matches to skip; k + offset is at most 1000")
     where: Where | None = None
     exact: bool = Field(False, description="compare with every item")
     score_threshold: float | None = None
     with_vector: bool = False
     effort: int | None = Field(None, description="efSearch or nprobe of an approximate index, 1 to 10,000")
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields that `SearchQuery.from_json` reads."""
+        positive = None if self.positive is None else [one.body() for one in self.positive]
+        return {**super().body(), "positive": positive, "negative": [one.body() for one in self.negative]}
 
 
 class SearchBatchRequest(Strict):

@@ -190,7 +190,7 @@ def test_too_much_in_one_batch_is_refused(client, collection):
         {"id": "p0", "positive": [{"id": "a"}]},
         {"negative": [{"id": "p0"}]},
         {"positive": [{"id": "p0"}], "box": [0, 0, 1, 1]},
-        {"positive": [{"id": "p0"}], "group_by": "album"},
+        {"positive": [{"id": "p0"}, {"id": "p1"}], "group_by": "album"},
         {"id": "p0", "group_by": 'a"b'},
     ],
 )

@@ -13,7 +13,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates
 from nnclr_hub.store.succession import drop_with_successor
-from nnclr_hub.workbench import Encoders, NewImage, Workbench, reembedding
+from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
 NEXT = "c~next"
@@ -82,7 +82,7 @@ def test_the_name_means_the_new_vectors_and_the_old_ones_are_kept(bench, other, 
     assert bench.collection("c").name == report.collection
     assert bench.store.aliases() == {"c": report.collection}
     query = folder / "cat" / "00.jpg"
-    best = bench.search("c", image=query, k=1)[0]
+    best = bench.search("c", SearchQuery.of(image=query, k=1))[0]
     assert best.metadata["path"] == "cat/00.jpg"
     assert best.score == pytest.approx(1, abs=1e-4)
     assert reembed(bench, "c", other).collection is None
@@ -93,7 +93,9 @@ def test_an_interrupted_call_goes_on_where_it_stopped(bench, other, folder):
         reembed(bench, "c", other, progress=stop)
     half = bench.collection(NEXT).count()
     assert 0 < half < 60
-    assert bench.search("c", image=folder / "cat" / "00.jpg", k=1)[0].score == pytest.approx(1, abs=1e-4)
+    assert bench.search("c", SearchQuery.of(image=folder / "cat" / "00.jpg", k=1))[0].score == pytest.approx(
+        1, abs=1e-4
+    )
     report = reembed(bench, "c", other)
     assert (report.items, report.embedded) == (60, 60 - half)
     assert_holds_the_folder(bench, other, folder)

@@ -1,0 +1,391 @@
+"""SearchQuery: one search, as every entry point takes it.
+
+    query = SearchQuery.of(image="cat.jpg", box=(40, 60, 200, 220), k=5)
+    query = SearchQuery([Example(id="a"), Example(image="dog.jpg")], negative=[Example(id="b")], offset=20)
+    bench.search("photos", query)
+
+The command line, `Workbench`, `Client`, REST and the apps run a search in the same steps:
+
+    images = query.images()                     # what must be embedded, boxes cut out
+    vectors = embedder.embed_each(images)       # in this thread, or awaited
+    matches = query.resolve(vectors).run(collection)
+
+Its JSON form is the body of POST /api/v1/collections/{name}/search. This module imports neither torch nor a web
+framework, so the client and a command line with a mistake in it do not wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
+from nnclr_hub.store.base import Collection, Match, Where
+from nnclr_hub.store.checks import MAX_ASKED_EFFORT, MAX_ASKED_K, check_effort, check_k, check_name, check_threshold
+from nnclr_hub.store.queries import best_per_group, search_like
+from nnclr_hub.store.where import to_sql
+from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from nnclr_hub.encoder.embedder import ImageLike
+
+Box = tuple[float, float, float, float]
+_SHORT_FORM = ("id", "image", "vector", "box")
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An image to be near to, or away from: exactly one of id, vector and image.
+
+    id: of an item of the collection.
+    vector: (D,) float32; lists of numbers are converted.
+    image: a path, the bytes of a file, a PIL image, or (H, W, 3) uint8.
+    box: x0, y0, x1, y1 in pixels of the upright image; only with an image.
+    """
+
+    id: str | None = None
+    vector: np.ndarray | None = None
+    image: ImageLike | None = None
+    box: Box | None = None
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in (self.id, self.vector, self.image)) != 1:
+            raise InvalidRequest("An example is exactly one of id, image and vector.")
+        if self.id is not None:
+            check_name(self.id, "Item id")
+        if self.vector is not None:
+            object.__setattr__(self, "vector", decode_vector(self.vector))
+        if self.box is not None:
+            if self.image is None:
+                raise InvalidRequest("A box belongs to an image; give the image that it is on.")
+            object.__setattr__(self, "box", _check_box(self.box))
+
+    @classmethod
+    def of(cls, value: Example | str | np.ndarray) -> Example:
+        """Return an example as it is, or make one from an item's id or a vector."""
+        if isinstance(value, Example):
+            return value
+        return cls(id=value) if isinstance(value, str) else cls(vector=value)
+
+    def embeddable(self) -> ImageLike:
+        """Return the image, or the part of it in the box.
+
+        Raises:
+            ImageError: if there is a box and the image cannot be read.
+            InvalidRequest: if the box is not on the image.
+        """
+        assert self.image is not None
+        if self.box is None:
+            return self.image  # decoded by the embedder, in its own threads
+        from nnclr_hub.encoder.decoding import decode_image
+        from nnclr_hub.encoder.given import readable
+
+        return crop_to_box(decode_image(readable(self.image)), self.box)
+
+    def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
+        """Return the JSON form; see `SearchQuery.to_json`."""
+        value: dict[str, Any] = {}
+        if self.id is not None:
+            value["id"] = self.id
+        if self.vector is not None:
+            value["vector"] = encode_vector(self.vector)
+        if self.image is not None and (text := encode(self.image)) is not None:
+            value["image"] = text
+        if self.box is not None:
+            value["box"] = list(self.box)
+        return value
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], decode: Callable[[str], bytes] | None = None) -> Self:
+        """Read the JSON form; see `SearchQuery.from_json`."""
+        unknown = sorted(body.keys() - set(_SHORT_FORM))
+        if unknown:
+            raise InvalidRequest(f"An example has no field {unknown[0]!r}; it takes {', '.join(_SHORT_FORM)}.")
+        image = body.get("image")
+        if isinstance(image, str):
+            image = decode(image) if decode is not None else decode_base64(image, "image")
+        return cls(id=body.get("id"), vector=body.get("vector"), image=image, box=body.get("box"))
+
+
+@dataclass(frozen=True, eq=False)
+class SearchQuery:
+    """See the module. A query that exists is valid: it is checked when it is made.
+
+    positive: examples to be near to; at least one. Plain ids and vectors are accepted too.
+    negative: examples to be away from.
+    k: how many items to return, 1 to 1000.
+    offset: how many of the best to skip; k + offset is at most 1000.
+    where: filter on metadata, see `store.where`.
+    exact: compare with every item instead of using the approximate index.
+    score_threshold: leave out matches that score lower.
+    with_vector: matches carry their vectors.
+    effort: efSearch or nprobe of an approximate index, 1 to 10,000; None: the tuned value.
+    group_by: metadata key; return the best item of each of its values. Only with a single example.
+
+    Items that are examples by id are never among the matches; with `group_by`, neither is their group's best item.
+    """
+
+    positive: Sequence[Example]
+    negative: Sequence[Example] = ()
+    k: int = 10
+    offset: int = 0
+    where: Where | None = None
+    exact: bool = False
+    score_threshold: float | None = None
+    with_vector: bool = False
+    effort: int | None = None
+    group_by: str | None = None
+
+    def __post_init__(self) -> None:
+        for side in ("positive", "negative"):
+            value = getattr(self, side)
+            if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+                raise InvalidRequest(f"{side} must be a list of examples, got {value!r:.80}.")
+            object.__setattr__(self, side, tuple(map(Example.of, value)))
+        self.validate()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        id: str | None = None,
+        vector: np.ndarray | Sequence[float] | None = None,
+        image: ImageLike | None = None,
+        box: Box | None = None,
+        positive: Sequence[Example] = (),
+        negative: Sequence[Example] = (),
+        k: int = 10,
+        offset: int = 0,
+        where: Where | None = None,
+        exact: bool = False,
+        score_threshold: float | None = None,
+        with_vector: bool = False,
+        effort: int | None = None,
+        group_by: str | None = None,
+    ) -> Self:
+        """Make a query from one example, given by its fields, or from `positive`.
+
+        Raises:
+            InvalidRequest: unless exactly one of id, vector, image and positive is given.
+        """
+        single = {"id": id, "vector": vector, "image": image, "box": box}
+        single = {name: value for name, value in single.items() if value is not None}
+        _check_one_form(single, positive or None)
+        return cls(
+            positive=positive or [Example(**single)],
+            negative=negative,
+            k=k,
+            offset=offset,
+            where=where,
+            exact=exact,
+            score_threshold=score_threshold,
+            with_vector=with_vector,
+            effort=effort,
+            group_by=group_by,
+        )
+
+    def validate(self) -> None:
+        """Check everything that can be checked without the collection.
+
+        Raises:
+            InvalidRequest, InvalidFilter: what is wrong.
+        """
+        if not self.positive:
+            raise InvalidRequest("A search needs at least one positive example.")
+        check_k(self.k, MAX_ASKED_K)
+        if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
+            raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
+        if self.k + self.offset > MAX_ASKED_K:
+            raise InvalidRequest(
+                f"k + offset must be at most {MAX_ASKED_K}, got {self.k} + {self.offset}; narrow the search with where."
+            )
+        to_sql(self.where)
+        for name in ("exact", "with_vector"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
+        check_threshold(self.score_threshold)
+        check_effort(self.effort, MAX_ASKED_EFFORT)
+        if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
+            raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
+        if self.group_by is not None and len(self.positive) + len(self.negative) > 1:
+            raise InvalidRequest("group_by takes a single example; remove group_by or the other examples.")
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """The positive examples, then the negative ones."""
+        return (*self.positive, *self.negative)
+
+    # ---- from images to matches
+
+    def images(self) -> list[ImageLike]:
+        """Return the images that must be embedded, in the order of `examples`. Decodes those that have a box.
+
+        Raises:
+            ImageError: if an image with a box cannot be read.
+            InvalidRequest: if a box is not on its image.
+        """
+        return [example.embeddable() for example in self.examples if example.image is not None]
+
+    def resolve(self, vectors: Iterable[np.ndarray | ImageError]) -> Self:
+        """Return the same query with a vector in place of each image.
+
+        Args:
+            vectors: (D,) float32 for each of `images()`, or why the image cannot be read.
+
+        Raises:
+            ImageError: the first of those.
+        """
+        remaining = iter(vectors)
+
+        def resolved(example: Example) -> Example:
+            if example.image is None:
+                return example
+            vector = next(remaining)
+            if isinstance(vector, ImageError):
+                raise vector
+            return Example(vector=vector)
+
+        return replace(self, positive=[*map(resolved, self.positive)], negative=[*map(resolved, self.negative)])
+
+    @property
+    def plain_vector(self) -> np.ndarray | None:
+        """The vector of a query that is a single vector without groups, which the store answers directly."""
+        if len(self.positive) > 1 or self.negative or self.group_by is not None:
+            return None
+        return self.positive[0].vector
+
+    def run(self, collection: Collection) -> list[Match]:
+        """Return the matches of a query without images, best first.
+
+        Raises:
+            InvalidRequest: if an image has not been resolved, or a vector does not fit the collection.
+            ItemNotFound: if an example's id is not in the collection.
+        """
+        wanted = self.k + self.offset
+        if self.group_by is not None:
+            found = self._best_per_group(collection, self.group_by, wanted)
+        elif (vector := self.plain_vector) is not None:
+            found = collection.search(vector, wanted, **self.options())
+        else:
+            positive, negative = map(_ids_and_vectors, (self.positive, self.negative))
+            found = search_like(collection, positive, negative, wanted, **self.options())
+        return found[self.offset :]
+
+    def _best_per_group(self, collection: Collection, key: str, wanted: int) -> list[Match]:
+        [example] = _ids_and_vectors(self.positive)
+        if not isinstance(example, str):
+            return best_per_group(collection, example, key, wanted, **self.options())
+        [item] = collection.get([example]) or [None]
+        if item is None:
+            raise ItemNotFound(f"Collection {collection.name!r} has no item {example!r}.")
+        # the item is the best of its own group, so one more group is needed
+        matches = best_per_group(collection, item.vector, key, wanted + 1, **self.options())
+        return [match for match in matches if match.id != example][:wanted]
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "where": self.where,
+            "exact": self.exact,
+            "score_threshold": self.score_threshold,
+            "with_vector": self.with_vector,
+            "effort": self.effort,
+        }
+
+    # ---- JSON
+
+    def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
+        """Return the body of a REST search; fields with their default value are left out.
+
+        Args:
+            encode: makes text of an image. Where it returns None, the image is left out: it is sent as a file.
+
+        Raises:
+            ImageError: if an image file cannot be opened.
+        """
+        positive, negative = ([one.to_json(encode) for one in side] for side in (self.positive, self.negative))
+        body: dict[str, Any] = positive[0] if len(positive) == 1 else {"positive": positive}
+        if negative:
+            body["negative"] = negative
+        body["k"] = self.k
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("positive", "negative", "k") and value != field.default:
+                body[field.name] = dict(value) if field.name == "where" else value
+        return body
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], decode: Callable[[str], bytes] | None = None) -> Self:
+        """Read the body of a REST search.
+
+        Args:
+            body: the first example by its fields (id, image, vector, box), or `positive`; and the options. Missing
+                fields and null mean the default. An image may be bytes already.
+            decode: makes bytes of the text of an image; None: base64 or a data URI.
+
+        Raises:
+            InvalidRequest: if a field is unknown or its value is not valid.
+        """
+        unknown = sorted(body.keys() - {field.name for field in fields(cls)} - set(_SHORT_FORM))
+        if unknown:
+            raise InvalidRequest(f"A search has no field {unknown[0]!r}; see the API documentation for its fields.")
+        options = {name: value for name, value in body.items() if value is not None}
+        single = {name: options.pop(name) for name in _SHORT_FORM if name in options}
+        sides = {"positive": options.pop("positive", None), "negative": options.pop("negative", ())}
+        _check_one_form(single, sides["positive"])
+        if sides["positive"] is None:
+            sides["positive"] = [single]
+        for side, members in sides.items():
+            if not isinstance(members, list | tuple) or not all(isinstance(one, Mapping) for one in members):
+                raise InvalidRequest(f"{side} must be a list of examples, got {members!r:.80}.")
+        examples = {side: [Example.from_json(one, decode) for one in members] for side, members in sides.items()}
+        return cls(**examples, **options)
+
+
+def crop_to_box(image: Image, box: Box) -> Image:
+    """Return the part of an upright image inside a box.
+
+    Args:
+        box: x0, y0, x1, y1 in pixels; must overlap the image by at least one pixel in each direction.
+
+    Raises:
+        InvalidRequest: if it does not.
+    """
+    x0, y0, x1, y1 = box
+    left, top = max(0, math.floor(x0)), max(0, math.floor(y0))
+    right, bottom = min(image.width, math.ceil(x1)), min(image.height, math.ceil(y1))
+    if not (x0 < x1 and y0 < y1 and left < right and top < bottom):
+        raise InvalidRequest(
+            f"The box {list(box)} is not on the image of {image.width} x {image.height} pixels; give x0 < x1 and "
+            "y0 < y1 within it."
+        )
+    return image.crop((left, top, right, bottom))
+
+
+def _check_one_form(single: Mapping[str, Any], positive: Sequence[Any] | None) -> None:
+    """Refuse a query that gives both one example by its fields and a list of examples, or neither."""
+    if positive is not None and single.keys() == {"box"}:
+        raise InvalidRequest("A box belongs to an image; put it into the example that has the image.")
+    if (positive is None) == (not single):
+        raise InvalidRequest("A search takes exactly one of id, image, vector and positive.")
+
+
+def _ids_and_vectors(examples: Sequence[Example]) -> list[str | np.ndarray]:
+    if any(example.image is not None for example in examples):
+        raise InvalidRequest("The query has images; embed images() and call resolve(vectors) before run().")
+    return [example.id if example.id is not None else np.asarray(example.vector) for example in examples]
+
+
+def _check_box(box: Any) -> Box:
+    try:
+        x0, y0, x1, y1 = map(float, box)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"A box must be four numbers x0, y0, x1, y1, got {box!r:.80}.") from error
+    if not all(map(math.isfinite, (x0, y0, x1, y1))):
+        raise InvalidRequest(f"A box must be four finite numbers, got {box!r:.80}.")
+    return x0, y0, x1, y1

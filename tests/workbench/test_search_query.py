@@ -1,0 +1,167 @@
+"""SearchQuery: validation, its JSON form, and what it returns from a collection."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.queries import best_per_group, search_like
+from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
+from nnclr_hub.workbench.search_batch import run_each
+
+VECTOR = np.array([1, 0, 0], np.float32)
+
+
+@pytest.fixture(scope="module")
+def bench(model, photos, tmp_path_factory):
+    with open_store(str(tmp_path_factory.mktemp("search") / "store")) as store:
+        bench = Workbench(Encoders(str(model), device="cpu"), store)
+        bench.index_folder("photos", photos)
+        yield bench
+
+
+def ids(matches) -> list[str]:
+    return [match.id for match in matches]
+
+
+def test_images_boxes_vectors_and_items_are_one_query(bench, pictures):
+    """The result equals a search of the store with vectors that were embedded separately."""
+    collection = bench.collection("photos")
+    a, b, c = (item.id for item in collection.scroll(limit=3).items)
+    encoder = bench.embedder_of(collection)
+    box = (8, 4, 50, 60)
+    whole = encoder.embed([Image.open(pictures[7])])[0]
+    part = encoder.embed([Image.open(pictures[9]).crop(box)])[0]
+    away = collection.get([b])[0].vector
+    positive = [Example(id=a), Example(image=pictures[7]), Example(image=pictures[9].read_bytes(), box=box)]
+    query = SearchQuery(positive, [Example(vector=away), Example(id=c)], 9)
+    found = bench.search("photos", query)
+    expected = search_like(collection, [a, whole, part], [away, c], 9)
+    assert ids(found) == ids(expected)
+    assert [match.score for match in found] == pytest.approx([match.score for match in expected], abs=1e-5)
+    assert {a, c}.isdisjoint(ids(found))
+
+
+def test_offset_skips_the_best_for_every_kind_of_query(bench, pictures):
+    collection = bench.collection("photos")
+    id = collection.scroll(limit=1).items[0].id
+    vector = collection.get([id])[0].vector
+    kinds = [{"vector": vector}, {"id": id}, {"image": pictures[3]}, {"vector": vector, "group_by": "path"}]
+    for kind in kinds:
+        everything = bench.search("photos", SearchQuery.of(**kind, k=9))
+        assert ids(bench.search("photos", SearchQuery.of(**kind, k=4, offset=5))) == ids(everything)[5:]
+
+
+def test_groups_leave_out_the_group_of_an_item_example(bench):
+    collection = bench.collection("photos")
+    [item] = collection.get([collection.scroll(limit=1).items[0].id])
+    every = best_per_group(collection, item.vector, "label", 3)
+    found = bench.search("photos", SearchQuery.of(id=item.id, group_by="label"))
+    assert ids(found) == [match.id for match in every if match.id != item.id]
+    with pytest.raises(ItemNotFound):
+        bench.search("photos", SearchQuery.of(id="nobody", group_by="label"))
+
+
+def test_many_queries_answer_as_each_does_alone(bench, pictures):
+    """Errors that concern one query leave the others alone; equal options run as one batch."""
+    collection = bench.collection("photos")
+    vectors = [item.vector for item in collection.scroll(limit=4).items]
+    good = [
+        *(SearchQuery.of(vector=vector, k=3, offset=1) for vector in vectors),
+        SearchQuery.of(image=pictures[0], box=(0, 0, 32, 32)),
+        SearchQuery.of(id=collection.scroll(limit=1).items[0].id, where={"must": [{"key": "label", "match": "cat"}]}),
+    ]
+    bad = [SearchQuery.of(image=b"garbage"), SearchQuery.of(vector=VECTOR), SearchQuery.of(id="nobody")]
+    answers = bench.search_each("photos", [*good, *bad])
+    for query, answer in zip(good, answers, strict=False):
+        assert ids(answer) == ids(bench.search("photos", query))
+    assert [answer.code for answer in answers[len(good) :]] == [
+        "unsupported_image", "invalid_request", "item_not_found"
+    ]  # fmt: skip
+
+
+def test_a_batch_with_a_vector_that_does_not_fit_still_answers_the_others(bench):
+    collection = bench.collection("photos")
+    vector = collection.scroll(limit=1).items[0].vector
+    nan = np.full_like(vector, np.nan)
+    answers = run_each(collection, [SearchQuery.of(vector=one) for one in (vector, nan, vector)])
+    assert [isinstance(answer, NNCLRHubError) for answer in answers] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"positive": []},
+        {"id": "a", "vector": [1.0]},
+        {"id": "a", "positive": [{"id": "b"}]},
+        {"positive": [{"id": "b"}], "box": [0, 0, 1, 1]},
+        {"positive": [{}]},
+        {"positive": ["a"]},
+        {"positive": "a"},
+        {"negative": [{"id": "a"}]},
+        {"id": "a", "box": [0, 0, 1, 1]},
+        {"id": "not possible!"},
+        {"image": "***"},
+        {"image": "YQ==", "box": [0, 0, 1]},
+        {"image": "YQ==", "box": [0, 0, 1, float("nan")]},
+        {"vector": [[1.0]]},
+        {"vector": "YQ=="},
+        {"vector": ["x"]},
+        {"id": "a", "k": 0},
+        {"id": "a", "k": 1001},
+        {"id": "a", "k": True},
+        {"id": "a", "offset": -1},
+        {"id": "a", "offset": 995},
+        {"id": "a", "effort": 0},
+        {"id": "a", "score_threshold": "high"},
+        {"id": "a", "exact": 1},
+        {"id": "a", "where": {"most": []}},
+        {"id": "a", "group_by": ""},
+        {"positive": [{"id": "a"}, {"id": "b"}], "group_by": "label"},
+        {"id": "a", "unknown": 1},
+        {"positive": [{"id": "a", "k": 3}]},
+    ],
+)
+def test_an_invalid_query_cannot_be_made(fields):
+    with pytest.raises(InvalidRequest):
+        SearchQuery.from_json(fields)
+
+
+def test_the_json_form_holds_every_field(pictures):
+    """A query survives its JSON form, in the short form and with several examples."""
+    options = {"k": 3, "offset": 2, "where": {"must": [{"key": "label", "match": "cat"}]}, "exact": True}
+    options |= {"score_threshold": 0.5, "with_vector": True, "effort": 40}
+    short = SearchQuery.of(image=pictures[0], box=(1, 2, 30, 40), group_by="label", **options)
+    several = SearchQuery([Example(id="a"), Example(vector=VECTOR)], ["b"], **options)
+    for query in (short, several):
+        body = json.loads(json.dumps(query.to_json()))
+        again = SearchQuery.from_json(body)
+        assert again.to_json() == body
+    body = short.to_json()
+    assert set(body) == {"image", "box", "group_by", *options}
+    assert SearchQuery.from_json(body).positive[0].image == pictures[0].read_bytes()
+    assert several.to_json()["positive"][0] == {"id": "a"}
+    assert SearchQuery.of(id="a").to_json() == {"id": "a", "k": 10}
+    assert "image" not in short.to_json(encode=lambda image: None)
+
+
+def test_images_must_be_resolved_before_a_query_runs(bench, pictures):
+    query = SearchQuery([Example(image=pictures[0]), Example(id="a")], [Example(image=pictures[1])])
+    assert query.images() == [pictures[0], pictures[1]]
+    with pytest.raises(InvalidRequest):
+        query.run(bench.collection("photos"))
+    resolved = query.resolve([VECTOR, -VECTOR])
+    assert [example.id for example in resolved.examples] == [None, "a", None]
+    assert np.array_equal(resolved.negative[0].vector, -VECTOR)
+    with pytest.raises(ImageError):
+        query.resolve([ImageError("broken"), VECTOR])
+
+
+def test_a_box_off_the_image_is_refused(pictures):
+    for box in ((70, 0, 90, 20), (5, 5, 5, 9), (9, 9, 3, 3)):
+        with pytest.raises(InvalidRequest):
+            SearchQuery.of(image=pictures[0], box=box).images()
