@@ -288,7 +288,8 @@ class SearchQuery:
         matches = best_per_group(collection, item.vector, key, wanted + 1, **self.options())
         return [match for match in matches if match.id != example][:wanted]
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Collection.search` other than the vector and k."""
         return {
             "where": self.where,
             "exact": self.exact,
