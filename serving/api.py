@@ -25,21 +25,21 @@ from nnclr_hub.workbench import Workbench
 from . import docs_page, edge, openapi, problems
 from .heads import Heads
 from .idempotency import Idempotency
-from .ingesting import Ingest
+from .ingest import Ingest
 from .jobs import Jobs
 from .keys import READ
-from .looking import AT_ONCE, WAITING
 from .models import Engines
 from .readiness import Startup
 from .replies import Replies
 from .request_log import RequestLog
 from .request_priority import LOW_PRIORITY, RequestPriority
 from .routes import ROUTERS
-from .routes.query import known_query
+from .routes.attention import AT_ONCE, WAITING
+from .routes.query_parameters import known_query
 from .security.access import PAGE, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
-from .turns import Turns
+from .slots import Slots
 
 # of the page: itself, and what its events do; its files are sent from threads that requests use too
 ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"
@@ -120,10 +120,10 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     )
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = None  # set by `edge` if web addresses are allowed
-    state.cropping = CapacityLimiter(settings.decode_threads)
-    state.looking = Turns(AT_ONCE, waiting=WAITING, metrics=state.metrics)
+    state.box_threads = CapacityLimiter(settings.decode_threads)
+    state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
     state.ingest = Ingest(settings.decode_threads)
-    state.watching, state.lengthy = CapacityLimiter(2), CapacityLimiter(2)
+    state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
 
 
 def _route(app: FastAPI) -> AccessRules:

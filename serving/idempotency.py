@@ -24,10 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 
-from .aside import aside
 from .keys import WRITE
 from .problems import problem, told
 from .replies import Replies, Reply
+from .request_bodies import in_thread_if_large
 from .security.access import AccessRules
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Idempotency:
         if body is not None:
             caller = _hash(str(scope.get("state", {}).get("key_name") or headers.get("authorization", "")).encode())
             name = _hash(caller.encode(), key.encode())
-            request = await aside(len(body), _print, scope, headers, body)
+            request = await in_thread_if_large(len(body), _print, scope, headers, body)
             scope.setdefault("state", {})[MARK] = f"{name}{request}"
             await self._once(_Asked(name, caller, request), scope, body, receive, send)
 

@@ -13,19 +13,17 @@ from typing import Any
 
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import nnclr_hub
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
-from . import schemas
 from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, refusal_of
 from .routes import ROUTERS
-from .schemas.jobs import DuplicatesRequest, IndexRequest, JobRequest, ReembedRequest
-from .schemas.probes import PredictRequest, ProbeRequest
+from .routes.body_schemas import MODELS
+from .schemas.fields import OpenAIError, Problem
 from .security.access import access_of
 
 TITLE = "nnclr_hub"
@@ -47,26 +45,6 @@ TAGS = {
     "probes": "Linear classifiers on vectors: fitted from labels, used, exported.",
     "runs": "Pretraining runs below the server's folder of them, and their reports.",
 }
-# bodies that routes read by themselves, and so the framework does not see
-_READ_BY_ROUTES: tuple[type[BaseModel], ...] = (
-    schemas.Problem,
-    schemas.OpenAIError,
-    schemas.EmbeddingsRequest,
-    schemas.EmbedRequest,
-    schemas.AttentionRequest,
-    schemas.CollectionRequest,
-    schemas.AliasRequest,
-    schemas.ItemsRequest,
-    schemas.UploadRequest,
-    schemas.SearchRequest,
-    schemas.SearchBatchRequest,
-    PredictRequest,
-    ProbeRequest,
-    JobRequest,
-    DuplicatesRequest,
-    IndexRequest,
-    ReembedRequest,
-)
 KEY_HEADER = "Idempotency-Key"
 KEY_MEANING = "sent again with the same key within a day, the request gets the same answer and is not done again"
 KEY_PATTERN = "^[!-~]{1,255}$"
@@ -82,7 +60,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
-        route.operation_id = f"{route.tags[0]}-{route.name.replace('_', '-')}"
+        route.operation_id = route.operation_id or f"{route.tags[0]}-{route.name.replace('_', '-')}"
     found = get_openapi(
         title=TITLE,
         version=nnclr_hub.__version__,
@@ -91,7 +69,7 @@ def document() -> dict[str, Any]:
         tags=[{"name": name, "description": about} for name, about in TAGS.items()],
     )
     template = "#/components/schemas/{model}"
-    modes = [(model, "validation") for model in _READ_BY_ROUTES]
+    modes = [(model, "validation") for model in (Problem, OpenAIError, *MODELS)]
     _, extra = models_json_schema(modes, ref_template=template)  # type: ignore[arg-type]
     components = found.setdefault("components", {})
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))

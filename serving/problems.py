@@ -26,8 +26,8 @@ from nnclr_hub import errors
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.workbench.privacy import without_paths
 
-from .sentences import clauses
 from .telemetry import current, request_id
+from .validation_errors import clauses
 
 log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"

@@ -11,7 +11,7 @@ from nnclr_hub.workbench.privacy import without_paths
 
 from .jobs import Jobs
 from .models import Engines
-from .schemas import Readiness
+from .schemas.health import Readiness
 
 log = logging.getLogger(__name__)
 

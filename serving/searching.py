@@ -19,13 +19,13 @@ from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 
-from .departure import while_present
+from .disconnect import while_connected
 from .edge.url_fetcher import Fetched, Fetcher
 from .models import Model
 from .payloads import decode_text
-from .schemas import Example, SearchRequest
+from .request_bodies import check_count, fetch_each
+from .schemas.search import Example, SearchRequest
 from .telemetry import Metrics, measured
-from .uploads import check_count, fetch_each
 
 
 async def search_each(
@@ -59,7 +59,7 @@ async def search_each(
     parsed = [await _parsed(query, fetched) for query in queries]
     images = [await _images(query, cropping) for query in parsed]
     together = [image for own in images if not isinstance(own, NNCLRHubError) for image in own]
-    vectors = await while_present(request, _embedded(bench, collection, together)) if together else []
+    vectors = await while_connected(request, _embedded(bench, collection, together)) if together else []
     return await run_in_threadpool(_answered, metrics, collection, parsed, images, vectors)
 
 

@@ -1,4 +1,4 @@
-"""The routes, one file a resource."""
+"""The routes, one file per resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/api/v1/aliases: further names of collections."""
+"""/api/v1/aliases: alternative names of collections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nnclr_hub.store.succession import SUFFIX, WAS
 
 from ..keys import READ, WRITE
 from ..problems import answers
-from ..schemas import AliasesResponse, AliasRequest, AliasResponse
+from ..request_bodies import json_of
+from ..schemas.collections import AliasesResponse, AliasRequest, AliasResponse
 from ..security.access import requires
 from ..telemetry import measured
-from ..uploads import json_of
-from .described import json_body
-from .state import AppMetrics, AppWorkbench
+from .body_schemas import json_body
+from .dependencies import AppMetrics, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
 
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
 @router.get("", responses=answers())
 @requires(READ)
 def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
-    """All aliases, and the collections that they mean."""
+    """List all aliases with their collections."""
     with measured(metrics, "store"):
         aliases = bench.store.aliases()
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in aliases.items()])
@@ -39,8 +39,8 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
 def point(
     alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
 ) -> AliasResponse:
-    """Makes an alias mean a collection, whatever it meant before, in one step for whoever asks."""
-    _refuse_ours(alias)
+    """Point an alias to a collection. If it pointed to another one, it switches atomically."""
+    _refuse_reserved(alias)
     with measured(metrics, "store"), bench.gate.alone():
         bench.store.alias(alias, body.collection)
         return AliasResponse(alias=alias, collection=bench.collection(alias).name)
@@ -49,15 +49,15 @@ def point(
 @router.delete("/{alias}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
 @requires(WRITE)
 def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
-    """Forgets an alias; the collection stays."""
-    _refuse_ours(alias)
+    """Delete an alias; its collection stays."""
+    _refuse_reserved(alias)
     with measured(metrics, "store"), bench.gate.alone():
         bench.store.unalias(alias)
 
 
-def _refuse_ours(alias: str) -> None:
+def _refuse_reserved(alias: str) -> None:
     if alias.endswith((SUFFIX, WAS)):
         raise InvalidRequest(
-            f"The alias {alias!r:.150} belongs to a collection that is being re-embedded: take a name that ends in "
-            f"neither {SUFFIX} nor {WAS}."
+            f"The alias {alias!r:.150} is reserved for re-embedding; choose a name that ends in neither {SUFFIX} nor "
+            f"{WAS}."
         )

@@ -2,51 +2,78 @@
 
 from __future__ import annotations
 
+import base64
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from nnclr_hub.encoder.attention import AttentionMap
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Box, Point, check_opacity
+from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
     ImageError,
     ImageTooLarge,
+    InvalidRequest,
     ModelError,
+    RequestTooLarge,
     UnknownModel,
     UnsupportedImage,
 )
 from nnclr_hub.workbench import Workbench
 
-from ..aside import aside
-from ..departure import while_present
+from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
-from ..looking import check_kind, rendered, settings_of
 from ..models import Engines, Model
 from ..payloads import decode_text
 from ..problems import answers
-from ..responses import NPY, PNG, wanted
-from ..schemas import AttentionQuestion, AttentionRequest, AttentionResponse
+from ..request_bodies import (
+    FORM,
+    JSON,
+    check_count,
+    fetch_each,
+    in_thread_if_large,
+    media_type,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
+from ..responses import NPY, PNG, VectorResponse, array_response, wanted
+from ..schemas.attention import AttentionOptions, AttentionRequest, AttentionResponse
 from ..security.access import requires
 from ..telemetry import measured
-from ..uploads import FORM, JSON, check_count, fetch_each, kind_of, parse, read_form, read_json, unsupported
-from .described import binary, form_body
-from .state import AppEngines, AppFetcher, AppLooking, AppMetrics, AppSettings, AppWorkbench, name_of, served_source
+from .body_schemas import binary, form_body
+from .dependencies import (
+    AppAttentionSlots,
+    AppEngines,
+    AppFetcher,
+    AppMetrics,
+    AppSettings,
+    AppWorkbench,
+    name_of,
+    served_source,
+)
 
 router = APIRouter(prefix="/api/v1", tags=["attention"])
+AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
+WAITING = 64
+MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question, the image that it is about, and those in which to look."""
+class AttentionQuery:
+    """The options of a request, its image, and the targets in which to look."""
 
-    question: AttentionQuestion
+    options: AttentionOptions
     image: bytes
     targets: list[bytes]
 
@@ -68,8 +95,8 @@ class Asked:
         ),
         200: {
             "content": {
-                NPY: binary("(h, w) as numpy's file; of targets (n, h, w), where their maps have one shape"),
-                PNG: binary("the map over the image, as large as the original; of one target at most"),
+                NPY: binary("NumPy file of shape (h, w), or (n, h, w) for n targets whose maps have one shape"),
+                PNG: binary("The map over the image, in the size of the original. At most one target."),
             }
         },
     },
@@ -86,67 +113,144 @@ async def attention(
     engines: AppEngines,
     settings: AppSettings,
     metrics: AppMetrics,
-    turns: AppLooking,
+    slots: AppAttentionSlots,
     fetcher: AppFetcher,
 ) -> Response:
-    """What an encoder looks at in an image: as a whole, from a point or a box, or for that in up to 6 others.
+    """Compute what an encoder looks at in an image.
 
-    By `Accept` as JSON, as numpy's file of the raw values, or as a PNG of one map over its image.
+    The map is of the whole image, of a point or of a box. With targets, it shows where up to 6 other images contain
+    what the point, the box or the image shows. `Accept` selects JSON, a NumPy file of the raw values, or a PNG of one
+    map over its image.
     """
-    asked = await _read(request, settings.max_images, fetcher)
-    question, kind = asked.question, wanted(request, NPY, PNG)
-    check_kind(question, kind, len(asked.targets))
-    wanting = settings_of(question, settings.attention_side)
-    model = await run_in_threadpool(_model, bench, engines, question)
+    query = await _read(request, settings.max_images, fetcher)
+    options, kind = query.options, wanted(request, NPY, PNG)
+    _check_format(options, kind, len(query.targets))
+    attention_settings = _settings_of(options, settings.attention_side)
+    model = await run_in_threadpool(_model, bench, engines, options)
     end = time.monotonic() + settings.deadline_s
 
     def render(maps: list[AttentionMap]) -> Response:
         with measured(metrics, "render"):
-            return rendered(maps, kind, question, name_of(engines, model), len(asked.targets))
+            return _rendered(maps, kind, options, name_of(engines, model), len(query.targets))
 
     async def answer() -> Response:
-        async with turns.taken(settings.deadline_s):
+        async with slots.slot(settings.deadline_s):
             left = max(end - time.monotonic(), 0.001)
-            maps = await model.look_async(wanting, asked.image, asked.targets, deadline_s=left)
+            maps = await model.look_async(attention_settings, query.image, query.targets, deadline_s=left)
             return await run_in_threadpool(render, maps)
 
-    return await while_present(request, answer())
+    return await while_connected(request, answer())
 
 
-def _model(bench: Workbench, engines: Engines, question: AttentionQuestion) -> Model:
-    """The model that is named, or that of a collection.
+# ---- requests
+
+
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> AttentionQuery:
+    """Read the query; in a multipart request the images are file parts."""
+    kind = media_type(request)
+    if kind == JSON:
+        body = await read_json(request, AttentionRequest)
+        texts = [body.image, *body.target]
+        check_count(len(texts), limit)
+        fetched = await fetch_each(texts, fetcher)
+        names = ["image", *(f"target[{i}]" for i in range(len(body.target)))]
+
+        def decode() -> list[bytes]:
+            return [decode_text(text, name, fetched) for text, name in zip(texts, names, strict=True)]
+
+        image, *targets = await in_thread_if_large(sum(map(len, texts)), decode)
+        return AttentionQuery(body, image, targets)
+    if kind != FORM:
+        raise unsupported(request, JSON, FORM)
+    form = await read_form(request, files=("image", "target"), texts=("query",))
+    images = form.images("image", 1)
+    if any(name == "target" for name, _ in form.files):
+        images += form.images("target", limit - 1)
+    text = form.texts.get("query") or "{}"
+    options = await in_thread_if_large(len(text), parse, text, AttentionOptions, ("query",))
+    image, *targets = (cast(bytes, one.data) for one in images)  # the data of a file part is always bytes
+    return AttentionQuery(options, image, targets)
+
+
+def _model(bench: Workbench, engines: Engines, options: AttentionOptions) -> Model:
+    """Return the model that is named, or that of a collection.
 
     Raises:
         FingerprintMismatch: the model is not the collection's.
     """
-    if question.collection is None:
-        return engines.get(served_source(engines, question.model))
-    source = None if question.model is None else served_source(engines, question.model)
-    return cast(Model, bench.embedder(source, question.collection))
+    if options.collection is None:
+        return engines.get(served_source(engines, options.model))
+    source = None if options.model is None else served_source(engines, options.model)
+    return cast(Model, bench.embedder(source, options.collection))
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> Asked:
-    """The question; in a multipart request the images are files beside it."""
-    kind = kind_of(request)
-    if kind == JSON:
-        body = await read_json(request, AttentionRequest)
-        given = [body.image, *body.target]
-        check_count(len(given), limit)
-        fetched = await fetch_each(given, fetcher)
-        names = ["image", *(f"target[{i}]" for i in range(len(body.target)))]
+def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
+    """Return the settings for the encoder.
 
-        def decode() -> list[bytes]:
-            return [decode_text(text, name, fetched) for text, name in zip(given, names, strict=True)]
+    Raises:
+        InvalidRequest: both a point and a box, or a side above `max_side`.
+    """
+    if options.point is not None and options.box is not None:
+        raise InvalidRequest("point and box are both given; remove one of them.")
+    query = None if options.point is None else Point(*options.point)
+    if options.box is not None:
+        query = Box(*options.box)
+    side = min(MAX_SIDE, max_side) if options.max_side is None else options.max_side
+    if side > max_side:
+        raise InvalidRequest(f"max_side must be at most {max_side} on this server, got {side}.")
+    return AttentionSettings(query, options.similarity, options.head, options.threshold, side)
 
-        image, *targets = await aside(sum(map(len, given)), decode)
-        return Asked(body, image, targets)
-    if kind != FORM:
-        raise unsupported(request, JSON, FORM)
-    form = await read_form(request, files=("image", "target"), texts=("query",))
-    pictures = form.pictures("image", 1)
-    if any(name == "target" for name, _ in form.files):
-        pictures += form.pictures("target", limit - 1)
-    text = form.texts.get("query") or "{}"
-    question = await aside(len(text), parse, text, AttentionQuestion, ("query",))
-    image, *targets = (cast(bytes, picture.data) for picture in pictures)  # a file is never text that is no image
-    return Asked(question, image, targets)
+
+def _check_format(options: AttentionOptions, kind: str, targets: int) -> None:
+    """Refuse what the response format cannot hold, before anything is computed.
+
+    Raises:
+        InvalidRequest: several maps in one PNG, or PNGs in a format other than JSON.
+    """
+    check_opacity(options.opacity)
+    if kind == PNG and targets > 1:
+        raise InvalidRequest(
+            f"A PNG response holds one map, got {targets} targets; send one, or use JSON and with_png."
+        )
+    if kind != JSON and options.with_png:
+        raise InvalidRequest(f"with_png needs a JSON response, got Accept: {kind}; send Accept: application/json.")
+
+
+# ---- responses
+
+
+def _rendered(maps: Sequence[AttentionMap], kind: str, options: AttentionOptions, model: str, targets: int) -> Response:
+    """Return the maps as JSON, NPY or PNG. Blocks: rendering a large image takes seconds.
+
+    Raises:
+        InvalidRequest: maps of several shapes, which do not fit into one array.
+        RequestTooLarge: the PNGs in a JSON response would have too many pixels.
+    """
+    if kind == PNG:
+        return Response(maps[0].png(options.opacity), media_type=PNG, headers={"Vary": "Accept"})
+    if kind == NPY:
+        return array_response(_stacked(maps) if targets else maps[0].values, NPY)
+    pixels = sum(width * height for width, height in (one.size for one in maps))
+    if options.with_png and pixels > MAX_RENDERED_PIXELS:
+        raise RequestTooLarge(
+            f"with_png would render {pixels / 1e6:.0f} megapixels, above the limit of {MAX_RENDERED_PIXELS / 1e6:g}; "
+            "request image/png, one target at a time."
+        )
+    return VectorResponse({"model": model, "maps": [_entry(one, options) for one in maps]}, headers={"Vary": "Accept"})
+
+
+def _stacked(maps: Sequence[AttentionMap]) -> np.ndarray:
+    """Stack the maps to (n, h, w) float32."""
+    shapes = dict.fromkeys(one.values.shape for one in maps)
+    if len(shapes) > 1:
+        listed = ", ".join(f"{height} x {width}" for height, width in shapes)
+        raise InvalidRequest(f"The maps have different shapes ({listed}) and do not fit into one array; use JSON.")
+    return np.stack([one.values for one in maps])
+
+
+def _entry(one: AttentionMap, options: AttentionOptions) -> dict[str, Any]:
+    # the array is serialized as float32: a list of Python floats would have 17 digits
+    entry = {**one.describe(), "values": one.values, "shape": one.values.shape}
+    if options.with_png:
+        entry["png"] = base64.b64encode(one.png(options.opacity)).decode()
+    return entry

@@ -1,4 +1,4 @@
-"""/api/v1/collections: make, list, describe, drop, count, snapshot, verify."""
+"""/api/v1/collections: create, list, describe, drop, count, snapshot and verify collections."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ from nnclr_hub.workbench.privacy import public_name, without_paths
 from ..keys import READ, WRITE
 from ..models import Engines
 from ..problems import answers
-from ..schemas import CollectionRequest, CollectionResponse, CollectionsResponse, CountResponse, VerifyResponse
+from ..request_bodies import json_of
+from ..schemas.collections import (
+    CollectionRequest,
+    CollectionResponse,
+    CollectionsResponse,
+    CountResponse,
+    VerifyResponse,
+)
 from ..security.access import requires
 from ..telemetry import measured
-from ..uploads import json_of
-from .described import json_body
+from .body_schemas import json_body
+from .dependencies import AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
 from .filters import WhereText, read_where
-from .state import AppEngines, AppLengthy, AppMetrics, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 _WRITE = (StoreReadOnly, DiskFull)
@@ -42,7 +48,7 @@ _WRITE = (StoreReadOnly, DiskFull)
 @router.get("", responses=answers())
 @requires(READ)
 def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsResponse:
-    """All collections by name."""
+    """List all collections by name."""
     with measured(metrics, "store"):
         return CollectionsResponse(collections=[_response(info) for info in bench.store.list()])
 
@@ -51,7 +57,7 @@ def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsRes
     "/{name}",
     responses={
         **answers("unsupported_media_type", CollectionExists, UnknownModel, ModelError, *_WRITE),
-        201: {"model": CollectionResponse, "description": "made"},
+        201: {"model": CollectionResponse, "description": "The collection was created."},
     },
     openapi_extra=json_body(CollectionRequest),
 )
@@ -64,18 +70,18 @@ async def create(
     engines: AppEngines,
     metrics: AppMetrics,
 ) -> CollectionResponse:
-    """Makes a collection (201); again with the same specification changes nothing (200)."""
+    """Create a collection (201). If it exists with the same specification, nothing changes (200)."""
     spec = await run_in_threadpool(_spec, engines, body)
     with measured(metrics, "store"):
-        info, made = await run_in_threadpool(_create, bench, name, spec)
-    response.status_code = 201 if made else 200
+        info, created = await run_in_threadpool(_create, bench, name, spec)
+    response.status_code = 201 if created else 200
     return _response(info)
 
 
 @router.get("/{name}", responses=answers(CollectionNotFound))
 @requires(READ)
 def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionResponse:
-    """One collection, by its name or an alias."""
+    """Describe a collection, by its name or an alias."""
     with measured(metrics, "store"):
         return _response(bench.collection(name).info())
 
@@ -83,7 +89,7 @@ def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionR
 @router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
 @requires(WRITE)
 def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
-    """Deletes a collection with everything in it and the aliases that mean it."""
+    """Delete a collection with all its items, and the aliases that point to it."""
     with measured(metrics, "store"):
         bench.drop(name)
 
@@ -91,7 +97,7 @@ def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
 @router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
 @requires(READ)
 def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None) -> CountResponse:
-    """How many items there are, or pass the filter."""
+    """Count the items, or the items that match a filter."""
     condition = read_where(where)
     with measured(metrics, "store"):
         return CountResponse(count=bench.collection(name).count(condition))
@@ -99,18 +105,18 @@ def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText 
 
 @router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
 @requires(WRITE)
-async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> None:
-    """Writes the index to disk now, so that the next start is quick."""
+async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads) -> None:
+    """Write the index to disk now, so that the next start is fast."""
     with measured(metrics, "store"):
-        await to_thread.run_sync(lambda: bench.collection(name).snapshot(), limiter=lengthy)
+        await to_thread.run_sync(lambda: bench.collection(name).snapshot(), limiter=threads)
 
 
 @router.post("/{name}/verify", responses=answers(CollectionNotFound))
 @requires(WRITE)
-async def verify(name: str, bench: AppWorkbench, metrics: AppMetrics, lengthy: AppLengthy) -> VerifyResponse:
-    """Reads every vector back, and compares the index with an exhaustive search on a sample."""
+async def verify(name: str, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads) -> VerifyResponse:
+    """Read every vector back, and compare the index with an exhaustive search on a sample."""
     with measured(metrics, "store"):
-        report = await to_thread.run_sync(lambda: bench.collection(name).verify(), limiter=lengthy)
+        report = await to_thread.run_sync(lambda: bench.collection(name).verify(), limiter=threads)
     return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
 
 
@@ -124,7 +130,7 @@ def _response(info: CollectionInfo) -> CollectionResponse:
 
 
 def _spec(engines: Engines, body: CollectionRequest) -> CollectionSpec:
-    """Of vectors of unknown origin where only their length is given; else of a model's."""
+    """Return the specification: of a model, or of vectors of unknown origin if only `dim` is given."""
     if body.dim is not None and body.model is None:
         spec = CollectionSpec(body.dim, body.metric)
     else:
@@ -139,9 +145,9 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
     except CollectionNotFound:
         with suppress(CollectionExists):
             return bench.store.create(name, spec).info(), True
-        existing = bench.collection(name)  # an equal request was faster
+        existing = bench.collection(name)  # another request created it just now
     if existing.spec != spec:
         raise CollectionExists(
-            f"There is a collection {name!r} already, with another specification: drop it first, or take another name."
+            f"Collection {name!r} exists with another specification; drop it first, or choose another name."
         )
     return existing.info(), False

@@ -1,4 +1,4 @@
-"""`where` in the query of a GET: a filter on metadata, as JSON."""
+"""The query parameter `where`: a filter on metadata, as JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nnclr_hub.workbench.privacy import public_where
 _WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 WhereText = Annotated[
     str | None,
-    Query(description='a filter on metadata as JSON, like {"must": [{"key": "label", "match": "cat"}]}'),
+    Query(description='filter on metadata as JSON, such as {"must": [{"key": "label", "match": "cat"}]}'),
 ]
 
 
 def read_where(text: str | None) -> dict[str, Any] | None:
-    """The filter; None: no filter.
+    """Parse the filter; None: no filter.
 
     Raises:
-        InvalidFilter: it is no JSON object, or names a key that is not to be asked for.
+        InvalidFilter: the text is not a JSON object, or it names a private key.
     """
     if text is None:
         return None
@@ -29,7 +29,7 @@ def read_where(text: str | None) -> dict[str, Any] | None:
         where = _WHERE.validate_json(text)
         public_where(where)
     except ValidationError as error:
-        raise InvalidFilter("where is no JSON object.") from error
+        raise InvalidFilter("where must be a JSON object.") from error
     except ValueError as error:
         raise InvalidFilter(f"where: {error}.") from error
     return where

@@ -9,9 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ..keys import READ
 from ..problems import answers
-from ..schemas import Readiness
+from ..schemas.health import Readiness
 from ..security.access import requires
-from .state import AppMetrics, AppWatching
+from .dependencies import AppHealthThreads, AppMetrics
 
 router = APIRouter(tags=["health"])
 
@@ -19,15 +19,18 @@ router = APIRouter(tags=["health"])
 @router.get("/healthz", responses=answers())
 @requires(None, counted=False)
 async def healthz() -> dict[str, str]:
-    """The process is alive; it may still be loading."""
+    """Report that the process is alive; it may still be loading."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={**answers(), 503: {"model": Readiness, "description": "not yet, or no longer"}})
+@router.get(
+    "/readyz",
+    responses={**answers(), 503: {"model": Readiness, "description": "The server is still loading, or it has failed."}},
+)
 @requires(None, counted=False)
-async def readyz(request: Request, watching: AppWatching) -> Readiness:
-    """The model is warm, its threads live, and the collections are loaded; 503 with the progress until then."""
-    found: Readiness = await to_thread.run_sync(request.app.state.readiness.report, limiter=watching)
+async def readyz(request: Request, threads: AppHealthThreads) -> Readiness:
+    """Report whether the model and the collections are loaded; 503 with the progress until then."""
+    found: Readiness = await to_thread.run_sync(request.app.state.readiness.report, limiter=threads)
     if found.status != "ready":
         return JSONResponse(found.model_dump(), 503)  # type: ignore[return-value]
     return found
@@ -39,7 +42,7 @@ async def readyz(request: Request, watching: AppWatching) -> Readiness:
     responses={**answers(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 @requires(READ, counted=False)
-async def metrics(metrics: AppMetrics, watching: AppWatching) -> Response:
-    """What was counted and timed, for Prometheus."""
-    content = await to_thread.run_sync(generate_latest, metrics.registry, limiter=watching)
+async def metrics(metrics: AppMetrics, threads: AppHealthThreads) -> Response:
+    """Return the metrics in the format of Prometheus."""
+    content = await to_thread.run_sync(generate_latest, metrics.registry, limiter=threads)
     return Response(content, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""/api/v1/collections/{name}/items."""
+"""/api/v1/collections/{name}/items: add, list, get and delete items, and their images."""
 
 from __future__ import annotations
 
@@ -30,14 +30,28 @@ from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
-from ..aside import aside
 from ..cursors import read_cursor, write_cursor
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..payloads import decode_vector
 from ..problems import answers, problem
+from ..request_bodies import (
+    FORM,
+    JSON,
+    UploadedImage,
+    check_count,
+    decode_each,
+    fetch_each,
+    in_thread_if_large,
+    json_of,
+    media_type,
+    parse_as,
+    read_form,
+    read_json,
+    unsupported,
+)
 from ..responses import VectorResponse
-from ..schemas import (
+from ..schemas.items import (
     ItemNote,
     ItemResponse,
     ItemsRequest,
@@ -48,29 +62,15 @@ from ..schemas import (
 )
 from ..security.access import requires
 from ..telemetry import measured
-from ..uploads import (
-    FORM,
-    JSON,
-    Picture,
-    check_count,
-    decode_each,
-    fetch_each,
-    json_of,
-    kind_of,
-    parse_as,
-    read_form,
-    read_json,
-    unsupported,
-)
-from .described import binary, form_body, json_body
+from .body_schemas import binary, form_body, json_body
+from .dependencies import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 from .filters import WhereText, read_where
-from .state import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
 MAX_LIMIT = 10_000
 MAX_LIMIT_WITH_VECTORS = 1000  # a page of vectors is built in memory
 _NOTES = TypeAdapter(list[ItemNote])
-_FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one a file, in their order"}
+_FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one per file, in the same order"}
 
 
 @router.post(
@@ -99,16 +99,19 @@ async def add_images(
     ingest: AppIngest,
     fetcher: AppFetcher,
 ) -> Response:
-    """Embeds images into the collection: a result or an error each; 200 if any was stored, else 422."""
-    pictures, notes = await _read(request, settings.max_images, fetcher)
-    size = sum(len(picture.data) for picture in pictures if isinstance(picture.data, bytes))
-    named = await aside(size, _named, pictures, notes)
-    images = [one for one in named if isinstance(one, NewImage)]
+    """Embed images and add them to the collection.
+
+    The response has an id or an error for each image: 200 if at least one was stored, else 422.
+    """
+    images, notes = await _read(request, settings.max_images, fetcher)
+    size = sum(len(image.data) for image in images if isinstance(image.data, bytes))
+    named = await in_thread_if_large(size, _named, images, notes)
+    new = [one for one in named if isinstance(one, NewImage)]
     with measured(metrics, "ingest"):
-        errors = await ingest.add(request, bench, name, images) if images else []
+        errors = await ingest.add(request, bench, name, new) if new else []
     left = iter(errors)
     results = [one if isinstance(one, ImageError) else next(left) or one.id for one in named]
-    return _uploaded(request.url.path, pictures, results)
+    return _uploaded(request.url.path, images, results)
 
 
 @router.put(
@@ -122,7 +125,7 @@ async def add_images(
 def put_vectors(
     name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench, metrics: AppMetrics
 ) -> StoredResponse:
-    """Adds or replaces items by their vectors, all or none."""
+    """Add or replace items by their vectors: all of them or, after an error, none."""
     _refuse_twice(one.id for one in body.root)
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
     with measured(metrics, "store"):
@@ -135,14 +138,16 @@ def list_items(
     name: str,
     bench: AppWorkbench,
     metrics: AppMetrics,
-    cursor: Annotated[str | None, Query(description="of the page before; none: the first page")] = None,
-    limit: Annotated[int, Query(description="1 to 10,000, with vectors 1000")] = 100,
+    cursor: Annotated[
+        str | None, Query(description="cursor from the previous page; omit it for the first page")
+    ] = None,
+    limit: Annotated[int, Query(description="1 to 10,000; with vectors, at most 1000")] = 100,
     where: WhereText = None,
     with_vector: bool = False,
 ) -> Response:
-    """A page of items in the order of their ids."""
+    """List a page of items, sorted by id."""
     if with_vector and limit > MAX_LIMIT_WITH_VECTORS:
-        raise InvalidRequest(f"limit={limit} is too many with vectors: give 1 to {MAX_LIMIT_WITH_VECTORS}.")
+        raise InvalidRequest(f"limit must be at most {MAX_LIMIT_WITH_VECTORS} with vectors, got {limit}.")
     condition = read_where(where)
     last = None if cursor is None else read_cursor(name, condition, cursor)
     with measured(metrics, "store"):
@@ -155,7 +160,7 @@ def list_items(
 @router.get("/{id}", response_model=ItemResponse, responses=answers(CollectionNotFound, ItemNotFound))
 @requires(READ)
 def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Response:
-    """One item with its vector."""
+    """Return one item with its vector."""
     with measured(metrics, "store"):
         collection = bench.collection(name)
         found = collection.get([id])
@@ -171,7 +176,7 @@ def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Re
 )
 @requires(WRITE)
 def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
-    """Deletes an item; when this returns, it is gone for good."""
+    """Delete an item; when this returns, the deletion is durable."""
     with measured(metrics, "store"):
         deleted = bench.delete(name, [id])
     if not deleted:
@@ -184,17 +189,17 @@ def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) ->
     responses={
         **answers(CollectionNotFound, ItemNotFound),
         200: {"content": {"image/jpeg": binary("JPEG")}},
-        304: {"description": "the client has it already, as its If-None-Match says"},
+        304: {"description": "The thumbnail matches If-None-Match."},
     },
 )
 @requires(READ, counted=False)
 def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics: AppMetrics) -> Response:
-    """The item's JPEG, at most 256 pixels a side."""
+    """Return the thumbnail of an item: a JPEG of at most 256 pixels per side."""
     with measured(metrics, "store"):
         jpeg = bench.collection(name).thumbnail(id)
     if jpeg is None:
-        raise ItemNotFound(f"Item {id!r} has no thumbnail: it was stored by its vector alone.")
-    # an item may be replaced under its id, so a browser has to ask again
+        raise ItemNotFound(f"Item {id!r} has no thumbnail, because it was added by its vector.")
+    # an item may be replaced under the same id, so a browser must revalidate
     tag = f'"{hashlib.sha256(jpeg).hexdigest()[:16]}"'
     headers = {"Cache-Control": "private, no-cache", "ETag": tag}
     if tag in request.headers.get("if-none-match", ""):
@@ -208,76 +213,84 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
     responses={
         **answers(CollectionNotFound, ItemNotFound),
         200: {
-            "content": {kind: binary("the image") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")}
+            "content": {
+                kind: binary("The image file.") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")
+            }
         },
     },
 )
 @requires(READ)
 def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
-    """The image that the item was made of, if its file lies in a source folder of the server and is still the same.
+    """Return the original image of an item, or its thumbnail.
 
-    Else the item's thumbnail; `X-Image` says which: source or thumbnail.
+    The original is sent if its file is in a source folder of the server and has not changed. The header `X-Image` is
+    `source` or `thumbnail`.
     """
     with measured(metrics, "store"):
         collection = bench.collection(name)
     found = read_original(collection, id, settings.source_folders)
-    headers = {"Cache-Control": "private, no-cache", "X-Picture": found.of}
+    # X-Picture is the former name of the header; clients may still read it
+    headers = {"Cache-Control": "private, no-cache", "X-Image": found.of, "X-Picture": found.of}
     return Response(found.data, media_type=found.media_type, headers=headers)
 
 
 # ---- inside
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[Picture], Sequence[ItemNote]]:
-    """The images of an upload, and what is said about each."""
-    kind = kind_of(request)
+async def _read(
+    request: Request, limit: int, fetcher: Fetcher | None
+) -> tuple[list[UploadedImage], Sequence[ItemNote]]:
+    """Read the images of an upload, and the id and metadata of each."""
+    kind = media_type(request)
     if kind == FORM:
         form = await read_form(request, texts=("items",))
-        pictures = form.pictures("files", limit)
+        images = form.images("files", limit)
         text = form.texts.get("items")
         if text is None:
-            return pictures, [ItemNote()] * len(pictures)
-        notes = await aside(len(text), parse_as, text, _NOTES, ("items",))
-        if len(notes) != len(pictures):
+            return images, [ItemNote()] * len(images)
+        notes = await in_thread_if_large(len(text), parse_as, text, _NOTES, ("items",))
+        if len(notes) != len(images):
             raise InvalidRequest(
-                f"items has {len(notes)} entries for {len(pictures)} files: give one a file, in their order."
+                f"items must have one entry per file, in the same order, got {len(notes)} for {len(images)} files."
             )
     elif kind == JSON:
         notes = (await read_json(request, UploadRequest)).items
         check_count(len(notes), limit)
         texts = [note.image for note in notes]
-        pictures = await decode_each(texts, "items", await fetch_each(texts, fetcher))
+        images = await decode_each(texts, "items", await fetch_each(texts, fetcher))
     else:
         raise unsupported(request, FORM, JSON)
     _refuse_twice(note.id for note in notes if note.id is not None)
-    return pictures, notes
+    return images, notes
 
 
-def _named(pictures: Sequence[Picture], notes: Sequence[ItemNote]) -> list[NewImage | ImageError]:
-    """What is to be added: an image without an id gets one of its bytes."""
+def _named(images: Sequence[UploadedImage], notes: Sequence[ItemNote]) -> list[NewImage | ImageError]:
+    """Return the images to add; an image without an id gets the hash of its bytes."""
     found: list[NewImage | ImageError] = []
-    for picture, note in zip(pictures, notes, strict=True):
-        if isinstance(picture.data, ImageError):
-            found.append(picture.data)
+    for image, note in zip(images, notes, strict=True):
+        if isinstance(image.data, ImageError):
+            found.append(image.data)
             continue
-        id = check_name(note.id or hashlib.sha256(picture.data).hexdigest()[:32], "Item id")
-        name = {} if picture.name is None else {"name": picture.name}
-        found.append(NewImage(id, picture.data, {**name, **note.metadata}))
+        id = check_name(note.id or hashlib.sha256(image.data).hexdigest()[:32], "Item id")
+        name = {} if image.name is None else {"name": image.name}
+        found.append(NewImage(id, image.data, {**name, **note.metadata}))
     return found
 
 
 def _refuse_twice(ids: Iterable[str]) -> None:
-    """One would overwrite the other, and nobody could tell which."""
+    """Refuse an id that is given twice: one item would silently overwrite the other."""
     twice = [id for id, count in Counter(ids).items() if count > 1]
     if twice:
-        raise InvalidRequest(f"The id {twice[0]!r:.150} is given twice in one request: give each item its own.")
+        raise InvalidRequest(
+            f"The id {twice[0]!r:.150} is given twice in one request; every item needs a different id."
+        )
 
 
-def _uploaded(path: str, pictures: Sequence[Picture], results: Sequence[ImageError | str]) -> Response:
+def _uploaded(path: str, images: Sequence[UploadedImage], results: Sequence[ImageError | str]) -> Response:
     entries: list[dict[str, Any]] = []
     broken: list[dict[str, Any]] = []
-    for index, (picture, result) in enumerate(zip(pictures, results, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": picture.name}
+    for index, (image, result) in enumerate(zip(images, results, strict=True)):
+        entry: dict[str, Any] = {"index": index, "name": image.name}
         if isinstance(result, str):
             entries.append(entry | {"id": result})
         else:
@@ -285,13 +298,13 @@ def _uploaded(path: str, pictures: Sequence[Picture], results: Sequence[ImageErr
             entries.append(entry | {"error": error})
             broken.append(entry | error)
     if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} images could be read; the first: {broken[0]['detail']}"
+        detail = f"None of the {len(entries)} images could be read; first error: {broken[0]['detail']}"
         return problem(path, 422, "undecodable_image", detail, items=broken)
     return JSONResponse({"results": entries})
 
 
 def _not_found(collection: Collection, id: str) -> ItemNotFound:
-    return ItemNotFound(f"Collection {collection.name!r} has no item {id!r}: list its items to see their ids.")
+    return ItemNotFound(f"Collection {collection.name!r} has no item {id!r}.")
 
 
 def _response(item: Item, with_vector: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/api/v1/jobs, and the jobs that collections start: index, reembed, duplicates."""
+"""/api/v1/jobs, and the routes of collections that start a job: index, reembed, duplicates."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from ..jobs.context import ROOT
 from ..jobs.events import is_over, stream
 from ..keys import READ, WRITE
 from ..problems import answers
+from ..request_bodies import json_of
 from ..schemas.jobs import (
     SOURCE,
     DuplicatesRequest,
@@ -43,9 +44,8 @@ from ..schemas.jobs import (
     ReembedRequest,
 )
 from ..security.access import requires
-from ..uploads import json_of
-from .described import json_body
-from .state import AppEngines, AppSettings, AppWorkbench, served_engine
+from .body_schemas import json_body
+from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{14}")
@@ -61,18 +61,18 @@ def _mark(request: Request) -> str:
 
 AppJobs = Annotated[Jobs, Depends(_jobs)]
 Mark = Annotated[str, Depends(_mark)]
-LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
+LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
 
 
 def accepted(job: Job, response: Response) -> JobResponse:
-    """The answer for a job that was made just now."""
+    """Return the response for a new job."""
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return JobResponse.of(job)
 
 
 def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
-    """What a route that makes a job answers."""
-    made = {"description": "The job was accepted; Location says where to look.", "headers": LOCATION}
+    """Return the responses of a route that starts a job, for its OpenAPI description."""
+    made = {"description": "The job was accepted; Location is its path.", "headers": LOCATION}
     return {202: made, **answers(StoreReadOnly, DiskFull, "unsupported_media_type", *kinds)}
 
 
@@ -81,25 +81,32 @@ def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
 def list_jobs(
     jobs: AppJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(description="of the page before")] = None,
+    cursor: Annotated[str | None, Query(description="cursor from the previous page")] = None,
     kind: JobKind | None = None,
     state: JobState | None = None,
 ) -> JobsResponse:
-    """Jobs, the newest first, without their results, which the job itself gives. Ended ones are kept for a while."""
+    """List jobs, newest first, without their results.
+
+    Get a single job for its result. Ended jobs are kept for a while.
+    """
     if cursor is not None and not _ID.fullmatch(cursor):
-        raise InvalidRequest(f"The cursor {cursor!r:.60} is none: give the one that the page before came with.")
+        raise InvalidRequest(f"Invalid cursor {cursor!r:.60}; pass the one from the previous page, or omit it.")
     found, after = jobs.list(limit, cursor, kind=kind, state=state)
     return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
 
 
 @router.post(
-    "/jobs", status_code=202, responses=answers_of_job(CollectionNotFound), openapi_extra=json_body(JobRequest)
+    "/jobs",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound),
+    openapi_extra=json_body(JobRequest),
+    operation_id="jobs-look-after",  # the published id; generated clients are named after it
 )
 @requires(WRITE)
-def look_after(
+def start_maintenance(
     body: Annotated[JobRequest, json_of(JobRequest)], response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
 ) -> JobResponse:
-    """Verifies or compacts a collection in the background."""
+    """Verify or compact a collection in the background."""
     bench.collection(body.collection)
     return accepted(jobs.submit(body.kind, {"collection": body.collection}, mark=mark), response)
 
@@ -107,14 +114,14 @@ def look_after(
 @router.get("/jobs/{id}", responses=answers(JobNotFound))
 @requires(READ)
 def get_job(id: str, jobs: AppJobs) -> JobResponse:
-    """One job as it is now; `latest` is the one that was made last."""
+    """Return the current state of a job; the id `latest` means the newest one."""
     return JobResponse.of(jobs.get(id))
 
 
 @router.delete("/jobs/{id}", responses=answers(JobNotFound, StoreReadOnly, DiskFull))
 @requires(WRITE)
 def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
-    """Cancels a job: one that waits at once, one that runs at its next step. One that has ended stays as it is."""
+    """Cancel a job: at once if it is queued, at its next step if it runs. A job that has ended does not change."""
     return JobResponse.of(jobs.cancel(id))
 
 
@@ -123,22 +130,22 @@ def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Events `state` and `progress` whose data is the job, until it has ended.",
+            "description": "Events `state` and `progress` with the job as data, until the job has ended.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
-        204: {"description": "The job has ended, and the client has seen that."},
+        204: {"description": "The job has ended, and the client has received that event."},
         **answers(JobNotFound),
     },
 )
 @requires(READ)
 async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
-    """Server-sent events of a job."""
+    """Stream the progress of a job as server-sent events."""
     job = await run_in_threadpool(jobs.get, id)
     if is_over(job, last_event_id):
         return Response(status_code=204)
-    told = stream(jobs, job, last_event_id, lambda job: JobResponse.of(job).model_dump())
+    events = stream(jobs, job, last_event_id, lambda job: JobResponse.of(job).model_dump())
     return StreamingResponse(
-        told, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
 
 
@@ -157,14 +164,14 @@ def find_duplicates(
     bench: AppWorkbench,
     mark: Mark,
 ) -> JobResponse:
-    """Looks for items that are there twice."""
+    """Find duplicate items."""
     collection = bench.collection(name)
     if body.threshold is None and (body.where is not None or body.exact):
-        raise InvalidRequest("where and exact go with a threshold: give one, or leave them out.")
+        raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
     if body.threshold is not None:
         check_pair_score(collection, body.threshold)
     if body.where is not None:
-        collection.count(body.where)  # a filter that cannot be read is refused now
+        collection.count(body.where)  # an invalid filter is refused now, not by the job
     return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}, mark=mark), response)
 
 
@@ -185,16 +192,16 @@ def start_reembed(
     settings: AppSettings,
     mark: Mark,
 ) -> JobResponse:
-    """Builds the collection anew with another model beside the old one, then swaps them.
+    """Build a copy of the collection with another model, then swap the two.
 
-    Cancelling the job takes away what was built. After a failure it is kept for the next call.
+    Cancelling the job deletes the copy. After a failure, the copy is kept and the next call continues it.
     """
     bench.collection(name)
     source = served_engine(engines, body.model).name
     if not settings.source_folders:
         raise InvalidRequest(
-            "This server reads no files, so it cannot embed a collection's images anew: have NNCLR_SOURCE_FOLDERS "
-            'name the folders that were indexed, as JSON like ["/photos"].'
+            "This server reads no files, so it cannot embed the images again; set NNCLR_SOURCE_FOLDERS to the folders "
+            'that were indexed, as JSON such as ["/photos"].'
         )
     return accepted(
         jobs.submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source}, mark=mark), response
@@ -217,14 +224,14 @@ def index_folder(
     settings: AppSettings,
     mark: Mark,
 ) -> JobResponse:
-    """Makes the collection hold the images of a folder on the server's machine; call it again to take up changes.
+    """Index the images of a folder on the server; call it again to pick up changes.
 
-    An image's label is the folder that it lies in, unless that is the one which is named; a folder and one below it
-    are different sources, whose images are items of their own. Links to files are followed. Only below
-    `NNCLR_SOURCE_FOLDERS`, and only where the server listens on its own machine alone: from elsewhere, send images.
+    The label of an image is the name of its folder, unless that is the indexed folder itself. A folder and its
+    subfolder are different sources, and their images become separate items. Links to files are followed. The folder
+    must be in `NNCLR_SOURCE_FOLDERS`, and the server must listen on 127.0.0.1; otherwise, send the images.
     """
     if not settings.local:
-        raise InvalidRequest("Folders are indexed only where the server listens on 127.0.0.1: send the images.")
+        raise InvalidRequest("Folders can be indexed only if the server listens on 127.0.0.1; send the images instead.")
     bench.fillable(name)
     place = SourceFolders(settings.source_folders).find(body.source, body.folder)
     params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
@@ -236,8 +243,8 @@ def index_folder(
 )
 @requires(WRITE)
 def abandon_reembed(name: str, bench: AppWorkbench) -> None:
-    """Takes away what a re-embedding that failed had built; nothing happens where there is nothing."""
+    """Delete the copy that a failed re-embedding left behind, if there is one."""
     if bench.reembedding.locked():
-        raise InvalidRequest("A collection is being re-embedded just now: cancel its job.")
+        raise InvalidRequest("A collection is being re-embedded; cancel its job first.")
     if successor_of(bench.store, name) is not None:
         abandon(bench, name)

@@ -1,4 +1,4 @@
-"""/v1: what OpenAI's clients speak, for images."""
+"""/v1: the embeddings and models API of OpenAI, for images."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fastapi.responses import Response
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
 from nnclr_hub.hub.registry import MODELS
 
-from ..departure import while_present
+from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Engines, Model
 from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
+from ..request_bodies import check_count, fetch_each, json_of
 from ..responses import VectorResponse
-from ..schemas import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
+from ..schemas.openai import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
 from ..security.access import requires
-from ..uploads import check_count, fetch_each, json_of
-from .described import json_body
-from .state import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names
+from .body_schemas import json_body
+from .dependencies import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
@@ -41,19 +41,21 @@ async def embeddings(
     settings: AppSettings,
     fetcher: AppFetcher,
 ) -> Response:
-    """Vectors of images. One bad image fails the request, which names its index."""
+    """Embed images. A single unreadable image fails the request; the error names its index."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs:
-        reason = InvalidRequest("it is empty: give an image as a data URI or base64, or a list of them.")
+        reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
         raise InvalidInput("input", reason)
     check_count(len(inputs), settings.max_images)
     engine = await _served(engines, body.model)
     if body.dimensions is not None and body.dimensions != engine.embed_dim:
-        reason = InvalidRequest(f"{body.dimensions} is not possible: vectors of {body.model} have {engine.embed_dim}.")
+        reason = InvalidRequest(
+            f"must be {engine.embed_dim}, the length of the vectors of {body.model}, got {body.dimensions}."
+        )
         raise InvalidInput("dimensions", reason)
     fetched = await fetch_each(inputs, fetcher)
-    pictures = [_decoded(text, index, fetched) for index, text in enumerate(inputs)]
-    results = await while_present(request, engine.embed_each_async(pictures))
+    images = [_decoded(text, index, fetched) for index, text in enumerate(inputs)]
+    results = await while_connected(request, engine.embed_each_async(images))
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         if isinstance(result, ImageError):
@@ -67,14 +69,14 @@ async def embeddings(
 @router.get("/models", responses=answers(openai=True))
 @requires(READ)
 async def models(engines: AppEngines) -> ModelsResponse:
-    """The models that requests may name, the default first."""
+    """List the models that requests may name, the default first."""
     return ModelsResponse(data=[_card(engines, name, source) for name, source in served_names(engines).items()])
 
 
 @router.get("/models/{name:path}", responses=answers(*_WITH_MODEL, openai=True))
 @requires(READ)
 async def model(name: str, engines: AppEngines) -> ModelCard:
-    """One model, loaded if it was not."""
+    """Describe one model, and load it if needed."""
     engine = await _served(engines, name)
     return _card(engines, name if name == DEFAULT else name_of(engines, engine), engine.name, engine)
 
@@ -94,20 +96,20 @@ def _decoded(text: str, index: int, fetched: Fetched) -> bytes:
 
 
 def _card(engines: Engines, name: str, source: str, engine: Model | None = None) -> ModelCard:
-    """What is known of a model; of one that is not loaded, what the registry tells."""
+    """Return the details of a model; if it is not loaded, those in the registry."""
     engine = engine or engines.loaded(source)
     known = MODELS.get(source)
     card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)
     if engine is None:
         return card
     config = engine.config
-    told = {} if config is None else config.pretrained_cfg
+    pretrained = {} if config is None else config.pretrained_cfg
     return card.model_copy(
         update={
             "loaded": True,
             "dim": engine.embed_dim,
             "fingerprint": engine.fingerprint,
-            "license": card.license or told.get("license"),
+            "license": card.license or pretrained.get("license"),
             "preprocessing": vars(engine.preprocessing),
         }
     )

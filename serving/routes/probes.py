@@ -1,4 +1,4 @@
-"""/api/v1/probes: fit, list, describe, delete, predict, export."""
+"""/api/v1/probes: fit, list, describe, delete and export probes, and predict with them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,26 @@ from nnclr_hub.workbench.probes import (
     refuse_taken_probe,
 )
 
-from ..departure import while_present
+from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..models import Model
 from ..payloads import decode_vector
 from ..problems import answers, problem
-from ..schemas import ItemError
+from ..request_bodies import (
+    FORM,
+    JSON,
+    UploadedImage,
+    check_count,
+    decode_each,
+    fetch_each,
+    media_type,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
+from ..schemas.fields import ItemError
 from ..schemas.jobs import SOURCE, JobResponse
 from ..schemas.probes import (
     TOP,
@@ -64,39 +77,26 @@ from ..schemas.probes import (
     ProbesResponse,
 )
 from ..security.access import requires
-from ..uploads import (
-    FORM,
-    JSON,
-    Picture,
-    check_count,
-    decode_each,
-    fetch_each,
-    kind_of,
-    parse,
-    read_form,
-    read_json,
-    unsupported,
-)
-from .described import form_body, json_body
+from .body_schemas import form_body, json_body
+from .dependencies import AppEngines, AppFetcher, AppSettings, AppWorkbench, served_engine
 from .jobs import AppJobs, Mark, accepted, answers_of_job
-from .state import AppEngines, AppFetcher, AppSettings, AppWorkbench, served_engine
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
 _PREDICT_BODY = form_body(
-    {"files": "many", "top": "how many classes to give the probabilities of"}, required=["files"], json=PredictRequest
+    {"files": "many", "top": "number of classes whose probabilities to return"}, required=["files"], json=PredictRequest
 )
 
 
 @router.get("", responses=answers())
 @requires(READ)
 def list_all(bench: AppWorkbench) -> ProbesResponse:
-    """All probes, by name."""
+    """List all probes by name."""
     return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
 
 
 async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
-    """What is to be fitted; its images count as those of any request."""
+    """Read the body; its images count against the limits as those of any request."""
     body = await read_json(request, ProbeRequest)
     check_count(sum(item.image is not None for item in body.items or ()), settings.max_images)
     return body
@@ -117,14 +117,14 @@ def fit(
     jobs: AppJobs,
     mark: Mark,
 ) -> JobResponse:
-    """Fits a probe in the background; the job's result says how it does on held-out rows."""
+    """Fit a probe in the background; the result of the job has its scores on held-out rows."""
     check_name(body.name, "Probe name")
     if not body.replace:
         refuse_taken_probe(bench.store.records, body.name)
     if body.collection is not None and body.field is not None:
         require_field(bench.collection(body.collection), body.field, body.where)
-    pictures = any(item.image is not None for item in body.items or ())
-    known = pictures or body.model is not None
+    has_images = any(item.image is not None for item in body.items or ())
+    known = has_images or body.model is not None
     source = served_engine(engines, body.model).name if known else None
     params = {
         **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
@@ -139,14 +139,14 @@ def fit(
 @router.get("/{name}", responses=answers(ProbeNotFound))
 @requires(READ)
 def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
-    """One probe, and how it did on held-out rows."""
+    """Describe a probe, with its scores on held-out rows."""
     return ProbeResponse.of(get_probe(bench.store.records, name))
 
 
 @router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound, StoreReadOnly, DiskFull))
 @requires(WRITE)
 def delete(name: str, bench: AppWorkbench) -> None:
-    """Deletes a probe."""
+    """Delete a probe."""
     delete_probe(bench.store.records, name)
 
 
@@ -155,7 +155,7 @@ def delete(name: str, bench: AppWorkbench) -> None:
     response_class=Response,
     responses={
         200: {
-            "description": "A zip of probe.safetensors, probe.json and card.json, or the first alone, which holds all.",
+            "description": "A zip of probe.safetensors, probe.json and card.json; or only the first, which is complete.",
             "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
         },
         **answers(ProbeNotFound),
@@ -163,7 +163,7 @@ def delete(name: str, bench: AppWorkbench) -> None:
 )
 @requires(READ)
 def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"] = "zip") -> Response:
-    """A probe as files that `LinearProbe.load` and `nnclr probe predict` read."""
+    """Export a probe as files for `LinearProbe.load` and `nnclr probe predict`."""
     kept = get_probe(bench.store.records, name)
     model = public_name(kept.probe.model) if kept.probe.model else ""
     kept = replace(kept, probe=replace(kept.probe, model=model))
@@ -173,7 +173,7 @@ def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"]
 
 
 def _zipped(files: dict[str, bytes]) -> bytes:
-    """The same bytes for the same files."""
+    """Return a zip; the same files always make the same bytes."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, content in files.items():
@@ -200,14 +200,17 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 )
 @requires(READ)
 async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
-    """What a probe says of items, vectors or images: an answer or an error each; 422 if none has an answer."""
-    query, pictures = await _read(request, settings.max_images, fetcher)
-    if pictures:
-        results = await _of_images(request, bench, name, pictures, query.top)
+    """Predict the labels of items, vectors or images.
+
+    The response has a prediction or an error for each: 200 if at least one has a prediction, else 422.
+    """
+    query, images = await _read(request, settings.max_images, fetcher)
+    if images:
+        results = await _of_images(request, bench, name, images, query.top)
     else:
         results = await run_in_threadpool(_of_others, bench, name, query)
     names: Sequence[dict[str, Any]] = (
-        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in pictures] or [{}] * len(results)
+        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
     )
     entries = [
         PredictionEntry(index=i, **about, **_entry(result))
@@ -215,36 +218,36 @@ async def predict(name: str, request: Request, bench: AppWorkbench, settings: Ap
     ]
     broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
     if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} could be answered; the first: {broken[0]['detail']}"
+        detail = f"None of the {len(entries)} predictions succeeded; first error: {broken[0]['detail']}"
         return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
     return PredictResponse(probe=name, results=entries)
 
 
 async def _of_images(
-    request: Request, bench: Workbench, name: str, pictures: list[Picture], top: int
+    request: Request, bench: Workbench, name: str, images: list[UploadedImage], top: int
 ) -> list[Labeling | NNCLRHubError]:
-    """What a probe says of each image; no thread waits while they are embedded."""
+    """Predict the label of each image; no thread waits while they are embedded."""
     model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
-    good = [one.data for one in pictures if isinstance(one.data, bytes)]
-    results = await while_present(request, model.embed_each_async(good))
+    good = [one.data for one in images if isinstance(one.data, bytes)]
+    results = await while_connected(request, model.embed_each_async(good))
     vectors = [row for row in results if isinstance(row, np.ndarray)]
-    said: list[Labeling | NNCLRHubError] = []
+    predictions: list[Labeling | NNCLRHubError] = []
     if vectors:
-        said = await run_in_threadpool(
+        predictions = await run_in_threadpool(
             bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
         )
-    embedded, labeled = iter(results), iter(said)
-    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in pictures]
+    embedded, labeled = iter(results), iter(predictions)
+    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in images]
     return [row if isinstance(row, ImageError) else next(labeled) for row in rows]
 
 
 def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
-    """What a probe says of each vector or item."""
+    """Predict the label of each vector or item."""
     vectors = None
     if query.vectors is not None:
         rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
         if len({len(row) for row in rows}) > 1:
-            raise InvalidRequest("The vectors are of several lengths: give those of one encoder.")
+            raise InvalidRequest("The vectors have different lengths; send vectors of one encoder.")
         vectors = np.stack(rows)
     return bench.predict(
         name,
@@ -256,9 +259,9 @@ def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Label
     )
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[Picture]]:
-    """The query, and its images."""
-    kind = kind_of(request)
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[UploadedImage]]:
+    """Read the query and its images."""
+    kind = media_type(request)
     if kind == JSON:
         query = await read_json(request, PredictRequest)
         images = query.images or ()
@@ -267,11 +270,11 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     if kind != FORM:
         raise unsupported(request, FORM, JSON)
     form = await read_form(request, texts=("top",))
-    pictures = form.pictures("files", limit)
-    # the rest is checked as in JSON, where their texts stand
+    uploaded = form.images("files", limit)
+    # the other fields are checked as those of a JSON body, with empty texts as images
     top = form.texts.get("top", str(TOP))
-    body = json.dumps({"images": [""] * len(pictures), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
-    return parse(body, PredictRequest, ("body",)), pictures
+    body = json.dumps({"images": [""] * len(uploaded), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
+    return parse(body, PredictRequest, ("body",)), uploaded
 
 
 def _entry(result: Labeling | NNCLRHubError) -> dict[str, Any]:

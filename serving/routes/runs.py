@@ -1,4 +1,4 @@
-"""/api/v1/runs: pretraining runs below the folder that the operator names, and their reports."""
+"""/api/v1/runs: pretraining runs in the folder that the operator configured, and their reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..keys import READ
 from ..problems import answers
 from ..schemas.runs import RunResponse, RunsResponse
 from ..security.access import requires
-from .state import AppSettings
+from .dependencies import AppSettings
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
-# a report is a file that somebody wrote: it runs nothing, loads nothing, and stands in frames of our own pages alone
-SHUT_IN = (
+# a report is an untrusted file: it runs no script, loads nothing, and only this server may frame it
+REPORT_POLICY = (
     "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'"
 )
@@ -25,7 +25,7 @@ SHUT_IN = (
 @router.get("", responses=answers())
 @requires(READ)
 def list_all(settings: AppSettings) -> RunsResponse:
-    """Pretraining runs, those that logged last first; none where the server was given no folder of runs."""
+    """List pretraining runs, most recently logged first. The list is empty if the server has no folder of runs."""
     found = list_runs(settings.runs) if settings.runs else []
     return RunsResponse(runs=[RunResponse(**vars(run)) for run in found])
 
@@ -35,13 +35,13 @@ def list_all(settings: AppSettings) -> RunsResponse:
     response_class=Response,
     responses={
         **answers(RunNotFound),
-        200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "HTML without scripts"},
+        200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "HTML report without scripts"},
     },
 )
 @requires(READ)
 def report(name: str, settings: AppSettings) -> Response:
-    """The report of a run as it is now."""
+    """Return the latest report of a run."""
     if settings.runs is None:
-        raise RunNotFound("This server was given no folder of runs: start it with --runs DIR.")
-    headers = {"Content-Security-Policy": SHUT_IN, "X-Frame-Options": "SAMEORIGIN", "Cache-Control": "no-cache"}
+        raise RunNotFound("This server has no folder of runs; start it with --runs DIR.")
+    headers = {"Content-Security-Policy": REPORT_POLICY, "X-Frame-Options": "SAMEORIGIN", "Cache-Control": "no-cache"}
     return Response(read_report(settings.runs, name), media_type="text/html; charset=utf-8", headers=headers)

@@ -24,16 +24,25 @@ from nnclr_hub.errors import (
 from nnclr_hub.store.base import Match
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 
-from ..aside import aside
 from ..keys import READ
 from ..problems import answers
+from ..request_bodies import (
+    FORM,
+    JSON,
+    in_thread_if_large,
+    json_of,
+    media_type,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
 from ..responses import VectorResponse
-from ..schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
+from ..schemas.search import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
 from ..searching import search_each
 from ..security.access import requires
-from ..uploads import FORM, JSON, json_of, kind_of, parse, read_form, read_json, unsupported
-from .described import form_body, json_body
-from .state import AppCropping, AppFetcher, AppMetrics, AppSettings, AppWorkbench
+from .body_schemas import form_body, json_body
+from .dependencies import AppBoxThreads, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 MAX_QUERIES = 64
@@ -57,7 +66,7 @@ async def search(
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,
-    cropping: AppCropping,
+    cropping: AppBoxThreads,
     fetcher: AppFetcher,
 ) -> Response:
     """The nearest items of an id, an image (or a box on it), a vector or several examples, best first."""
@@ -83,7 +92,7 @@ async def search_batch(
     bench: AppWorkbench,
     settings: AppSettings,
     metrics: AppMetrics,
-    cropping: AppCropping,
+    cropping: AppBoxThreads,
     fetcher: AppFetcher,
 ) -> Response:
     """Up to 64 searches at once: matches or an error each."""
@@ -114,15 +123,15 @@ def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
 
 async def _read(request: Request) -> SearchRequest:
     """The query; in a multipart request the image is a file beside it."""
-    kind = kind_of(request)
+    kind = media_type(request)
     if kind == JSON:
         return await read_json(request, SearchRequest)
     if kind != FORM:
         raise unsupported(request, JSON, FORM)
     form = await read_form(request, files=("image",), texts=("query",))
-    pictures = form.pictures("image", 1)
+    pictures = form.images("image", 1)
     text = form.texts.get("query") or "{}"
-    query = await aside(len(text), parse, text, SearchRequest, ("query",))
+    query = await in_thread_if_large(len(text), parse, text, SearchRequest, ("query",))
     if query.image is not None:
         raise InvalidRequest("The image is given twice: as a file, and in the query.")
     assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded

@@ -8,52 +8,58 @@ from pydantic import BaseModel, Field
 
 from nnclr_hub.encoder.attention import MOST_TARGETS, OPACITY
 
-from .words import FIRST_WRONG, Box, Name, Picture, Strict
+from .fields import FIRST_WRONG, Box, ImageText, Name, Strict
 
 Pair = tuple[float, float]
 
 
-class AttentionQuestion(Strict):
-    """All but the images; neither point nor box: the image as a whole."""
+class AttentionOptions(Strict):
+    """Everything but the images. Without point and box, the map is of the whole image."""
 
-    point: Annotated[Pair, Field(description="x, y on the upright picture, in pixels")] | None = None
+    point: Annotated[Pair, Field(description="x, y on the upright image, in pixels")] | None = None
     box: Box | None = None
     similarity: Literal["dot", "cosine"] = "dot"
-    head: int | None = Field(None, description="of the last block, from 0; null: the mean. Only of a [CLS] row")
+    head: int | None = Field(
+        None, description="head of the last block, from 0; null: the mean of all. Only for a [CLS] attention map"
+    )
     threshold: float | None = Field(
-        None, description="share of the mass whose fewest patches are kept, above 0 to 1. Only of a [CLS] row"
+        None,
+        description="keep the fewest patches that hold this share of the mass, above 0 to 1. Only for a [CLS] "
+        "attention map",
     )
     max_side: int | None = Field(
-        None, description="long side of the network's input at most, in pixels; null: 1024, or what the server allows"
+        None, description="longest side of the network's input in pixels; null: 1024, or the limit of the server"
     )
-    opacity: float = Field(OPACITY, description="of the map over the picture, 0 to 1")
-    with_png: bool = Field(False, description="in JSON, each map also as a picture")
-    model: str | None = Field(None, description="an id of GET /v1/models; null: the default, or the collection's own")
-    collection: Name | None = Field(None, description="whose encoder is to answer")
+    opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")
+    with_png: bool = Field(False, description="add each map as a PNG to the JSON response")
+    model: str | None = Field(
+        None, description="an id from GET /v1/models; null: the default model, or the model of the collection"
+    )
+    collection: Name | None = Field(None, description="use the encoder of this collection")
 
 
-class AttentionRequest(AttentionQuestion):
-    image: Picture
-    target: Annotated[list[Picture], FIRST_WRONG] = Field(
-        [], max_length=MOST_TARGETS, description="pictures in which to look for the point, the box or the whole"
+class AttentionRequest(AttentionOptions):
+    image: ImageText
+    target: Annotated[list[ImageText], FIRST_WRONG] = Field(
+        [], max_length=MOST_TARGETS, description="images in which to look for the point, the box or the whole image"
     )
 
 
 class AttentionEntry(BaseModel):
-    """A map, where its cells lie, and how its values become colors."""
+    """One map, the positions of its cells, and the limits of its color scale."""
 
     kind: Literal["dot", "cosine", "class_token"]
-    values: list[list[float]] = Field(description="raw, row by row")
+    values: list[list[float]] = Field(description="raw values, row by row")
     shape: tuple[int, int] = Field(description="rows and columns of the values")
     size: tuple[int, int] = Field(description="width and height of the upright original, in pixels")
-    input_size: tuple[int, int] = Field(description="width and height that the network was given")
-    first: Pair = Field(description="x, y of the first cell's center, in pixels of the input")
-    stride: Pair = Field(description="x, y from one center to the next, in pixels of the input")
-    limits: Pair = Field(description="the values that become 0 and 1, of all maps together")
-    peak: Pair = Field(description="x, y of the largest cell's center, in pixels of the original")
-    png: str | None = Field(None, description="base64 of the map over the picture, as large as the original")
+    input_size: tuple[int, int] = Field(description="width and height of the network's input, in pixels")
+    first: Pair = Field(description="x, y of the center of the first cell, in pixels of the input")
+    stride: Pair = Field(description="x, y from one cell center to the next, in pixels of the input")
+    limits: Pair = Field(description="values that are mapped to 0 and 1, shared by all maps of the response")
+    peak: Pair = Field(description="x, y of the center of the largest value, in pixels of the original")
+    png: str | None = Field(None, description="base64 PNG of the map over the image, in the size of the original")
 
 
 class AttentionResponse(BaseModel):
     model: str
-    maps: list[AttentionEntry] = Field(description="that of the picture, or one a target")
+    maps: list[AttentionEntry] = Field(description="one map of the image, or one per target")

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from .words import FIRST_WRONG, Name, Strict
+from .fields import FIRST_WRONG, Name, Strict
 
 
 class CollectionRequest(Strict):
-    """A new collection; without dim, one for the vectors of `model`."""
+    """A new collection. Without dim, it is bound to the vectors of `model`."""
 
     model: str | None = None
     dim: int | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     indexed: Annotated[list[str], FIRST_WRONG] = Field(
-        default=["label"], description="metadata keys with an index for filters"
+        default=["label"], description="metadata keys to index for fast filters"
     )
     index: Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"] = "auto"
     precision: Literal["f32", "f16"] = "f32"
@@ -43,7 +43,7 @@ class CollectionsResponse(BaseModel):
 
 
 class VerifyResponse(BaseModel):
-    """All is well when the lists are empty and the recall is not below 0.9."""
+    """The result of a verification; ok if the lists are empty and the recall is at least 0.9."""
 
     ok: bool
     items: int

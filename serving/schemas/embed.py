@@ -6,16 +6,16 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from .words import FIRST_WRONG, ItemError, Picture, Strict
+from .fields import FIRST_WRONG, ImageText, ItemError, Strict
 
 
 class EmbedRequest(Strict):
-    images: Annotated[list[Picture], FIRST_WRONG] = Field(min_length=1)
-    model: str | None = Field(None, description="an id of GET /v1/models; null: the default")
+    images: Annotated[list[ImageText], FIRST_WRONG] = Field(min_length=1)
+    model: str | None = Field(None, description="an id from GET /v1/models; null: the default model")
 
 
 class EmbedEntry(BaseModel):
-    """Either an embedding or an error."""
+    """An embedding or an error."""
 
     index: int
     name: str | None = None

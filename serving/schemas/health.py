@@ -1,4 +1,4 @@
-"""How a server says how it is."""
+"""The body of /readyz."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pydantic import BaseModel, Field
 
 
 class Readiness(BaseModel):
-    """How far the server is."""
+    """Whether the server is ready, and its progress until then."""
 
     status: Literal["ready", "loading", "ill", "failed"]
     detail: str | None = None
-    read_only: bool = Field(description="whether every write is answered with 403")
+    read_only: bool = Field(description="every write is answered with 403")
     model_warm: bool
-    threads_alive: bool = Field(description="of every model; the server is ill only with its default one")
+    threads_alive: bool = Field(
+        description="threads of every model run; the status is ill only if those of the default one do not"
+    )
     collections_loaded: int
     collections_total: int
-    collection_states: dict[str, int] = Field(description="how many collections are ready, degraded, read-only, ...")
+    collection_states: dict[str, int] = Field(
+        description="number of collections by state: ready, degraded, read-only, ..."
+    )

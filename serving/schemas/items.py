@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, RootModel
 
-from .words import FIRST_WRONG, ItemError, Metadata, Name, Picture, Strict, Vector
+from .fields import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector
 
 
 class ItemRequest(Strict):
@@ -21,7 +21,7 @@ class ItemsRequest(RootModel[Annotated[list[ItemRequest], FIRST_WRONG]]):
 
 class StoredResponse(BaseModel):
     stored: int
-    seq: int = Field(description="number of the change")
+    seq: int = Field(description="sequence number of the change")
 
 
 class ItemResponse(BaseModel):
@@ -32,18 +32,18 @@ class ItemResponse(BaseModel):
 
 class ItemsResponse(BaseModel):
     items: list[ItemResponse]
-    cursor: str | None = Field(description="of the next page; null at the end")
+    cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
 class ItemNote(Strict):
-    """What a multipart upload says about one of its files."""
+    """The id and metadata of one file of a multipart upload."""
 
-    id: Name | None = Field(default=None, description="null: made of the image's bytes")
+    id: Name | None = Field(default=None, description="null: derived from the bytes of the image")
     metadata: Metadata = Field(default_factory=dict)
 
 
 class NewItem(ItemNote):
-    image: Picture
+    image: ImageText
 
 
 class UploadRequest(Strict):
@@ -51,7 +51,7 @@ class UploadRequest(Strict):
 
 
 class UploadEntry(BaseModel):
-    """Either the id under which the image is stored, or an error."""
+    """The id under which the image is stored, or an error."""
 
     index: int
     name: str | None = None

@@ -10,9 +10,9 @@ from nnclr_hub.store.checks import MAX_LIMIT
 
 from ..jobs import Job
 from ..jobs.context import ROOT, UPLOAD
-from .words import Name, Strict, Where
+from .fields import Name, Strict, Where
 
-# parameters of jobs that are nobody's affair: paths of this machine (a model's source may be one), and secrets
+# job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE, GIVEN_BY = "source", "given_by"
 HIDDEN = (SOURCE, GIVEN_BY, ROOT, UPLOAD)
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
@@ -20,7 +20,7 @@ JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class JobError(Strict):
-    """Why a job failed, as it would be told of a request."""
+    """Why a job failed, as an error of a request reports it."""
 
     status: int
     code: str
@@ -28,71 +28,79 @@ class JobError(Strict):
 
 
 class JobResponse(Strict):
-    """A job at one moment. Times are seconds since 1970."""
+    """The current state of a job. Times are seconds since 1970."""
 
     id: str
     kind: str
-    params: dict[str, Any] = Field(description="what it was asked for")
+    params: dict[str, Any] = Field(description="parameters of the request")
     state: JobState
-    cancelling: bool = Field(description="somebody has cancelled it, and it ends at its next step; false once it has")
+    cancelling: bool = Field(
+        description="cancellation was requested and takes effect at the next step; false once it has ended"
+    )
     done: int
-    total: int = Field(description="0 until it is known")
-    rate: float | None = Field(description="units a second")
-    eta_s: float | None = Field(description="seconds that are left at that rate")
+    total: int = Field(description="0 while unknown")
+    rate: float | None = Field(description="units per second")
+    eta_s: float | None = Field(description="estimated seconds left")
     created: float
     started: float | None
     ended: float | None
-    result: dict[str, Any] | None = Field(description="null until it is done, and in lists")
+    result: dict[str, Any] | None = Field(description="null until the job is done, and in lists")
     error: JobError | None
 
     @classmethod
     def of(cls, job: Job) -> JobResponse:
-        """What is told of a job."""
-        told = {name: getattr(job, name) for name in cls.model_fields}
+        """Make the response of a job, without hidden parameters."""
+        fields = {name: getattr(job, name) for name in cls.model_fields}
         params = {name: value for name, value in job.params.items() if name not in HIDDEN}
-        return cls.model_validate({**told, "params": params})
+        return cls.model_validate({**fields, "params": params})
 
 
 class JobsResponse(Strict):
-    """Jobs, the newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobResponse]
-    cursor: str | None = Field(description="of the next page; null at the end")
+    cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
 class JobRequest(Strict):
-    """Looking after a collection in the background."""
+    """Maintenance of a collection in the background."""
 
     kind: Literal["verify", "compact"]
     collection: Name
 
 
 class ReembedRequest(Strict):
-    """Another encoder for a collection."""
+    """A new encoder for a collection."""
 
-    model: str = Field(description="one that the server serves")
-    skip_missing: bool = Field(False, description="leave out items whose file is missing or changed")
+    model: str = Field(description="a model that the server serves")
+    skip_missing: bool = Field(False, description="skip items whose file is missing or changed")
 
 
 class IndexRequest(Strict):
-    """A folder of the server's own machine."""
+    """A folder on the server."""
 
-    source: str | None = Field(None, description="name of one of the server's folders; null where it has one")
-    folder: str = Field("", max_length=4096, description="folder below that, searched with its subfolders; empty: all")
+    source: str | None = Field(
+        None, description="name of one of the server's source folders; null if there is only one"
+    )
+    folder: str = Field(
+        "",
+        max_length=4096,
+        description="folder in the source folder, including its subfolders; empty: the whole source folder",
+    )
     prune: bool = Field(
         False,
-        description="delete items of this folder whose file is gone; refused where it has nothing at all in it, since "
-        "its disk may not be mounted. Those of a subfolder that is empty, a link, or cannot be listed are kept; the "
-        "result counts them as `kept`",
+        description="delete items of this folder whose file no longer exists. Refused if the folder is empty, because "
+        "its disk may not be mounted. Items of a subfolder that is empty, a link or unreadable are kept; the result "
+        "counts them as `kept`",
     )
 
 
 class DuplicatesRequest(Strict):
-    """What counts as twice the same."""
+    """What counts as a duplicate."""
 
     threshold: float | None = Field(
-        None, description="the least score of a pair, as in a search; null: images with the same pixels"
+        None, description="lowest score of a pair, as in a search; null: only images with identical pixels"
     )
-    where: Where | None = Field(None, description="only items that pass; goes with a threshold")
-    exact: bool = Field(False, description="compare all with all, which takes the square of the time")
-    limit: int = Field(1000, ge=1, le=MAX_LIMIT, description="groups to give, the largest first")
+    where: Where | None = Field(None, description="only items that match the filter; needs a threshold")
+    exact: bool = Field(False, description="compare every pair; takes quadratic time")
+    limit: int = Field(1000, ge=1, le=MAX_LIMIT, description="maximum number of groups, largest first")

@@ -6,19 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .words import FIRST_WRONG
+from .fields import FIRST_WRONG
 
 
 class EmbeddingsRequest(BaseModel):
-    """OpenAI's body, with the modality beside it; other fields are overlooked."""
+    """The body of the OpenAI API plus `modality`; other fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
-    model: str = Field(description="an id of GET /v1/models, or default")
-    input: str | Annotated[list[str], FIRST_WRONG] = Field(description="a data URI or base64 of a picture, or several")
+    model: str = Field(description="an id from GET /v1/models, or default")
+    input: str | Annotated[list[str], FIRST_WRONG] = Field(
+        description="data URI or base64 of an image, or a list of them"
+    )
     modality: Literal["image"] = "image"
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="the model's own length; no other is possible")
+    dimensions: int | None = Field(None, description="must be the length of the model's vectors")
     user: str | None = None
 
 
@@ -29,7 +31,7 @@ class EmbeddingEntry(BaseModel):
 
 
 class Usage(BaseModel):
-    """There are no tokens: images are counted."""
+    """Numbers of images, as there are no tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -43,7 +45,7 @@ class EmbeddingsResponse(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model as OpenAI lists it, and what is known about it; null: not before it is loaded."""
+    """A model as OpenAI lists it, with more details. Details are null until the model is loaded."""
 
     id: str
     object: Literal["model"] = "model"

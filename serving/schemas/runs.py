@@ -6,23 +6,23 @@ from typing import Literal
 
 from pydantic import Field
 
-from .words import Strict
+from .fields import Strict
 
 
 class RunResponse(Strict):
-    """A run at one moment. Times are seconds since 1970."""
+    """The current state of a run. Times are seconds since 1970."""
 
     name: str
-    state: Literal["running", "stopped", "done"] = Field(description="stopped: its log has been silent for minutes")
+    state: Literal["running", "stopped", "done"] = Field(description="stopped: nothing was logged for minutes")
     recipe: str
     step: int
-    steps: int = Field(description="0 where it is not known")
-    figures: dict[str, float] = Field(description="of its last log lines: loss, knn, ...")
-    changed: float = Field(description="when it logged last")
-    report: float | None = Field(description="when its report was written last; null: there is none yet")
+    steps: int = Field(description="0 if unknown")
+    figures: dict[str, float] = Field(description="metrics in the last log lines: loss, knn, ...")
+    changed: float = Field(description="time of the last log line")
+    report: float | None = Field(description="time of the last report; null: no report yet")
 
 
 class RunsResponse(Strict):
-    """Runs, those that logged last first."""
+    """Runs, most recently logged first."""
 
     runs: list[RunResponse]

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr
 
-from .words import FIRST_WRONG, Box, ItemError, Metadata, MetadataKey, Picture, Strict, Vector, Where
+from .fields import FIRST_WRONG, Box, ImageText, ItemError, Metadata, MetadataKey, Strict, Vector, Where
 
 
 class Example(Strict):
-    """Exactly one of id, image and vector; a box goes with an image."""
+    """Exactly one of id, image and vector. A box needs an image."""
 
-    id: str | None = Field(None, description="of an item of the collection")
-    image: Picture | None = None
+    id: str | None = Field(None, description="id of an item of the collection")
+    image: ImageText | None = None
     vector: Vector | None = None
     box: Box | None = None
     _file: bytes | None = PrivateAttr(None)
@@ -39,16 +39,20 @@ class Example(Strict):
 class SearchRequest(Example):
     """Exactly one of id, image, vector and positive."""
 
-    positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near to")
-    negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be away from")
-    group_by: MetadataKey | None = Field(None, description="metadata key: the nearest item of each of its values")
+    positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near")
+    negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be far from")
+    group_by: MetadataKey | None = Field(
+        None, description="metadata key; return the nearest item of each of its values"
+    )
     k: int = Field(10, description="1 to 1000")
     offset: int = Field(0, description="how many of the best matches to skip; k + offset is at most 1000")
     where: Where | None = None
-    exact: bool = Field(False, description="compare with every item")
+    exact: bool = Field(False, description="compare with every item instead of using the index")
     score_threshold: float | None = None
     with_vector: bool = False
-    effort: int | None = Field(None, description="efSearch or nprobe of an approximate index, 1 to 10,000")
+    effort: int | None = Field(
+        None, description="efSearch or nprobe of an approximate index, 1 to 10,000; null: tuned automatically"
+    )
 
     def body(self) -> dict[str, Any]:
         """Return the fields that `SearchQuery.from_json` reads."""
@@ -72,7 +76,7 @@ class SearchResponse(BaseModel):
 
 
 class SearchBatchEntry(BaseModel):
-    """Either matches or an error."""
+    """Matches or an error."""
 
     matches: list[MatchResponse] | None = None
     error: ItemError | None = None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import uploads
+from serving import request_bodies
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -70,9 +70,9 @@ ANY_JSON = st.recursive(
 @given(ANY_JSON, st.booleans())
 def test_lists_and_objects_are_counted_outside_of_words(value, plain):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uploads, "MOST_LISTS", 0)  # where they are many, they are looked at closely
+        patch.setattr(request_bodies, "MAX_LISTS", 0)  # where they are many, they are looked at closely
         text = json.dumps(value, ensure_ascii=plain)
-        assert uploads._openings(text) == uploads._openings(text.encode()) == counted(text)
+        assert request_bodies._count_lists(text) == request_bodies._count_lists(text.encode()) == counted(text)
 
 
 @pytest.mark.parametrize("body", [b'"' + b'\\"' * 900_000, b'"' + b"\\\\" * 900_000 + b"\\", b'"a' * 600_001])

@@ -19,7 +19,7 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import Adding, NewImage, Workbench
 
-from .departure import while_present
+from .disconnect import while_connected
 from .models import Model
 
 STORING = 8  # uploads that write, or wait for a model, at once
@@ -47,7 +47,7 @@ class Ingest:
         """
         adding = await to_thread.run_sync(bench.adding, name, images, limiter=self._storing)
         while (embedder := await to_thread.run_sync(adding.store, limiter=self._storing)) is not None:
-            await while_present(request, self._prepare(adding, embedder))
+            await while_connected(request, self._prepare(adding, embedder))
         return adding.errors
 
     async def _prepare(self, adding: Adding, embedder: Embedder) -> None:

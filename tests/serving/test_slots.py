@@ -5,20 +5,20 @@ import asyncio
 import pytest
 
 from nnclr_hub.errors import DeadlineExceeded, Overloaded
+from serving.slots import Slots
 from serving.telemetry import Metrics
-from serving.turns import Turns
 
 
 def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
     waits: list[float] = []
 
     async def run() -> int:
-        turns, inside, most = Turns(2, waiting=3, metrics=Metrics()), 0, 0
+        slots, inside, most = Slots(2, waiting=3, metrics=Metrics()), 0, 0
 
         async def one() -> None:
             nonlocal inside, most
             try:
-                async with turns.taken(10):
+                async with slots.slot(10):
                     inside += 1
                     most = max(most, inside)
                     await asyncio.sleep(0.01)
@@ -27,7 +27,7 @@ def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
                 waits.append(error.retry_after)
 
         await asyncio.gather(*(one() for _ in range(8)))
-        async with turns.taken(1):
+        async with slots.slot(1):
             pass
         return most
 
@@ -38,15 +38,15 @@ def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
 
 def test_who_waits_too_long_or_is_broken_off_leaves_the_others_their_turns():
     async def run() -> None:
-        turns = Turns(1, waiting=3, metrics=Metrics())
-        async with turns.taken(1):
+        slots = Slots(1, waiting=3, metrics=Metrics())
+        async with slots.slot(1):
             with pytest.raises(DeadlineExceeded):
-                await asyncio.create_task(turns.taken(0.01).__aenter__())
-            waiting = asyncio.create_task(turns.taken(10).__aenter__())
+                await asyncio.create_task(slots.slot(0.01).__aenter__())
+            waiting = asyncio.create_task(slots.slot(10).__aenter__())
             await asyncio.sleep(0.01)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        async with turns.taken(0.01):
+        async with slots.slot(0.01):
             pass
 
     asyncio.run(run())

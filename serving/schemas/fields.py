@@ -1,4 +1,4 @@
-"""Types that several bodies are made of, and how a refusal looks."""
+"""Field types that several bodies share, and the bodies of errors."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from nnclr_hub.workbench.privacy import public_key, public_where
 
 
 class _FailFast(FailFast):
-    """One that may stand in a union."""
+    """A hashable FailFast, which may be used in a union."""
 
     def __hash__(self) -> int:
         return hash(self.fail_fast)
 
 
-# in every list that a client sends: of a million wrong members the first is enough
+# for every list that a client sends: one error is reported, however many members are wrong
 FIRST_WRONG = _FailFast()
-Name = Annotated[str, Field(description="1 to 128 of A-Z a-z 0-9 . _ ~ -")]
+Name = Annotated[str, Field(description="1 to 128 characters of A-Z a-z 0-9 . _ ~ -")]
 Metadata = Annotated[dict[str, Any], Field(description="JSON values by key, at most 64 KiB")]
 Where = Annotated[
     dict[str, Any],
     Field(
-        description="a filter on metadata: must, should, must_not, each a list of conditions",
+        description="filter on metadata: must, should and must_not, each a list of conditions",
         examples=[{"must": [{"key": "label", "match": "cat"}]}],
     ),
     AfterValidator(public_where),
 ]
 MetadataKey = Annotated[str, AfterValidator(public_key)]
-Picture = Annotated[str, Field(description="a data URI or base64 of an image")]
+ImageText = Annotated[str, Field(description="data URI or base64 of an image; a web address if the server allows it")]
 Vector = Annotated[
     Annotated[list[float], FIRST_WRONG] | str, Field(description="numbers, or base64 of little-endian float32")
 ]
-Box = Annotated[
-    tuple[float, float, float, float], Field(description="x0, y0, x1, y1 on the upright picture, in pixels")
-]
+Box = Annotated[tuple[float, float, float, float], Field(description="x0, y0, x1, y1 on the upright image, in pixels")]
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, so that no misspelled one is overlooked, and takes no type for another."""
+    """Refuses unknown fields, so that no misspelled one is silently ignored. Does not convert types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -52,15 +50,15 @@ class ItemError(BaseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457, with a stable code for programs."""
+    """RFC 9457 problem with a stable code for programs."""
 
     type: str
     title: str
     status: int
     detail: str
-    instance: str = Field(description="the path, and behind # the request's id")
+    instance: str = Field(description="path of the request, with the request id after #")
     code: str
-    errors: list[dict[str, Any]] | None = Field(None, description="one entry a part of the request that failed")
+    errors: list[dict[str, Any]] | None = Field(None, description="one entry per part of the request that failed")
 
 
 class OpenAIErrorDetail(BaseModel):
@@ -71,6 +69,6 @@ class OpenAIErrorDetail(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """The envelope that OpenAI's clients read."""
+    """The error envelope of the OpenAI API."""
 
     error: OpenAIErrorDetail

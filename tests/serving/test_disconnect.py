@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from serving.departure import while_present
+from serving.disconnect import while_connected
 
 
 def request(gone: asyncio.Event) -> Request:
@@ -23,9 +23,9 @@ def test_it_gives_what_the_work_gives_or_raises():
         async def fail():
             raise ValueError("its own")
 
-        assert await while_present(request(asyncio.Event()), asyncio.sleep(0, "done")) == "done"
+        assert await while_connected(request(asyncio.Event()), asyncio.sleep(0, "done")) == "done"
         with pytest.raises(ValueError, match="its own"):
-            await while_present(request(asyncio.Event()), fail())
+            await while_connected(request(asyncio.Event()), fail())
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(ask())
@@ -43,7 +43,7 @@ def test_work_is_cancelled_when_its_client_goes():
                 cancelled.append(True)
                 raise
 
-        asked = asyncio.create_task(while_present(request(gone), work()))
+        asked = asyncio.create_task(while_connected(request(gone), work()))
         await begun.wait()
         assert not cancelled
         gone.set()
@@ -58,7 +58,7 @@ def test_work_is_cancelled_when_its_client_goes():
 def test_work_is_cancelled_with_whoever_waits_for_it():
     async def ask():
         work = asyncio.Event()
-        asked = asyncio.create_task(while_present(request(asyncio.Event()), work.wait()))
+        asked = asyncio.create_task(while_connected(request(asyncio.Event()), work.wait()))
         await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

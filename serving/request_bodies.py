@@ -1,0 +1,286 @@
+"""Request bodies: JSON as models, multipart forms, and the images in them.
+
+multipart/form-data      files next to other fields
+application/json         images as data URIs or base64, or as web addresses where the server fetches them
+image/*                  the body is one image
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
+
+from .edge.rate_limits import charge_images
+from .edge.url_fetcher import Fetched, Fetcher
+from .payloads import decode_text, is_address
+from .telemetry import note_images
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound=BaseModel)
+A = TypeVar("A")
+LARGE = 256 << 10  # bytes; handling fewer is faster than handing them to a thread
+MAX_ERRORS = 20  # of one body that are listed
+MAX_LISTS = 200_000
+FORM = "multipart/form-data"
+JSON = "application/json"
+
+
+async def in_thread_if_large(size: int, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """Return the result of `work`; run it in a thread if it handles more than `LARGE` bytes.
+
+    Args:
+        size: bytes to work on.
+    """
+    if size <= LARGE:
+        return work(*arguments, **named)
+    return await run_in_threadpool(work, *arguments, **named)
+
+
+def media_type(request: Request) -> str:
+    """Return the media type of the body, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def unsupported(request: Request, *supported: str) -> HTTPException:
+    """Return the error for a body of another media type."""
+    given = f"{media_type(request)!r:.100}" if media_type(request) else "missing"
+    return HTTPException(415, f"Content-Type is {given}; send {' or '.join(supported)}")
+
+
+# ---- JSON
+
+
+async def read_json(request: Request, model: type[T]) -> T:
+    """Read the body as a model.
+
+    FastAPI's own parsing makes an object for every error in a body. 2 MB can hold enough errors to keep it busy for
+    15 seconds, so this function stops earlier; see `parse_as`.
+
+    Raises:
+        RequestValidationError: the body does not fit the model.
+        HTTPException: the Content-Type is not JSON.
+    """
+    if media_type(request) != JSON:
+        raise unsupported(request, JSON)
+    body = await request.body()
+    return await in_thread_if_large(len(body), parse, body, model, ("body",))
+
+
+def json_of(model: type[T]) -> Any:
+    """Return a dependency that reads the body as a model; `body_schemas.json_body` describes it in OpenAPI."""
+
+    async def read(request: Request) -> T:
+        return await read_json(request, model)
+
+    return Depends(read)
+
+
+def parse(text: str | bytes, model: type[T], place: tuple[str, ...] = ()) -> T:
+    """Parse JSON as a model.
+
+    Args:
+        place: where in the request the text is.
+
+    Raises:
+        RequestValidationError: it does not fit the model.
+    """
+    return parse_as(text, TypeAdapter(model), place)
+
+
+def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] = ()) -> A:
+    """Parse JSON as any type; see `parse`.
+
+    Raises:
+        RequestTooLarge: the text has more than `MAX_LISTS` lists and objects. Python's garbage collector stops all
+            threads for 5 seconds while 7 million empty lists are made.
+    """
+    if _count_lists(text) > MAX_LISTS:
+        raise RequestTooLarge(f"The JSON has more than {MAX_LISTS} lists and objects; split it into several requests.")
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        if error.error_count() > MAX_ERRORS:
+            many = {"type": "too_many", "loc": place, "msg": f"it has {error.error_count()} errors"}
+            raise RequestValidationError([many]) from error
+        parts = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError([{**part, "loc": (*place, *part["loc"])} for part in parts]) from error
+
+
+def _count_lists(text: str | bytes) -> int:
+    """Return how many lists and objects the JSON has. Brackets in strings are left out where it matters.
+
+    Strings are found with whole-array operations: a regular expression would be slow for millions of short strings.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= MAX_LISTS:
+        return opened
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # an escaped quote does not end a string
+    codes = np.frombuffer(data, np.uint8)
+    in_strings = np.logical_xor.accumulate(codes == ord('"'))
+    return int(np.count_nonzero(((codes == ord("[")) | (codes == ord("{"))) & ~in_strings))
+
+
+# ---- forms
+
+
+@dataclass(frozen=True)
+class UploadedImage:
+    """One image of a request: its bytes, or why there are none; `name` is the name of its file."""
+
+    data: bytes | ImageError
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """A multipart body.
+
+    files: (field, image), in order.
+    texts: values of the text fields by name, even if a client sends them as files.
+    """
+
+    files: list[tuple[str, UploadedImage]] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def images(self, field: str, limit: int) -> list[UploadedImage]:
+        """Return the files of a field.
+
+        Raises:
+            InvalidRequest: there are none.
+            RequestTooLarge: there are more than the limit.
+        """
+        found = [image for name, image in self.files if name == field]
+        if not found:
+            raise InvalidRequest(f"The form has no file part {field!r}; send at least one image as {field}.")
+        check_count(len(found), limit)
+        return found
+
+
+async def read_form(request: Request, files: Sequence[str] = ("files",), texts: Sequence[str] = ()) -> Form:
+    """Read the whole multipart body.
+
+    Args:
+        files: the fields that hold images.
+        texts: fields that are text, even where a client sends them as files.
+
+    Raises:
+        HTTPException: the body is malformed or truncated.
+        InvalidRequest: the form has another field, or text where an image is expected. Nothing is silently ignored.
+    """
+    form = Form()
+    # a text part may be as large as the whole body, whose size was checked before
+    async with _whole_form(request, request.app.state.settings.max_bytes) as parts:
+        for name, part in parts.multi_items():
+            if name not in (*files, *texts):
+                raise InvalidRequest(
+                    f"The form has no field {name!r:.100}; its fields are {', '.join((*files, *texts))}."
+                )
+            if isinstance(part, str) and name in files:
+                raise InvalidRequest(f"The field {name} is text; send the image as a file part.")
+            if isinstance(part, str):
+                form.texts[name] = part
+            elif name in texts:
+                form.texts[name] = _text(await part.read(), name)
+            else:
+                form.files.append((name, UploadedImage(await part.read(), _file_name(part))))
+    return form
+
+
+class _WholeParser(MultiPartParser):
+    """Refuses a truncated body. Starlette's parser accepts one, and the missing images would go unnoticed."""
+
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+    async def until_ended(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces of the body; raise MultiPartException after the last one if the form has not ended."""
+        async for piece in body:
+            yield piece
+        if not self.ended:
+            raise MultiPartException("it ends before its last boundary; nothing was stored, send it again")
+
+
+@asynccontextmanager
+async def _whole_form(request: Request, max_part_size: int) -> AsyncIterator[FormData]:
+    """Yield the parts of a body; close their files afterwards.
+
+    Args:
+        max_part_size: bytes of a part that is not a file.
+
+    Raises:
+        HTTPException: the form is malformed or truncated.
+    """
+    async with aclosing(request.stream()) as body:
+        parser = _WholeParser(request.headers, body, max_part_size=max_part_size)
+        parser.stream = parser.until_ended(body)
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise HTTPException(400, f"the form cannot be read: {error.message}") from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The part {name} must be UTF-8 text.") from error
+
+
+def _file_name(part: UploadFile) -> str | None:
+    """Return the name that the client gave, without folders."""
+    return (part.filename or "").replace("\\", "/").rpartition("/")[2] or None
+
+
+# ---- images
+
+
+async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
+    """Fetch the texts that are web addresses, if the server fetches any."""
+    return {} if fetcher is None else await fetcher.fetch_each(filter(is_address, texts))
+
+
+async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[UploadedImage]:
+    """Decode images that were sent as text; a text that is not valid becomes the error of that image only."""
+
+    def decode(index: int, text: str) -> UploadedImage:
+        try:
+            return UploadedImage(decode_text(text, f"{what}[{index}]", fetched))
+        except InvalidRequest as error:
+            return UploadedImage(ImageError(str(error)))
+
+    size = sum(map(len, texts))
+    return await in_thread_if_large(size, lambda: [decode(index, text) for index, text in enumerate(texts)])
+
+
+def check_count(count: int, limit: int) -> None:
+    """Record how many images a request has, and count them against the rate limit of its key.
+
+    Raises:
+        RequestTooLarge: more than `limit`.
+        RateLimited: more than the key may send in a minute.
+    """
+    if count > limit:
+        raise RequestTooLarge(f"{count} images exceed the limit of {limit} per request; split the request.")
+    charge_images(count)
+    note_images(count)

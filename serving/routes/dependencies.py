@@ -1,0 +1,91 @@
+"""Dependencies of the routes: settings, engines, workbench and metrics, from the app's state."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+
+from nnclr_hub.errors import UnknownModel
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.privacy import public_name
+
+from ..edge.url_fetcher import Fetcher
+from ..ingest import Ingest
+from ..models import Engines, Model
+from ..settings import Settings
+from ..slots import Slots
+from ..telemetry import Metrics
+
+DEFAULT = "default"
+
+
+def _state(name: str) -> Any:
+    """Return a dependency that reads an attribute of the app's state."""
+
+    # asynchronous, because FastAPI runs synchronous dependencies in the thread pool that all routes share
+    async def read(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(read)
+
+
+AppSettings = Annotated[Settings, _state("settings")]
+AppEngines = Annotated[Engines, _state("engines")]
+AppWorkbench = Annotated[Workbench, _state("workbench")]
+AppFetcher = Annotated[Fetcher | None, _state("fetcher")]
+AppMetrics = Annotated[Metrics, _state("metrics")]
+AppIngest = Annotated[Ingest, _state("ingest")]
+# searches that decode an image to cut out a box, at once
+AppBoxThreads = Annotated[CapacityLimiter, _state("box_threads")]
+# attention requests in work at once
+AppAttentionSlots = Annotated[Slots, _state("attention_slots")]
+# separate threads for health checks, which must not wait for other requests
+AppHealthThreads = Annotated[CapacityLimiter, _state("health_threads")]
+# separate threads for work on a whole collection, which must not block other requests
+AppLongThreads = Annotated[CapacityLimiter, _state("long_threads")]
+
+
+def served_names(engines: Engines) -> dict[str, str]:
+    """Return the sources of the models by their public names, which never contain a path of this machine."""
+    names: dict[str, str] = {}
+    for source in engines.served():
+        name, number = public_name(source), 2
+        while name in names:
+            name, number = f"{public_name(source)}-{number}", number + 1
+        names[name] = source
+    return names
+
+
+def served_source(engines: Engines, name: str | None) -> str:
+    """Return the source of the model that a request names.
+
+    Args:
+        name: one of `served_names`, a served source, or "default" or None for the default model.
+
+    Raises:
+        UnknownModel: the server does not serve that model. A request cannot load any other source.
+    """
+    if name is None or name in (DEFAULT, engines.default):
+        return engines.default
+    names = served_names(engines)
+    source = names.get(name, name)
+    if source not in names.values():
+        raise UnknownModel(f"This server has no model {name!r:.150}; it serves {', '.join(names)}.")
+    return source
+
+
+def served_engine(engines: Engines, name: str | None) -> Model:
+    """Return the model that a request names, and load it if needed; see `served_source`. Blocks."""
+    return engines.get(served_source(engines, name))
+
+
+async def served_engine_async(engines: Engines, name: str | None) -> Model:
+    """Return the model as `served_engine` does, without blocking the event loop."""
+    return await engines.get_async(served_source(engines, name))
+
+
+def name_of(engines: Engines, engine: Model) -> str:
+    """Return the public name of an engine's model."""
+    return next((name for name, source in served_names(engines).items() if source == engine.name), engine.name)
