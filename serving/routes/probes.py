@@ -155,7 +155,7 @@ def delete(name: str, bench: AppWorkbench) -> None:
     response_class=Response,
     responses={
         200: {
-            "description": "A zip of probe.safetensors, probe.json and card.json; or only the first, which is complete.",
+            "description": "A zip of probe.safetensors, probe.json and card.json, or only the first.",
             "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
         },
         **answers(ProbeNotFound),
