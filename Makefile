@@ -1,4 +1,4 @@
-# Every target makes what it needs; `make demo` and `make test` are all a fresh machine has to know.
+# Every target creates the virtual environment that it needs. Start with `make demo` or `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -7,33 +7,37 @@ WORKERS ?= 2
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test slow check gpu crash soak bench clean
+.PHONY: demo test slow check docs gpu crash soak bench clean
 
-demo: $(VENV)/.demo  ## index a gallery and serve the page on http://127.0.0.1:8000
+demo: $(VENV)/.demo  ## index a gallery, then serve the web page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
 
-test: $(VENV)/.dev  ## the default test suite; WORKERS=0 for one process
+test: $(VENV)/.dev  ## run the default tests; WORKERS=0 runs them in one process
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
-slow: $(VENV)/.dev  ## what the default suite has no patience for, in a browser above all: over 20 minutes
+slow: $(VENV)/.dev  ## run the slow tests, mostly in a browser; takes more than 20 minutes
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
 
-check: $(VENV)/.dev  ## style and types
+check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python .ci/lint_prose.py
 
-gpu: $(VENV)/.dev  ## five minutes of a CUDA device: its tests, then a short benchmark into OUT; see docs/gpu.md
+docs: $(VENV)/.dev  ## build the documentation into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it for two minutes into OUT; see docs/gpu.md
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 	$(BIN)/python benchmarks/pretrain_gpu.py --minutes 2 --steps 8 --turns 2 --workers 0 --out $(or $(OUT),gpu-results)
 
-crash: $(VENV)/.dev  ## the long form of the crash suite, 40 minutes: kill -9, failpoints, power loss, damaged files, full disks
+crash: $(VENV)/.dev  ## run the long crash tests for 40 minutes: kill -9, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)
 
-soak: $(VENV)/.dev  ## ten minutes of saturation with damaged pictures and broken-off requests; MINUTES, PLOT
+soak: $(VENV)/.dev  ## load a server for MINUTES with damaged images and canceled requests; writes PLOT
 	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10) --plot $(or $(PLOT),soak.png) $(ARGS)
 
-bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it compares
+bench: $(VENV)/.dev  ## run the main benchmarks; each prints its command and its baseline
 	$(BIN)/python benchmarks/store.py --items 100000
 	$(BIN)/python benchmarks/linear_probe.py
 	$(BIN)/python benchmarks/queue_overhead.py
@@ -41,16 +45,16 @@ bench: $(VENV)/.dev  ## the benchmarks; each prints its own command and what it 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "installing torch and the rest; this takes a few minutes the first time"
+	@echo "Installing torch and the other packages; the first time takes a few minutes."
 	$(BIN)/python -m pip install --quiet -e '.[demo]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "installing torch and the rest; this takes a few minutes the first time"
+	@echo "Installing torch and the other packages; the first time takes a few minutes."
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

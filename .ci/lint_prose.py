@@ -1,4 +1,4 @@
-"""Check the prose of the project: replaced words, docstrings that start with a verb, long lines of Markdown.
+"""Check the prose of the project: words to avoid, docstrings that start with a verb, long lines of Markdown.
 
     python .ci/lint_prose.py                     # everything that git tracks
     python .ci/lint_prose.py nnclr_hub/store     # files or folders
@@ -19,6 +19,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MARKDOWN_WIDTH = 120
+SUFFIXES = {".py", ".md", ".js", ".html", ".css", ".toml", ".yml", ".yaml"}
+NAMES = {"Makefile", "Dockerfile"}
+QUOTING = {Path(__file__).name, "test_lint_prose.py"}  # the word list itself, and samples of bad prose
+# Python 3.12 splits f-strings into several tokens.
+PROSE_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 # expression -> what to write instead
 WORDS = {
@@ -28,7 +33,11 @@ WORDS = {
     r"whoever|for who|(?:of|to|by|and) who|who (?:asks?|wants?|holds?|sends?|waits?|gives?|has|needs?)": "the caller",
     r"(?:is|are|was|were) none of": "is not a valid ...",
     r"(?<!there )(?:is|are|was|were) no (?!longer|better|worse|more|less|fewer|different)[a-z]+": "is not a ...",
-    r"anew": "restart, from scratch, again",
+    r"anew|afresh": "restart, from scratch, again",
+    r"go(?:es|ing)? on|went on|gone on": "continue",
+    r"hits?": "results, matches",
+    r"ended by": "killed, canceled, stopped",
+    r"at most so many": "at most N",
     r"mend(?:s|ed|ing)?": "fix",
     r"way on": "next step, hint",
     r"what there is|what is there": "existing items, what exists",
@@ -40,7 +49,7 @@ WORDS = {
     r"(?:is|are) said|sa(?:ys?|id) so": "reports, prints",
     r"of (?:its|their|his|her|our|one's) own": "separate, or leave it out",
     r"broken off|breaks? off|broke off": "interrupted, cancelled",
-    r"(?:is|are|was|were) (?:gone|asked|drawn anew)": "is removed; is called, is requested",
+    r"(?:is|are|was|were) (?:gone|asked)": "is removed; is called, is requested",
     r"doors?": "loading method, entry point",
     r"errands?|crews?|lookers?": "task, worker pool, extractor",
     r"lent|borrowed": "leave it out",
@@ -49,7 +58,7 @@ WORDS = {
     r"[a-z]*(?:normalis|optimis|synchronis|quantis|initialis|localis|recognis|summaris|serialis)[a-z]*": (
         "American spelling"
     ),
-    r"labelled|labelling|misspelt|licence|catalogue": "American spelling",
+    r"labelled|labelling|misspelt|licence|catalogue|centerd|centring": "American spelling",
 }
 FORBIDDEN = [(re.compile(rf"(?<![\w/.-])(?:{words})(?![\w/])", re.IGNORECASE), hint) for words, hint in WORDS.items()]
 # parts of names in code, where a word is joined to others by underscores
@@ -83,13 +92,15 @@ def tracked(arguments: list[str]) -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "--", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [ROOT / line for line in listed.stdout.splitlines()]
     return [
-        p for p in paths if p.suffix in {".py", ".md", ".js", ".html", ".css"} and p != Path(__file__) and p.exists()
+        path
+        for path in paths
+        if (path.suffix in SUFFIXES or path.name in NAMES) and path.name not in QUOTING and path.exists()
     ]
 
 
 def check(path: Path) -> Iterator[str]:
     """Yield a line per finding in a file."""
-    name, text = path.relative_to(ROOT), path.read_text()
+    name, text = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name, path.read_text()
     for number, line in prose(path, text):
         for pattern, hint in FORBIDDEN:
             if found := pattern.search(line):
@@ -108,11 +119,11 @@ def blank(found: re.Match[str]) -> str:
 
 
 def prose(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of what people read: comments and strings of code, all of Markdown but code."""
+    """Yield (line number, text) of comments and strings in Python, and of all text outside code blocks elsewhere."""
     if path.suffix == ".py":
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            is_key = token.type == tokenize.STRING and " " not in token.string
-            if token.type in (tokenize.COMMENT, tokenize.STRING) and not is_key:
+            is_key = token.type != tokenize.COMMENT and " " not in token.string
+            if token.type in PROSE_TOKENS and not is_key:
                 for offset, line in enumerate(token.string.splitlines()):
                     yield token.start[0] + offset, NOT_PROSE.sub(" ", line)
         return
@@ -124,7 +135,7 @@ def prose(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def check_python(text: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield names built from replaced words, and docstrings of functions that start with no verb."""
+    """Yield names with words to avoid, and docstrings of functions that do not start with a verb."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = [node.name]

@@ -1,4 +1,4 @@
-"""The wheel: one name in site-packages, and everything starts from it."""
+"""Check the wheel: it installs one top-level package, and the server starts from it."""
 
 import json
 import os
@@ -25,17 +25,17 @@ def wheel(tmp_path_factory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def test_it_holds_one_top_level_name_and_a_starter(wheel):
+def test_the_wheel_contains_one_package_and_a_starter(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"nnclr_hub"}
-    assert "nnclr_hub/training/pretrain.py" in names
+    assert {"nnclr_hub/training/pretrain.py", "nnclr_hub/py.typed"} <= set(names)
     assert [name for name in names if re.fullmatch(r"nnclr_hub/weights/\w+/model\.safetensors", name)]
     assert wheel.stat().st_size < 45e6
 
 
 def test_an_installed_wheel_serves(wheel, tmp_path):
-    """In an environment that sees the parent's packages but not this checkout, with a foreign `app` on its path."""
+    # The environment sees installed packages but not this checkout, and another package named `app` comes first.
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
@@ -43,7 +43,7 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
         file.extractall(site)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "app.py").write_text("raise RuntimeError('the wrong app')")
-    # packages of the parent, without the link that an editable install of this checkout leaves there
+    # An editable install of this checkout must not leak into the environment.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     shared = (
         "import sys, site; sys.path[:] = [p for p in sys.path if p != {root!r}]; sys.path.append({packages!r}); "
@@ -80,7 +80,7 @@ def wait_until_ready(port: int, server: subprocess.Popen) -> None:
     for _ in range(900):
         if server.poll() is not None:
             assert server.stderr is not None
-            pytest.fail(f"the server ended: {server.stderr.read()}")
+            pytest.fail(f"The server stopped: {server.stderr.read()}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
                 return
