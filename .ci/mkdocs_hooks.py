@@ -7,7 +7,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 INCLUDED = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|tests|nnclr_hub|training|serving|app|benchmarks|weights)[^)]*\)")
+TITLES = {"openai": "OpenAI"}
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:examples|tests|nnclr_hub|training|serving|app|benchmarks|weights)/[^)]*\)"
+)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -28,7 +31,8 @@ def routes() -> str:
         for method, operation in operations.items():
             tag = operation.get("tags", ["other"])[0]
             summary = (operation.get("description") or operation.get("summary", "")).split("\n\n")[0].replace("\n", " ")
-            tables.setdefault(tag, []).append(f"| `{method.upper()}` | `{path}` | {summary.replace('|', chr(92) + '|')} |")
+            tables.setdefault(tag, []).append(f"| `{method.upper()} {path}` | {summary.replace('|', chr(92) + '|')} |")
     return "\n\n".join(
-        f"## {tag.capitalize()}\n\n| method | path | |\n|---|---|---|\n" + "\n".join(rows) for tag, rows in tables.items()
+        f"## {TITLES.get(tag, tag.capitalize())}\n\n| operation | what it does |\n|---|---|\n" + "\n".join(rows)
+        for tag, rows in tables.items()
     )
