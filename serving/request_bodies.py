@@ -22,10 +22,10 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
+from nnclr_hub.workbench.payload import decode_base64
 
 from .edge.rate_limits import charge_images
 from .edge.url_fetcher import Fetched, Fetcher
-from .payloads import decode_text, is_address
 from .telemetry import note_images
 
 P = ParamSpec("P")
@@ -255,9 +255,32 @@ def _file_name(part: UploadFile) -> str | None:
 # ---- images
 
 
+def decode_text(text: str, what: str, fetched: Fetched | None = None) -> bytes:
+    """Return the bytes of a data URI or base64, or those fetched from a web address.
+
+    Args:
+        what: name of the field, for the error message.
+        fetched: the bytes of each web address, or why there are none.
+
+    Raises:
+        InvalidRequest: the text is not valid, or the address could not be fetched.
+    """
+    if not _is_address(text):
+        return decode_base64(text, what)
+    found = (fetched or {}).get(text, "is a web address, which this server does not fetch; send the image itself.")
+    if isinstance(found, str):
+        raise InvalidRequest(f"{what} {found}")
+    return found
+
+
+def _is_address(text: str) -> bool:
+    """Return whether an image is given by its web address."""
+    return text[:8].lower().startswith(("http://", "https://"))
+
+
 async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
     """Fetch the texts that are web addresses, if the server fetches any."""
-    return {} if fetcher is None else await fetcher.fetch_each(filter(is_address, texts))
+    return {} if fetcher is None else await fetcher.fetch_each(filter(_is_address, texts))
 
 
 async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[UploadedImage]:

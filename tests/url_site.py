@@ -11,7 +11,7 @@ import pytest
 from nnclr_hub.errors import InvalidRequest
 from serving.edge import url_fetcher
 from serving.edge.url_fetcher import Fetcher
-from serving.payloads import decode_text
+from serving.request_bodies import decode_text
 from serving.settings import Settings
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")

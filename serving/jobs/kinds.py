@@ -11,6 +11,7 @@ from typing import Any
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
 from nnclr_hub.workbench.probe_sources import Example, fit_on_collection, fit_on_examples
@@ -19,7 +20,7 @@ from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staged_images import staged_images
 from nnclr_hub.workbench.staging import renew, unstage
 
-from ..payloads import decode_text, decode_vector
+from ..request_bodies import decode_text
 from .add_images import MAX_NAMED, add, index
 from .context import UPLOAD, JobContext, Outcome
 

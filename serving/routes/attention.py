@@ -33,12 +33,12 @@ from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines, Model
-from ..payloads import decode_text
 from ..problems import answers
 from ..request_bodies import (
     FORM,
     JSON,
     check_count,
+    decode_text,
     fetch_each,
     in_thread_if_large,
     media_type,

@@ -37,8 +37,6 @@ AppWorkbench = Annotated[Workbench, _state("workbench")]
 AppFetcher = Annotated[Fetcher | None, _state("fetcher")]
 AppMetrics = Annotated[Metrics, _state("metrics")]
 AppIngest = Annotated[Ingest, _state("ingest")]
-# searches that decode an image to cut out a box, at once
-AppBoxThreads = Annotated[CapacityLimiter, _state("box_threads")]
 # attention requests in work at once
 AppAttentionSlots = Annotated[Slots, _state("attention_slots")]
 # separate threads for health checks, which must not wait for other requests

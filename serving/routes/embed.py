@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
+from nnclr_hub.workbench.payload import encode_vector
 
 from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
-from ..payloads import encode_vector
 from ..problems import answers, problem
 from ..request_bodies import (
     FORM,

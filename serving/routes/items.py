@@ -27,13 +27,13 @@ from nnclr_hub.errors import (
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
 from ..cursors import read_cursor, write_cursor
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
-from ..payloads import decode_vector
 from ..problems import answers, problem
 from ..request_bodies import (
     FORM,

@@ -9,14 +9,14 @@ from fastapi.responses import Response
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
 from nnclr_hub.hub.registry import MODELS
+from nnclr_hub.workbench.payload import encode_vector
 
 from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Engines, Model
-from ..payloads import decode_text, encode_vector
 from ..problems import InvalidInput, answers
-from ..request_bodies import check_count, fetch_each, json_of
+from ..request_bodies import check_count, decode_text, fetch_each, json_of
 from ..responses import VectorResponse
 from ..schemas.openai import EmbeddingsRequest, EmbeddingsResponse, ModelCard, ModelsResponse
 from ..security.access import requires

@@ -35,6 +35,7 @@ from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_name, without_paths
 from nnclr_hub.workbench.probes import (
     delete_probe,
@@ -49,7 +50,6 @@ from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..models import Model
-from ..payloads import decode_vector
 from ..problems import answers, problem
 from ..request_bodies import (
     FORM,

@@ -1,10 +1,17 @@
-"""POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch."""
+"""POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch.
+
+A search with images takes two steps in threads, with the embedding awaited between them: first the queries are
+parsed, then they are run. A search without images takes one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, cast
 
+import numpy as np
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -22,13 +29,21 @@ from nnclr_hub.errors import (
     UnsupportedImage,
 )
 from nnclr_hub.store.base import Match
+from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
+from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 
+from ..disconnect import while_connected
+from ..edge.url_fetcher import Fetched
 from ..keys import READ
+from ..models import Model
 from ..problems import answers
 from ..request_bodies import (
     FORM,
     JSON,
+    check_count,
+    decode_text,
+    fetch_each,
     in_thread_if_large,
     json_of,
     media_type,
@@ -39,10 +54,9 @@ from ..request_bodies import (
 )
 from ..responses import VectorResponse
 from ..schemas.search import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
-from ..searching import search_each
 from ..security.access import requires
+from ..telemetry import measured
 from .body_schemas import form_body, json_body
-from .dependencies import AppBoxThreads, AppFetcher, AppMetrics, AppSettings, AppWorkbench
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 MAX_QUERIES = 64
@@ -60,19 +74,10 @@ _REFUSALS = (CollectionNotFound, FingerprintMismatch, DeadlineExceeded)
     ),
 )
 @requires(READ)
-async def search(
-    name: str,
-    request: Request,
-    bench: AppWorkbench,
-    settings: AppSettings,
-    metrics: AppMetrics,
-    cropping: AppBoxThreads,
-    fetcher: AppFetcher,
-) -> Response:
-    """The nearest items of an id, an image (or a box on it), a vector or several examples, best first."""
+async def search(name: str, request: Request) -> Response:
+    """Find the nearest items to an id, an image, a box on an image, a vector or several examples; best first."""
     query = await _read(request)
-    limits = {"limit": settings.max_images, "cropping": cropping, "fetcher": fetcher}
-    [answer] = await search_each(request, bench, metrics, name, [query], **limits)
+    [answer] = await _search_each(request, name, [query])
     if isinstance(answer, NNCLRHubError):
         raise answer
     return VectorResponse({"matches": _matches(answer)})
@@ -86,22 +91,13 @@ async def search(
 )
 @requires(READ)
 async def search_batch(
-    name: str,
-    request: Request,
-    body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)],
-    bench: AppWorkbench,
-    settings: AppSettings,
-    metrics: AppMetrics,
-    cropping: AppBoxThreads,
-    fetcher: AppFetcher,
+    name: str, request: Request, body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)]
 ) -> Response:
-    """Up to 64 searches at once: matches or an error each."""
+    """Run up to 64 searches; the response has matches or an error for each."""
     if len(body.queries) > MAX_QUERIES:
-        raise RequestTooLarge(f"{len(body.queries)} queries are too many for one request: send at most {MAX_QUERIES}.")
-    limits = {"limit": settings.max_images, "cropping": cropping, "fetcher": fetcher}
-    found = await search_each(request, bench, metrics, name, body.queries, **limits)
+        raise RequestTooLarge(f"queries must have at most {MAX_QUERIES} entries, got {len(body.queries)}.")
     results: list[dict[str, Any]] = []
-    for answer in found:
+    for answer in await _search_each(request, name, body.queries):
         if isinstance(answer, NNCLRHubError):
             results.append({"error": {"code": answer.code, "detail": without_paths(str(answer))}})
         else:
@@ -109,31 +105,70 @@ async def search_batch(
     return VectorResponse({"results": results})
 
 
-def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": match.id,
-            "score": match.score,
-            "metadata": public_metadata(match.metadata),
-            "vector": match.vector,
-        }
-        for match in matches
-    ]
-
-
 async def _read(request: Request) -> SearchRequest:
-    """The query; in a multipart request the image is a file beside it."""
+    """Read the query; in a multipart request the image is a file part."""
     kind = media_type(request)
     if kind == JSON:
         return await read_json(request, SearchRequest)
     if kind != FORM:
         raise unsupported(request, JSON, FORM)
     form = await read_form(request, files=("image",), texts=("query",))
-    pictures = form.images("image", 1)
+    [image] = form.images("image", 1)
     text = form.texts.get("query") or "{}"
     query = await in_thread_if_large(len(text), parse, text, SearchRequest, ("query",))
     if query.image is not None:
         raise InvalidRequest("The image is given twice: as a file, and in the query.")
-    assert isinstance(pictures[0].data, bytes)  # a file is never text that could not be decoded
-    query.attach(pictures[0].data)
+    query.attach(cast(bytes, image.data))  # the data of a file part is always bytes
     return query
+
+
+async def _search_each(request: Request, name: str, queries: Sequence[SearchRequest]) -> list[Answer]:
+    """Return the matches of each query, or its error.
+
+    Raises:
+        CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
+        ClientDisconnect: the client has disconnected.
+    """
+    state = request.app.state
+    examples = [example for query in queries for example in query.examples]
+    check_count(sum(example.has_image for example in examples), state.settings.max_images)
+    fetched = await fetch_each((one.image for one in examples if one.image is not None), state.fetcher)
+
+    def prepare() -> tuple[_Batch, list[Answer] | None]:
+        batch = _Batch(state.workbench, name, queries, fetched)
+        return batch, None if batch.model is not None else answer(batch, ())
+
+    def answer(batch: _Batch, vectors: Iterable[np.ndarray | ImageError]) -> list[Answer]:
+        with measured(state.metrics, "search"):
+            return answer_each(batch.collection, batch.queries, batch.images, vectors)
+
+    # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
+    limiter = state.box_threads if any(one.has_image and one.box is not None for one in examples) else None
+    batch, answers = await to_thread.run_sync(prepare, limiter=limiter)
+    if batch.model is None:
+        return cast("list[Answer]", answers)
+    vectors = await while_connected(request, batch.model.embed_each_async(batch.all_images))
+    return await to_thread.run_sync(answer, batch, vectors)
+
+
+class _Batch:
+    """Parsed queries and their images. Blocks: opens the collection, decodes base64, cuts out boxes.
+
+    queries: or errors; images: of each query, or its error.
+    model: embeds the images; None if there are no images.
+    """
+
+    def __init__(self, bench: Workbench, name: str, requests: Sequence[SearchRequest], fetched: Fetched) -> None:
+        decode = partial(decode_text, what="image", fetched=fetched)
+        self.collection = bench.collection(name)
+        self.queries = [attempt(partial(SearchQuery.from_json, one.body(), decode)) for one in requests]
+        self.images = [one if isinstance(one, NNCLRHubError) else attempt(one.images) for one in self.queries]
+        self.all_images = [image for own in self.images if not isinstance(own, NNCLRHubError) for image in own]
+        self.model = cast(Model, bench.embedder_of(self.collection)) if self.all_images else None
+
+
+def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
+    return [
+        {"id": match.id, "score": match.score, "metadata": public_metadata(match.metadata), "vector": match.vector}
+        for match in matches
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr
@@ -19,21 +20,16 @@ class Example(Strict):
     _file: bytes | None = PrivateAttr(None)
 
     def attach(self, file: bytes) -> None:
-        """Takes an image that came as a file beside the JSON."""
+        """Set an image that was sent as a file part of a form."""
         self._file = file
 
     @property
-    def picture(self) -> bytes | str | None:
-        """The image as a file, or as text."""
-        return self.image if self._file is None else self._file
-
-    @property
     def has_image(self) -> bool:
-        return self.picture is not None
+        return self.image is not None or self._file is not None
 
     def body(self) -> dict[str, Any]:
-        """Return the fields that `SearchQuery.from_json` reads."""
-        return {**dict(self), "image": self.picture}
+        """Return the fields for `SearchQuery.from_json`; the image is text, or bytes if it was sent as a file."""
+        return {**dict(self), "image": self.image if self._file is None else self._file}
 
 
 class SearchRequest(Example):
@@ -44,18 +40,23 @@ class SearchRequest(Example):
     group_by: MetadataKey | None = Field(
         None, description="metadata key; return the nearest item of each of its values"
     )
-    k: int = Field(10, description="1 to 1000")
-    offset: int = Field(0, description="how many of the best matches to skip; k + offset is at most 1000")
+    k: int = Field(10, description="number of matches, 1 to 1000")
+    offset: int = Field(0, description="number of the best matches to skip; k + offset is at most 1000")
     where: Where | None = None
     exact: bool = Field(False, description="compare with every item instead of using the index")
-    score_threshold: float | None = None
-    with_vector: bool = False
+    score_threshold: float | None = Field(None, description="lowest score of a match; leave out the others")
+    with_vector: bool = Field(False, description="return the vectors of the matches")
     effort: int | None = Field(
-        None, description="efSearch or nprobe of an approximate index, 1 to 10,000; null: tuned automatically"
+        None, description="efSearch or nprobe of an approximate index, 1 to 10,000; null: the tuned value"
     )
 
+    @property
+    def examples(self) -> Sequence[Example]:
+        """All examples, positive and negative."""
+        return [*([self] if self.positive is None else self.positive), *self.negative]
+
     def body(self) -> dict[str, Any]:
-        """Return the fields that `SearchQuery.from_json` reads."""
+        """Return the fields for `SearchQuery.from_json`."""
         positive = None if self.positive is None else [one.body() for one in self.positive]
         return {**super().body(), "positive": positive, "negative": [one.body() for one in self.negative]}
 
