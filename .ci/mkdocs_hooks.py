@@ -29,10 +29,9 @@ def routes() -> str:
     tables: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            tag = operation.get("tags", ["other"])[0]
-            summary = (operation.get("description") or operation.get("summary", "")).split("\n\n")[0].replace("\n", " ")
-            tables.setdefault(tag, []).append(f"| `{method.upper()} {path}` | {summary.replace('|', chr(92) + '|')} |")
-    return "\n\n".join(
-        f"## {TITLES.get(tag, tag.capitalize())}\n\n| operation | what it does |\n|---|---|\n" + "\n".join(rows)
-        for tag, rows in tables.items()
-    )
+            text = operation.get("description") or operation.get("summary", "")
+            summary = text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            tables.setdefault(operation["tags"][0], []).append(f"| `{method.upper()} {path}` | {summary} |")
+    head = "| operation | what it does |\n|---|---|"
+    titles = ((TITLES.get(tag, tag.capitalize()), rows) for tag, rows in tables.items())
+    return "\n\n".join("\n".join([f"## {title}\n", head, *rows]) for title, rows in titles)
