@@ -49,7 +49,7 @@ class Service(FastAPI):
     """An app that is observed from outside everything that is ever put around its routes."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestPriority(RequestLog(super().build_middleware_stack(), self.state.metrics), behind=ACTIONS)
+        return RequestPriority(RequestLog(super().build_middleware_stack(), self.state.metrics), background=ACTIONS)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""The server's log: one line a request and two a job, for a person or, with NNCLR_LOG_FORMAT=json, for a program.
+"""The server's log: one line per request and two per job, as text or, with NNCLR_LOG_FORMAT=json, as JSON.
 
     {"time": "2026-10-01T12:00:00.123Z", "level": "info", "logger": "nnclr_hub.access",
      "message": "POST /api/v1/embed 200", "id": "...", "method": "POST", "route": "/api/v1/embed", "status": 200,
      "ms": 31.7, "images": 8}
 
-Never in it: keys, bodies, names of files.
+It never contains keys, bodies or file names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LogFormat = Literal["text", "json"]
 
 
 def configure_logging(form: LogFormat = "text") -> None:
-    """Sends everything that is logged, uvicorn's own lines as well, to standard error in one form."""
+    """Send all log lines, including those of uvicorn, to standard error in one format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json() if form == "json" else Text())
     root = logging.getLogger()
@@ -29,13 +29,13 @@ def configure_logging(form: LogFormat = "text") -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    logging.getLogger("uvicorn.access").disabled = True  # has raw paths, and what it says the line of ours says too
+    logging.getLogger("uvicorn.access").disabled = True  # it logs raw paths; RequestLog has the same information
     for name in ("httpx", "httpcore", "huggingface_hub", "PIL", "asyncio", "faiss"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class Json(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -51,14 +51,14 @@ class Json(logging.Formatter):
 
 
 class Text(logging.Formatter):
-    """Time, level and message, then what is told beside it."""
+    """Time, level and message, followed by the other fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = dict(getattr(record, "fields", {}))
-        for name in ("method", "route", "status", "kind"):  # stand in the message
-            told.pop(name, None)
-        beside = "".join(f" {name}={value}" for name, value in told.items())
-        text = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}{beside}"
+        fields = dict(getattr(record, "fields", {}))
+        for name in ("method", "route", "status", "kind"):  # the message contains these
+            fields.pop(name, None)
+        rest = "".join(f" {name}={value}" for name, value in fields.items())
+        text = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}{rest}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

@@ -1,4 +1,4 @@
-"""Models by source: what the server's workbench takes its embedders from.
+"""The models of a server: embedders whose engines are loaded when they are needed.
 
 engines = Engines("nnclr_resnet18_small_cpu_starter", Settings(model_memory="4GB"))
 model = engines.get("local-dir:/models/mine")
@@ -8,8 +8,8 @@ model.embed_each([data])
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -18,35 +18,38 @@ from nnclr_hub.encoder.attending import Attends
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ImageError, InvalidRequest, ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .edge.rate_limits import charge_images
 from .engine import Engine, Result, Task
+from .engine.attention import AttentionQuery
 from .model_memory import ModelMemory
 from .settings import Settings
 from .telemetry import Metrics
 
 
 class Model(Attends):
-    """An `Embedder` whose engine may go out of memory and come back: good for as long as anybody wants.
+    """An `Embedder` on an engine that may be unloaded and loaded again. A Model stays valid throughout.
 
-    config: the model folder's config.json, if it came from one.
-    preprocessing: what its encoder wants done to an image.
+    Its errors are those of `Engine.run`, and ModelError if the files of the model changed while it was unloaded.
+
+    config: the model folder's config.json, if there is one.
+    preprocessing: of its encoder.
 
     Args:
-        memory: where its engine is.
-        source: its name.
-        engine: as it is now.
+        memory: loads the engine.
+        source: its name there.
+        engine: the loaded engine.
     """
 
     def __init__(self, memory: ModelMemory, source: str, engine: Engine) -> None:
+        encoder = engine.encoder
         self.name = source
+        self.config = encoder.config
+        self.preprocessing = encoder.transform.preprocessing
         self._memory = memory
-        self.config = engine.encoder.config
-        self.preprocessing = engine.encoder.transform.preprocessing
-        self._fingerprint = engine.fingerprint
-        self._embed_dim = engine.embed_dim
+        self._fingerprint, self._embed_dim = encoder.fingerprint, encoder.embed_dim
 
     @property
     def fingerprint(self) -> str:
@@ -58,51 +61,48 @@ class Model(Attends):
 
     @property
     def heads(self) -> int | None:
-        """See `Attends.heads`."""
+        """Number of attention heads that `head` selects from; None for networks without them."""
         with self._memory.held(self.name) as engine:
-            return engine.heads
+            return engine.encoder.heads
+
+    # ---- from a thread: images count against the rate of the request that the thread works for
 
     def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
-        """See `Engine.embed_each`."""
-        return self.each(images, deadline_s=deadline_s)
-
-    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
-        """See `Engine.embed_each_async`."""
-        return await self.each_async(images, deadline_s=deadline_s)
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
+        return self._run(images, deadline_s=deadline_s)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """See `Engine.embed`."""
-        images = list(images)
-        with self._counted(len(images)) as engine:
-            return engine.embed(images)
-
-    def each(
-        self, images: Iterable[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
-    ) -> list[Any]:
-        """See `Engine.each`."""
-        images = list(images)
-        with self._counted(len(images)) as engine:
-            return engine.each(images, errand, deadline_s=deadline_s)
-
-    async def each_async(
-        self, images: Sequence[ImageLike], errand: Task | None = None, *, deadline_s: float | None = None
-    ) -> list[Any]:
-        """See `Engine.each_async`."""
-        async with self._held_async() as engine:
-            return await engine.each_async(images, errand, deadline_s=deadline_s)
+        """Return (N, D) float32 unit rows; raise the first ImageError."""
+        vectors = _require_all(self._run(images))
+        return np.stack(vectors) if vectors else np.zeros((0, self.embed_dim), np.float32)
 
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """See `Engine.tokens`."""
-        images = list(images)
-        with self._counted(len(images)) as engine:
-            return engine.tokens(images)
+        """Return (N, h, w, D) float32 feature maps; raise the first ImageError."""
+
+        def task(encoder: Encoder) -> Task:
+            transform = encoder.transform
+            return Task(encoder.prepare, lambda crop: encoder.tokens(transform.normalise(crop[np.newaxis]))[0])
+
+        maps = _require_all(self._run(images, task))
+        if not maps:
+            raise InvalidRequest("tokens needs at least one image.")
+        return np.stack(maps)
 
     def look(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """See `Engine.look`."""
-        with self._counted(1 + len(targets)) as engine:
-            return engine.look(settings, image, targets)
+        """Return attention maps; see `Attends.look`. Too many pixels together raise RequestTooLarge."""
+        charge_images(1 + len(targets))
+        with self._memory.held(self.name) as engine:
+            query = self._attention_query(engine, settings, image, targets)
+            return query.maps(engine.run(query.images, query.task))
+
+    # ---- from the event loop: the route has counted the images when it read them
+
+    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
+        """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started."""
+        async with self._held_async() as engine:
+            return await engine.run_async(images, deadline_s=deadline_s)
 
     async def look_async(
         self,
@@ -112,52 +112,60 @@ class Model(Attends):
         *,
         deadline_s: float | None = None,
     ) -> list[AttentionMap]:
-        """See `Engine.look_async`."""
+        """Return what `look` does, for the event loop."""
         async with self._held_async() as engine:
-            return await engine.look_async(settings, image, targets, deadline_s=deadline_s)
+            query = self._attention_query(engine, settings, image, targets)
+            results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
+            return await asyncio.to_thread(query.maps, results)
+
+    # ---- internal
+
+    def _run(
+        self,
+        images: Iterable[ImageLike],
+        task: Callable[[Encoder], Task] | None = None,
+        *,
+        deadline_s: float | None = None,
+    ) -> list[Any]:
+        images = list(images)
+        charge_images(len(images))
+        with self._memory.held(self.name) as engine:
+            self._check_same(engine)
+            return engine.run(images, task and task(engine.encoder), deadline_s=deadline_s)
+
+    def _attention_query(
+        self, engine: Engine, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]
+    ) -> AttentionQuery:
+        self._check_same(engine)
+        return AttentionQuery(engine.encoder.looker, self._memory.settings.attention_side, settings, image, targets)
 
     @asynccontextmanager
     async def _held_async(self) -> AsyncIterator[Engine]:
         while (engine := self._memory.hold_loaded(self.name)) is None:
             await asyncio.to_thread(self._load)
         try:
-            yield self._same(engine)
+            self._check_same(engine)
+            yield engine
         finally:
             self._memory.release(self.name)
 
-    @contextmanager
-    def _counted(self, images: int) -> Iterator[Engine]:
-        """The engine for who asks from a thread: for a request, its images count, as those of a route do when read.
-
-        Raises:
-            RateLimited: the request's caller sent too many in the last minute.
-        """
-        charge_images(images)
-        with self._memory.held(self.name) as engine:
-            yield self._same(engine)
-
     def _load(self) -> None:
         with self._memory.held(self.name):
-            pass  # it is there now
+            pass
 
-    def _same(self, engine: Engine) -> Engine:
-        """The engine, if it came back with the weights that it went with.
-
-        Raises:
-            ModelError: the files were replaced meanwhile.
-        """
-        if engine.fingerprint != self._fingerprint:
-            raise ModelError("The model's files were replaced while it was out of memory: ask for it again.")
-        return engine
+    def _check_same(self, engine: Engine) -> None:
+        """Raise ModelError if the engine was loaded again with other weights."""
+        if engine.encoder.fingerprint != self._fingerprint:
+            raise ModelError("The files of this model changed while it was unloaded; repeat the request.")
 
 
 class Engines:
-    """Loads and warms each encoder when it is needed, and keeps as many as fit into the memory for models.
+    """The models of a server, as many of them in memory as fit.
 
     Args:
-        default: source to use where none is named; None: the best starter.
+        default: source of the default model; None means the best starter.
         settings: for the engines, and model_memory.
-        metrics: filled; None: nobody looks.
+        metrics: receives counts and times.
         load, weigh: see `ModelMemory`.
     """
 
@@ -175,18 +183,18 @@ class Engines:
         self._memory = ModelMemory(settings, self.metrics, load, weigh)
 
     def get(self, source: str | None = None) -> Model:
-        """The model of that source; blocks while it loads, but nobody who wants another.
+        """Return the model of a source. Block while it loads; other models continue.
 
         Raises:
-            ModelError: the encoder cannot be had, or is larger than the memory for models.
-            Overloaded: that memory is full of models that are at work.
+            ModelError: the model is unavailable, or larger than the memory for models.
+            Overloaded: that memory is full of models that are in use.
         """
         source = source or self.default
         with self._memory.held(source) as engine:
             return Model(self._memory, source, engine)
 
     def loaded(self, source: str) -> Model | None:
-        """The model of that source if it is in memory."""
+        """Return the model of a source if it is in memory."""
         engine = self._memory.hold_loaded(source)
         if engine is None:
             return None
@@ -196,41 +204,45 @@ class Engines:
             self._memory.release(source)
 
     async def get_async(self, source: str | None = None) -> Model:
-        """`get` for the event loop: at once where the model is in memory."""
+        """Return what `get` does, for the event loop."""
         source = source or self.default
         return self.loaded(source) or await asyncio.to_thread(self.get, source)
 
     def by_fingerprint(self, fingerprint: str) -> Model | None:
-        """The model of that fingerprint if it was ever loaded, whatever its source was called."""
+        """Return the model with this fingerprint if it was ever loaded, from whatever source."""
         for source, known in self._memory.fingerprints.items():
             if known == fingerprint:
                 return self.get(source)
         return None
 
     def served(self) -> list[str]:
-        """Sources that a request may ask for: the default, what was loaded, and the published encoders."""
+        """Return the sources that requests may name: the default, those ever loaded, and the published encoders."""
         return list(dict.fromkeys([self.default, *self._memory.fingerprints, *MODELS]))
 
     @property
-    def illness(self) -> str | None:
-        """What is wrong with any model, in words; None: every thread works."""
-        return "; ".join(engine.illness for engine in self._memory.engines if engine.illness is not None) or None
+    def fault(self) -> str | None:
+        """What is wrong with any model; None if all threads work."""
+        return "; ".join(engine.fault for engine in self._memory.engines if engine.fault is not None) or None
 
     @property
-    def healthy(self) -> bool:
-        """Whether the default model works, or will when it is asked for: another's illness is its own."""
+    def default_works(self) -> bool:
+        """Whether the default model has no fault. Faults of other models do not make the server unready."""
         engine = self._memory.engine(self.default)
-        return engine is None or engine.healthy
+        return engine is None or engine.fault is None
 
     @property
     def in_work(self) -> int:
         """Images that hold a permit."""
         return sum(engine.in_work for engine in self._memory.engines)
 
-    def drain(self) -> None:
-        """Takes no more work, and goes on with what it has."""
-        self._memory.drain()
-
     def close(self, timeout: float | None = None) -> None:
-        """Finishes what is in work, and ends every engine; see `Engine.close`."""
+        """Finish what is in progress, and end every engine; see `Engine.close`."""
         self._memory.close(timeout)
+
+
+def _require_all(results: list[Any]) -> list[Any]:
+    """Return the results; raise the first ImageError among them."""
+    for result in results:
+        if isinstance(result, ImageError):
+            raise result
+    return results

@@ -1,7 +1,7 @@
-"""What Ray's proxy says for itself, said as the server would: our form of problems, and when to ask again.
+"""Error responses of Ray's proxy, in the server's error format and with Retry-After.
 
-A replica that dies takes the requests with it that it has; Ray's proxy answers these 500 and no more. Nothing is wrong
-with them, so they are told to be sent again. What comes from a replica passes as it is.
+When a replica dies, Ray's proxy answers its requests with a bare 500. Nothing is wrong with those requests, so clients
+are asked to repeat them. Responses of replicas pass unchanged.
 """
 
 from __future__ import annotations
@@ -14,51 +14,54 @@ from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
 
 from .problems import problem
 
-RAYS_OWN = "/-/"  # where the proxy tells how it is
-FULL = (429, Overloaded.code, "All replicas have as much work as they take: try again in a moment.")
-NONE = (503, NotReady.code, "No replica is there to answer: try again in a moment.")
-LOST = (503, ServerUnreachable.code, "The replica that had this request ended: send it again.")
+RAY_PATHS = "/-/"  # the proxy's own health routes
+FULL = (429, Overloaded.code, "All replicas are overloaded; try again in a moment.")
+NONE = (503, NotReady.code, "No replica is available; try again in a moment.")
+LOST = (503, ServerUnreachable.code, "The replica that processed this request ended; repeat the request.")
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray's proxy puts around itself, where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function."""
+    """Return the middleware of Ray's proxy. RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function."""
     return [Middleware(ProxyResponses)]
 
 
 class ProxyResponses:
-    """Goes around Ray's proxy."""
+    """The layer around Ray's proxy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(RAYS_OWN):
+        if scope["type"] != "http" or scope["path"].startswith(RAY_PATHS):
             await self._app(scope, receive, send)
             return
-        heard = _Heard(send)
-        await self._app(scope, receive, heard)
-        if not heard.answered:
-            status, code, detail = heard.instead
-            answer = problem(scope["path"], status, code, detail, headers={"Retry-After": "1"})
-            await answer(scope, receive, send)
+        response = _Response(send)
+        await self._app(scope, receive, response)
+        if not response.from_replica:
+            status, code, detail = response.replacement
+            error = problem(scope["path"], status, code, detail, headers={"Retry-After": "1"})
+            await error(scope, receive, send)
 
 
-class _Heard:
-    """`send` that lets a replica's answer pass; instead: what to say where there is none."""
+class _Response:
+    """A `send` that passes the response of a replica, and withholds the proxy's own.
+
+    replacement: status, code and detail to send in place of the proxy's own response.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.answered = False
-        self.instead = LOST
+        self.from_replica = False
+        self.replacement = LOST
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            self.answered = "server-timing" in headers  # on every answer of ours, see `observing`
-            if not self.answered:
-                self.instead = FULL if message["status"] == 429 else NONE
-            ids = headers.getlist("x-request-id")  # the replica's, and once more the proxy's
+            self.from_replica = "server-timing" in headers  # RequestLog adds it to every response of a replica
+            if not self.from_replica:
+                self.replacement = FULL if message["status"] == 429 else NONE
+            ids = headers.getlist("x-request-id")  # one of the replica and one of the proxy
             if len(ids) > 1:
                 headers["x-request-id"] = ids[0]
-        if self.answered:
+        if self.from_replica:
             await self._send(message)

@@ -1,10 +1,10 @@
-"""Replicas of the whole server on a Ray cluster; docs/decisions/0014-replicas.md.
+"""Replicas of the whole server on a Ray cluster; see docs/decisions/0014-replicas.md.
 
     with deployed(settings, "milvus://host:19530", None, replicas=2, address=None):
-        until_told()
+        wait_for_signal()
 
-Each replica is the app of `nnclr serve` with an engine of its own. Ray starts them, shares the requests out, and
-replaces one that dies or stays ill. Ray makes no batches, for the engine does.
+Each replica is the app of `nnclr serve` with its engine. Ray starts the replicas, distributes the requests, and
+replaces replicas that die or stay unhealthy. Batching stays in the engine.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from nnclr_hub.store import open_store
 
 from . import ray_proxy
 from .api import opened_app
-from .run import GRACE_S, KEEP_ALIVE_S, settle
+from .run import GRACE_S, KEEP_ALIVE_S, prepare_process
 from .settings import Settings
 
 log = logging.getLogger(__name__)
 NAME = "nnclr"
-HOOK = "nnclr_hub.cli.programs.find_serving"  # in every process of Ray's before anything of ours is loaded
-CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # by which every program finds the Ray Serve of a cluster
-CHECK_S = 5.0  # between two looks; Ray replaces a replica that is ill three times in a row
-LOOK_S = 0.1
-KNOCK_S = 10.0
-HANG_UP_S = 5.0
+HOOK = "nnclr_hub.cli.programs.find_serving"  # runs in every Ray process before any of our modules is imported
+CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the name by which programs find the Ray Serve of a cluster
+CHECK_S = 5.0  # between health checks; Ray replaces a replica that fails three in a row
+POLL_S = 0.1
+CONNECT_S = 10.0
+CLOSE_STREAMS_S = 5.0
 
 
 # ------------------------------------------------------------------------------ one replica
 
 
 class Replica:
-    """One server, in a process of Ray's; its methods are those that Ray Serve looks for.
+    """One server in a Ray process. Ray Serve calls its methods by name.
 
     Args:
         settings, store, model, shared: see `opened_app`.
@@ -58,35 +58,35 @@ class Replica:
         serve = import_module("ray.serve")
         self._open = ExitStack()
         self._app = self._open.enter_context(opened_app(settings, store, model, shared=shared))
-        settle(self._app, settings)
+        prepare_process(self._app, settings)
         metrics = self._app.state.metrics
-        metrics.registry = Named(metrics.registry, replica=serve.get_replica_context().replica_id.unique_id)
+        metrics.registry = LabeledRegistry(metrics.registry, replica=serve.get_replica_context().replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
 
     async def check_health(self) -> None:
-        """Returns while it is well; the first time, before any request comes, not until all is loaded.
+        """Return if the replica is healthy. The first call, before any request, waits until everything is loaded.
 
         Raises:
-            NotReady: it could not be loaded, or its engine is ill.
+            NotReady: loading failed, or the engine has a fault.
         """
-        look = self._app.state.readiness.report
-        while (found := await asyncio.to_thread(look)).status == "loading":
-            await asyncio.sleep(LOOK_S)
-        if found.status != "ready":
-            raise NotReady(found.detail or found.status)
+        report = self._app.state.readiness.report
+        while (readiness := await asyncio.to_thread(report)).status == "loading":
+            await asyncio.sleep(POLL_S)
+        if readiness.status != "ready":
+            raise NotReady(readiness.detail or readiness.status)
 
     def close_streams(self) -> None:
-        """Ends the streams of events, for which a drain would wait."""
+        """End the event streams, which would keep a drain waiting."""
         self._app.state.jobs.close_streams()
 
     def __del__(self) -> None:
         self._open.close()
 
 
-class Named(CollectorRegistry):
-    """What a registry holds, with a label more: who asks for /metrics gets one replica's, and sees whose."""
+class LabeledRegistry(CollectorRegistry):
+    """A registry with an added label. /metrics answers for one replica, and the label shows which."""
 
     def __init__(self, registry: CollectorRegistry, **label: str) -> None:
         super().__init__()
@@ -98,88 +98,88 @@ class Named(CollectorRegistry):
             yield family
 
 
-# ------------------------------------------------------------------------------ all of them
+# ------------------------------------------------------------------------------ all replicas
 
 
 @contextmanager
 def deployed(
     settings: Settings, store: str, model: str | None, *, replicas: int, address: str | None
 ) -> Iterator[None]:
-    """Replicas that are ready, behind a proxy on each of the cluster's machines; at the end they are drained.
+    """Start replicas behind a proxy on each machine of the cluster, and drain them when the context ends.
 
     Args:
-        replicas: how many.
-        address: of a Ray cluster; None: one on this machine, for as long as this lasts.
+        replicas: number of replicas.
+        address: of a Ray cluster; None starts one on this machine for the duration of the context.
 
     Raises:
         MissingDependency: Ray is not installed.
-        InvalidRequest: so many cannot share the store, or Ray Serve is in use there already.
-        ServerUnreachable: there is no such cluster.
-        NotReady: the replicas do not start.
+        InvalidRequest: the store cannot be shared by several replicas, or the cluster runs Ray Serve already.
+        ServerUnreachable: no cluster answers at the address.
+        NotReady: the replicas did not start.
     """
     ray = _ray()
     shared = replicas > 1
-    open_store(store, settings.read_only, shared=shared).close()  # what is wrong with it is said here, and once
-    store = store if "://" in store else os.path.abspath(store)  # Ray's processes may work in another folder
+    open_store(store, settings.read_only, shared=shared).close()  # reports a bad store once, not per replica
+    store = store if "://" in store else os.path.abspath(store)  # Ray processes may have another working directory
     model = absolute(model) if model is not None else None
     with _cluster(ray, settings, replicas, address):
         try:
-            _start(ray, (settings.sent(), store, model, shared), replicas)
+            _start(ray, (settings.portable(), store, model, shared), replicas)
             try:
                 yield
             finally:
                 _drain(ray, _drain_s(settings))
         finally:
-            if address:  # or it ends with the cluster
-                with _at_the_end(ray, "Ray Serve has not ended on the cluster"):
+            if address:  # otherwise it ends with the cluster
+                with _logging_errors(ray, "Ray Serve did not shut down on the cluster"):
                     ray.serve.shutdown()
 
 
-def until_told() -> None:
-    """Returns at SIGTERM or Ctrl-C; a second signal ends the process at once."""
-    told = threading.Event()
+def wait_for_signal() -> None:
+    """Return at SIGTERM or Ctrl-C. A second signal ends the process at once."""
+    received = threading.Event()
 
-    def hear(*_: Any) -> None:
+    def receive(*_: Any) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_DFL)
-        told.set()
+        received.set()
 
     for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, hear)
-    told.wait()
+        signal.signal(one, receive)
+    received.wait()
 
 
 def share(machines: Sequence[Mapping[str, float]], replicas: int) -> dict[str, float]:
-    """What each replica reserves: as many cores and as much of a GPU as let all of them find room.
+    """Return the cores and the GPU share of each replica: the most with which all replicas fit.
 
     Args:
         machines: "CPU" and "GPU" of each.
     """
     gpus = sum(int(machine.get("GPU", 0)) for machine in machines)
-    on_one = math.ceil(replicas / gpus) if gpus else 0  # replicas on one GPU
+    per_gpu = math.ceil(replicas / gpus) if gpus else 0
 
-    def room(cores: int) -> int:
-        fitting = ((int(one.get("CPU", 0)) // cores, int(one.get("GPU", 0)) * on_one) for one in machines)
+    def capacity(cores: int) -> int:
+        fitting = ((int(one.get("CPU", 0)) // cores, int(one.get("GPU", 0)) * per_gpu) for one in machines)
         return sum(min(by_cpu, by_gpu) if gpus else by_cpu for by_cpu, by_gpu in fitting)
 
     most = max((int(one.get("CPU", 0)) for one in machines), default=1)
-    cores = next((cores for cores in range(most, 1, -1) if room(cores) >= replicas), 1)
-    return {"num_cpus": cores, "num_gpus": 1 / on_one if on_one else 0}
+    cores = next((cores for cores in range(most, 1, -1) if capacity(cores) >= replicas), 1)
+    return {"num_cpus": cores, "num_gpus": 1 / per_gpu if per_gpu else 0}
 
 
 # ------------------------------------------------------------------------------ Ray
 
 
 def _ray() -> Any:
-    """The package, which reads its environment while it is imported."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster would report to Ray's makers
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every request has its line
+    """Import Ray, which reads its environment variables at import time."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports to Ray's developers
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every request needs its line in the log
     try:
         ray = import_module("ray")
         import_module("ray.serve")
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "Replicas need the package ray, which is not installed: pip install 'nnclr_hub[scale]'."
+            "Replicas need the package ray; install it with: pip install 'nnclr_hub[scale]'."
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     return ray
@@ -187,7 +187,7 @@ def _ray() -> Any:
 
 @contextmanager
 def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -> Iterator[None]:
-    """A connection to the cluster, and what its proxies find in their environment."""
+    """Connect to the cluster, and set the environment of its proxies."""
     environment = {
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ray_proxy.__name__}.{ray_proxy.middlewares.__name__}",
         "FORWARDED_ALLOW_IPS": ",".join(settings.trusted_proxies),
@@ -197,31 +197,32 @@ def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -
     try:
         host, colon, port = (address or "").rpartition(":")
         if colon and port.isdecimal() and "/" not in host:
-            socket.create_connection((host, int(port)), KNOCK_S).close()  # Ray would knock for many minutes
+            socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray itself would retry for many minutes
         ray.init(address or "local", runtime_env=runtime, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError) as error:
         reason = _first_line(error)
         if not address:
-            raise NotReady(f"Ray does not start on this machine: {reason}.") from error
+            raise NotReady(f"Ray failed to start on this machine: {reason}.") from error
         raise ServerUnreachable(
-            f"No Ray cluster answers at {address} ({reason}): start one with `ray start --head`, set "
-            "RAY_AUTH_MODE=token if it wants a token, or leave --ray-address out for one on this machine."
+            f"No Ray cluster answers at {address} ({reason}); start one with `ray start --head`, set "
+            "RAY_AUTH_MODE=token if it needs a token, or omit --ray-address to start one on this machine."
         ) from error
     try:
         if any(actor["name"] == CONTROLLER for actor in ray.util.list_named_actors(all_namespaces=True)):
-            raise InvalidRequest(  # its proxies listen as others told them, and know no word of ours
-                f"Ray Serve is in use already on the cluster at {address}: end it with `serve shutdown`, or take "
-                "another cluster."
+            # its proxies have the settings and the environment of the other program
+            raise InvalidRequest(
+                f"The cluster at {address} runs Ray Serve already; stop it with `serve shutdown`, or use another "
+                "cluster."
             )
         yield
     finally:
         ray.shutdown()
 
 
-def _start(ray: Any, given: tuple[Settings, str, str | None, bool], replicas: int) -> None:
-    """Returns when all replicas are ready."""
-    settings = given[0]
-    quiet = {"log_level": "CRITICAL", "enable_access_log": False}  # the replicas' own log tells all
+def _start(ray: Any, arguments: tuple[Settings, str, str | None, bool], replicas: int) -> None:
+    """Start the replicas, and return when all of them are ready."""
+    settings = arguments[0]
+    quiet = {"log_level": "CRITICAL", "enable_access_log": False}  # the replicas log everything themselves
     http = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     try:
@@ -237,43 +238,43 @@ def _start(ray: Any, given: tuple[Settings, str, str | None, bool], replicas: in
             graceful_shutdown_timeout_s=_drain_s(settings),
             logging_config=quiet,
         )
-        ray.serve.run(replica.bind(*given), name=NAME)
+        ray.serve.run(replica.bind(*arguments), name=NAME)
     except _errors(ray) as error:
-        raise NotReady(f"The replicas do not start: {_reason(ray, error)}") from error
+        raise NotReady(f"The replicas did not start: {_reason(ray, error)}") from error
 
 
 def _reason(ray: Any, error: Exception) -> str:
-    """The last line of what Ray says of the replicas, which tells more than the error, or else of the error."""
+    """Return the last line of Ray's message about the replicas, or of the error if there is none."""
     try:
-        told = ray.serve.status().applications[NAME].deployments[NAME].message
-    except (KeyError, *_errors(ray)):  # it came no further than to an application without replicas, or not so far
-        told = ""
-    lines = (told.strip() or str(error).strip() or type(error).__name__).splitlines()
+        message = ray.serve.status().applications[NAME].deployments[NAME].message
+    except (KeyError, *_errors(ray)):  # it failed before the deployment existed
+        message = ""
+    lines = (message.strip() or str(error).strip() or type(error).__name__).splitlines()
     return lines[-1].split(": ", 1)[-1]
 
 
 def _drain_s(settings: Settings) -> int:
-    """Seconds in which a replica answers what it has."""
+    """Return the seconds that a replica has to answer its requests at shutdown."""
     return math.ceil(settings.deadline_s) + GRACE_S
 
 
 def _drain(ray: Any, seconds: float) -> None:
-    """Returns when the replicas have answered what they had, or Ray has had to kill them after these seconds."""
-    with _at_the_end(ray, "open streams of events are waited for, as nobody could end them"):
-        told = ray.serve.get_app_handle(NAME).broadcast(Replica.close_streams.__name__)
-        told.results(timeout_s=HANG_UP_S, return_exceptions=True)
-    with _at_the_end(ray, "the replicas could not be told to end"):
-        ray.serve.delete(NAME, _blocking=False)  # Ray's own wait gives up after 60 s, whatever a replica may take
+    """Return when the replicas have answered their requests, or Ray has killed them after these seconds."""
+    with _logging_errors(ray, "cannot close event streams, so the drain waits for them"):
+        responses = ray.serve.get_app_handle(NAME).broadcast(Replica.close_streams.__name__)
+        responses.results(timeout_s=CLOSE_STREAMS_S, return_exceptions=True)
+    with _logging_errors(ray, "cannot stop the replicas"):
+        ray.serve.delete(NAME, _blocking=False)  # a blocking call gives up after 60 s
         end = time.monotonic() + seconds + GRACE_S
         while NAME in ray.serve.status().applications:
             if time.monotonic() > end:
-                raise TimeoutError(f"they are there after {seconds + GRACE_S:.0f} s")
-            time.sleep(LOOK_S)
+                raise TimeoutError(f"they still run after {seconds + GRACE_S:.0f} s")
+            time.sleep(POLL_S)
 
 
 @contextmanager
-def _at_the_end(ray: Any, what: str) -> Iterator[None]:
-    """Logs what Ray refuses: the command ends all the same, and does what else is to be done."""
+def _logging_errors(ray: Any, what: str) -> Iterator[None]:
+    """Log errors of Ray at shutdown, and continue: the remaining steps must run anyway."""
     try:
         yield
     except _errors(ray) as error:
@@ -281,7 +282,7 @@ def _at_the_end(ray: Any, what: str) -> Iterator[None]:
 
 
 def _errors(ray: Any) -> tuple[type[Exception], ...]:
-    """What Ray raises, which has no ancestor in common."""
+    """Return the exceptions that Ray raises, which have no common base class."""
     return (RuntimeError, OSError, ValueError, ray.exceptions.RayError, ray.serve.exceptions.RayServeException)
 
 

@@ -1,4 +1,4 @@
-"""Whether the server can do its work: loading in the background, and how far that is."""
+"""Startup: loads the model and the collections in the background, and reports whether the server is ready."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Warms the default model and opens every collection; `report` tells of it at any time, from any thread.
+    """Load the default model and open every collection. `report` works at any time, from any thread.
 
     Args:
-        engines: their default model is loaded.
-        workbench: its store's collections are opened.
-        jobs: started last.
+        engines: the default model is loaded here.
+        workbench: the collections of its store are opened.
+        jobs: started last, because jobs use both.
     """
 
     def __init__(self, engines: Engines, workbench: Workbench, jobs: Jobs) -> None:
@@ -34,52 +34,52 @@ class Startup:
         self._done, self._total = 0, 0
 
     def run(self) -> None:
-        """Loads; blocks until all is there or failed."""
+        """Load everything. Blocks until it is done or failed."""
         try:
             self._detail = "loading the model"
             self._engines.get()
             self._warm = True
             self._detail = "opening the collections"
             self._open_collections()
-            self._detail = "taking up the jobs"
+            self._detail = "resuming the jobs"
             self._jobs.start()
         except NNCLRHubError as error:
             log.error("not ready: %s", error)
             self._detail, self._failed = without_paths(str(error)), True
         except Exception as error:
             log.exception("not ready")
-            self._detail, self._failed = f"Loading failed ({type(error).__name__}); the log says why.", True
+            self._detail, self._failed = f"Loading failed ({type(error).__name__}); see the server's log.", True
         else:
             self._detail = None
 
     def report(self) -> Readiness:
-        """How far the server is, and how its parts are; names no collection, for it is told without a key."""
-        illness = self._engines.illness
+        """Return the state of the server. It names no collection, because clients without a key see it."""
+        fault = self._engines.fault
         detail, states = self._detail, {}
         done, total = self._done, self._total
         status = "failed" if self._failed else "ready" if detail is None else "loading"
         if status == "ready":
             states = self._states()
-            done = total = sum(states.values())  # of now, which are others than at the start
-            if illness is not None:
-                if self._engines.healthy:
-                    illness = f"another model than the default: {illness}"
+            done = total = sum(states.values())  # collections may have been added since the start
+            if fault is not None:
+                if self._engines.default_works:
+                    fault = f"a model other than the default: {fault}"
                 else:
                     status = "ill"
-                detail = without_paths(illness)
+                detail = without_paths(fault)
         return Readiness(
             status=status,
             detail=detail,
             read_only=self._workbench.read_only,
             model_warm=self._warm,
-            threads_alive=illness is None,
+            threads_alive=fault is None,
             collections_loaded=done,
             collections_total=total,
             collection_states=states,
         )
 
     def _open_collections(self) -> None:
-        """A damaged one keeps no other from being served."""
+        """Open all collections. A damaged one does not keep the others from being served."""
         names = [info.name for info in self._workbench.store.list()]
         self._total = len(names)
         for name in names:
@@ -90,10 +90,10 @@ class Startup:
             self._done += 1
 
     def _states(self) -> dict[str, int]:
-        """How many collections are in which state."""
+        """Count the collections by state."""
         try:
             infos = self._workbench.store.list()
         except StoreError as error:
-            log.error("the store does not answer: %s", error)
+            log.error("the store does not respond: %s", error)
             return {"unreachable": self._total}
         return dict(Counter(info.state.partition(":")[0] for info in infos))

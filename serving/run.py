@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import signal
@@ -14,37 +15,36 @@ from fastapi import FastAPI
 
 from nnclr_hub.workbench.source_folders import SourceFolders
 
-from . import garbage
 from .logs import configure_logging
 from .request_priority import PriorityLoop
 from .settings import Settings
 
 log = logging.getLogger(__name__)
-KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or both may let go of it at once
-SWITCH_S = 0.0005  # what computes in Python gives way ten times as soon as by default: to requests, mostly
-GRACE_S = 5  # beyond the last request's deadline
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must not send on one that we just closed
+SWITCH_S = 0.0005  # a tenth of Python's default: threads that compute yield to the event loop sooner
+GRACE_S = 5  # after the deadline of the last request
 
 
 class Server(uvicorn.Server):
-    """Ends gracefully at the first signal, and at once at the second.
+    """uvicorn's server, which shuts down gracefully at the first signal and at once at the second.
 
-    Gracefully: nobody new is let in, and every request that has begun is answered as at any other time.
+    Graceful means that new connections are refused, and requests in progress are answered as usual.
     """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_DFL)
-        self.should_exit = True  # uvicorn would also raise the signal again, before the store is closed
+        self.should_exit = True  # uvicorn would raise the signal again before the store is closed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
         assert isinstance(app, FastAPI)
-        app.state.jobs.close_streams()  # streams that would go on for ever
+        app.state.jobs.close_streams()  # event streams would keep the shutdown waiting for ever
         await super().shutdown(sockets)
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """How uvicorn serves the app: it tells no name of itself, and trusts no proxy that the settings do not name."""
+    """Configure uvicorn: no Server header, and no trusted proxies except those in the settings."""
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -52,7 +52,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=getattr(app.state, "http_protocol", "auto"),  # set by `edge`
         loop=f"{PriorityLoop.__module__}:{PriorityLoop.__name__}",
         ws="none",
-        log_config=None,  # our own, for everything
+        log_config=None,  # `configure_logging` formats uvicorn's lines too
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -64,31 +64,39 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
-def settle(app: FastAPI, settings: Settings) -> None:
-    """Makes the process one that serves the app and does nothing else."""
+def prepare_process(app: FastAPI, settings: Settings) -> None:
+    """Configure a process that does nothing but serve the app: its log, thread switching and garbage collection."""
     configure_logging(settings.log_format)
     warn_of_missing(settings)
     sys.setswitchinterval(SWITCH_S)
-    app.state.on_loaded = garbage.keep
+    app.state.on_loaded = _freeze
 
 
 def run(app: FastAPI, settings: Settings) -> None:
-    """Serves until SIGTERM or Ctrl-C; then takes no more work, answers all that it took, and returns.
+    """Serve until SIGTERM or Ctrl-C, then answer the requests in progress and return.
 
     A second signal ends the process at once, which the store survives like any other crash.
     """
-    settle(app, settings)
+    prepare_process(app, settings)
     try:
         Server(server_config(app, settings)).run()
     finally:
-        garbage.let_go()  # or libraries take what is left at the exit for leaks, and say so
+        gc.unfreeze()  # otherwise libraries report frozen objects as leaks at exit
+
+
+def _freeze() -> None:
+    """Exempt all present objects from garbage collection.
+
+    A full collection visits every object of torch and Gradio, and the event loop waits for it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def warn_of_missing(settings: Settings) -> None:
-    """Logs each source folder that is not there: a disk may come later, but a slip of the pen never does."""
+    """Log each source folder that does not exist. It is no error: a disk may be mounted later."""
     for folder in SourceFolders(settings.source_folders).missing:
         log.warning(
-            "the source folder %s is not there, so nothing of it is read until it is: mount it, or mend "
-            "NNCLR_SOURCE_FOLDERS",
+            "source folder %s does not exist; mount it, or correct NNCLR_SOURCE_FOLDERS",
             folder,
         )

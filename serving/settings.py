@@ -1,4 +1,4 @@
-"""Settings of the server, from NNCLR_* environment variables; the command line's flags come first."""
+"""Settings of the server, from command-line flags and, where there is no flag, NNCLR_* environment variables."""
 
 from __future__ import annotations
 
@@ -22,62 +22,66 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
-    """See the fields."""
+    """All settings. The descriptions of the fields appear in `nnclr serve --help` and in the docs."""
 
     model_config = SettingsConfigDict(env_prefix="NNCLR_", extra="ignore")
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
-    backend: str = Field("auto", description="what runs the networks, as in `nnclr embed --backend`")
-    max_batch: int = Field(32, ge=1, description="images a forward pass")
-    max_wait_ms: float = Field(2.0, ge=0, description="milliseconds a busy device gives a batch to fill")
+    backend: str = Field("auto", description="what runs the models, as in `nnclr embed --backend`")
+    max_batch: int = Field(32, ge=1, description="images per forward pass")
+    max_wait_ms: float = Field(2.0, ge=0, description="milliseconds that a busy device waits for a batch to fill")
     decode_threads: int = Field(
-        default_factory=lambda: os.cpu_count() or 1, ge=1, description="threads that decode images; a core each"
+        default_factory=lambda: os.cpu_count() or 1,
+        ge=1,
+        description="threads that decode images; by default one per core",
     )
-    capacity: int = Field(512, ge=1, description="images in work at once; above, 429")
-    capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in work at once; above, 429")
-    deadline_s: float = Field(30.0, gt=0, description="seconds after which a request is given up")
-    stall_s: float = Field(60.0, gt=0, description="seconds a thread may be at one thing before it is replaced")
+    capacity: int = Field(512, ge=1, description="images in progress at once; 429 above that")
+    capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in progress at once; 429 above that")
+    deadline_s: float = Field(30.0, gt=0, description="seconds after which a request expires with 504")
+    stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive worker thread is replaced")
     model_memory: int | None = Field(
-        None, ge=1, description="bytes of weights in memory, or 4GB; above, idle models go"
+        None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"
     )
-    attention_side: int = Field(1024, ge=224, description="pixels of the long side that attention is given at most")
-    max_images: int = Field(64, ge=1, description="images a request")
-    max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request's body")
-    bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of bodies in memory at once; above, 429")
-    connections: int = Field(512, ge=1, description="connections at once; above, 503")
-    body_idle_s: float = Field(20.0, gt=0, description="seconds that a client may be silent within a body")
-    body_s: float = Field(120.0, gt=0, description="seconds in which a body must be here")
-    api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as JSON: ["name:secret"]')
-    write_keys: tuple[SecretStr, ...] = Field((), description="keys that may read and write, as JSON")
-    keys_file: Path | None = Field(None, description="file of keys, a line each: read KEY or write KEY")
-    read_only: bool = Field(False, description="show what is there, and answer every write with 403")
-    insecure: bool = Field(False, description="serve on other addresses than this machine's without keys")
-    session_hours: float = Field(12.0, gt=0, description="hours that a login to the page lasts")
-    allowed_hosts: tuple[str, ...] = Field((), description="further names in the Host header, as JSON")
-    cors_origins: tuple[str, ...] = Field((), description="origins of pages elsewhere that may use the API, as JSON")
-    frame_ancestors: tuple[str, ...] = Field((), description="origins of pages that may show ours in a frame, as JSON")
-    trusted_proxies: tuple[str, ...] = Field((), description="addresses whose X-Forwarded headers count, as JSON")
-    rate_requests: int = Field(0, ge=0, description="requests a minute and key; 0: no limit")
-    rate_images: int = Field(0, ge=0, description="images a minute and key; 0: no limit")
-    allow_urls: bool = Field(False, description="fetch images that are given as web addresses")
-    url_domains: tuple[str, ...] = Field((), description="the only domains to fetch from, as JSON; none: any public")
-    url_ports: tuple[int, ...] = Field((80, 443), description="the only ports to fetch from, as JSON")
-    log_format: Literal["text", "json"] = Field("text", description="of the log: for a person, or for a program")
-    url_s: float = Field(10.0, gt=0, description="seconds for all fetching of a request")
-    jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; above, 429")
-    jobs_kept: int = Field(1000, ge=1, description="ended jobs that are kept")
+    attention_side: int = Field(1024, ge=224, description="maximum long side in pixels of images for attention maps")
+    max_images: int = Field(64, ge=1, description="images per request")
+    max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request body")
+    bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of all request bodies in memory; 429 above that")
+    connections: int = Field(512, ge=1, description="open connections; 503 above that")
+    body_idle_s: float = Field(20.0, gt=0, description="seconds that a client may pause while it sends a body")
+    body_s: float = Field(120.0, gt=0, description="seconds until a body must be complete")
+    api_keys: tuple[SecretStr, ...] = Field((), description='keys that may read, as a JSON list: ["name:secret"]')
+    write_keys: tuple[SecretStr, ...] = Field((), description="keys that may read and write, as a JSON list")
+    keys_file: Path | None = Field(None, description="file of keys, one per line: read KEY or write KEY")
+    read_only: bool = Field(False, description="serve existing data, and answer every write with 403")
+    insecure: bool = Field(False, description="allow access from the network without keys")
+    session_hours: float = Field(12.0, gt=0, description="hours until a login to the page expires")
+    allowed_hosts: tuple[str, ...] = Field((), description="more names allowed in the Host header, as a JSON list")
+    cors_origins: tuple[str, ...] = Field((), description="other origins that may use the API (CORS), as a JSON list")
+    frame_ancestors: tuple[str, ...] = Field(
+        (), description="origins that may embed the page in a frame, as a JSON list"
+    )
+    trusted_proxies: tuple[str, ...] = Field((), description="proxies whose X-Forwarded headers count, as a JSON list")
+    rate_requests: int = Field(0, ge=0, description="requests per minute and key; 0 means no limit")
+    rate_images: int = Field(0, ge=0, description="images per minute and key; 0 means no limit")
+    allow_urls: bool = Field(False, description="fetch images that are given as URLs")
+    url_domains: tuple[str, ...] = Field((), description="domains to fetch from, as a JSON list; empty means any")
+    url_ports: tuple[int, ...] = Field((80, 443), description="ports to fetch from, as a JSON list")
+    log_format: Literal["text", "json"] = Field("text", description="format of the log")
+    url_s: float = Field(10.0, gt=0, description="seconds for all fetches of one request")
+    jobs_waiting: int = Field(100, ge=1, description="jobs that may wait; 429 above that")
+    jobs_kept: int = Field(1000, ge=1, description="number of ended jobs to keep")
     source_folders: tuple[Path, ...] = Field(
-        (), description="folders of which jobs may read files, as JSON; the log says at the start which are not there"
+        (), description="folders that jobs may read, as a JSON list; missing ones are logged at startup"
     )
-    runs: Path | None = Field(None, description="folder of pretraining runs, whose reports are shown")
-    replies_kept: int = Field(10_000, ge=0, description="answers kept for Idempotency-Key; 0: none")
-    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of them")
+    runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
+    replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
+    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")
 
     @field_validator("model_memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        """4GB is 4,000,000,000."""
+        """Parse sizes such as 4GB, which is 4,000,000,000."""
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         return value if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
@@ -91,29 +95,29 @@ class Settings(BaseSettings):
                 or not parts.netloc
                 or origin != f"{parts.scheme}://{parts.netloc}"
             ):
-                raise ValueError("an origin is written https://example.com, without a path or a star")
+                raise ValueError("an origin has the form https://example.com, without a path or a star")
         return origins
 
     @property
     def has_keys(self) -> bool:
-        """Whether one needs a key."""
+        """Whether requests need a key."""
         return bool(self.api_keys or self.write_keys or self.keys_file)
 
     @property
     def local(self) -> bool:
-        """Whether it listens on this machine alone."""
+        """Whether only this machine can reach the server."""
         return is_loopback(self.host)
 
     def keys(self) -> Keys:
-        """All keys.
+        """Return all keys.
 
         Raises:
-            InvalidRequest: one is no key, or a weak one.
+            InvalidRequest: a key is malformed or too weak.
         """
         return Keys(self.api_keys, self.write_keys, self.keys_file)
 
-    def sent(self) -> Self:
-        """As they may be sent to other machines: keys as their hashes, and whole paths."""
+    def portable(self) -> Self:
+        """Return a copy for other machines: keys replaced by their hashes, and absolute paths."""
         hashed = [(WRITE in key.scopes, SecretStr(f"{key.name}:sha256:{key.digest.hex()}")) for key in self.keys()]
         return self.model_copy(
             update={
@@ -127,20 +131,20 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, **flags: Any) -> Self:
-        """Settings from flags, and from the environment where there is no flag.
+        """Read the settings from flags and the environment.
 
         Raises:
-            InvalidRequest: a value that cannot be, or a door that would stand open to the network.
+            InvalidRequest: a value is invalid, or the server would be open to the network without keys.
         """
         try:
             settings = cls(**flags)
         except (ValidationError, SettingsError) as error:
-            raise InvalidRequest(f"The server's settings cannot be read: {_first(error)}") from error
+            raise InvalidRequest(f"Invalid setting: {_first(error)}") from error
         if not settings.keys() and not settings.insecure and not settings.local:
             raise InvalidRequest(
-                f"Listening on {settings.host or 'all addresses'} would let anyone on the network read and write: give "
-                "--keys FILE, where a key is made if there is none, or set NNCLR_WRITE_KEYS and NNCLR_API_KEYS to "
-                'lists like ["name:a-long-key"]; --insecure serves without.'
+                f"Without keys, anyone on the network could read and write on {settings.host or 'all addresses'}; "
+                "pass --keys FILE, which creates a key if the file does not exist, set NNCLR_WRITE_KEYS or "
+                'NNCLR_API_KEYS to a list like ["name:a-long-key"], or allow it with --insecure.'
             )
         return settings
 
@@ -149,15 +153,15 @@ def _first(error: ValidationError | SettingsError) -> str:
     if isinstance(error, SettingsError):
         field = re.search(r'field "(\w+)"', str(error))
         name = f"NNCLR_{field[1].upper()}" if field else "one of them"
-        return f'{name} is no JSON, in which lists are written, like ["name:a-long-key"].'
+        return f'{name} is not valid JSON; expected a list like ["name:a-long-key"].'
     part = error.errors()[0]
     name = str(part["loc"][0]).upper()
-    given = "given" if name in ("API_KEYS", "WRITE_KEYS") else repr(part["input"])  # no secret in a sentence
-    return f"NNCLR_{name} (or its flag) is {given}: {part['msg']}."
+    value = "" if name in ("API_KEYS", "WRITE_KEYS") else f" = {part['input']!r}"  # never show a secret
+    return f"NNCLR_{name}{value} (or its flag): {part['msg']}."
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reached from this machine alone; all of its addresses count."""
+    """Return whether only this machine can reach a server that listens on `host`. All addresses of a name count."""
     if not host:
         return False  # all interfaces
     try:

@@ -1,10 +1,10 @@
-"""What the server counts and times.
+"""Metrics, and the timings of each request.
 
     with measured(metrics, "search"):
         matches = ...
 
-adds the seconds to the histogram of that stage, and to the Timings of the request that it belongs to, which
-become its Server-Timing header.
+adds the seconds to the histogram of that stage, and to the Timings of the current request, which become its
+Server-Timing header.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass
 class Timings:
-    """What one request came to.
+    """Numbers of one request.
 
-    seconds: spent in each stage, in the order in which the stages were first entered.
-    images: images that it brought.
-    refusal: the code that it was refused with, or "".
+    seconds: by stage, in the order in which the stages were first entered.
+    images: images in its body.
+    refusal: the error code that it was refused with, or "".
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Timings:
     refusal: str = ""
 
     def add(self, stage: str, seconds: float) -> None:
-        """Adds to a stage."""
+        """Add to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def header(self) -> str:
-        """The Server-Timing header: milliseconds."""
+        """Return the Server-Timing header, in milliseconds."""
         return ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in self.seconds.items())
 
 
@@ -49,18 +49,18 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def note_images(count: int) -> None:
-    """Adds to the images of the current request, for its line in the log."""
+    """Add to the images of the current request, for its line in the log."""
     timings = current.get()
     if timings is not None:
         timings.images += count
 
 
 class Metrics:
-    """Prometheus metrics in a registry of their own, so that two apps in one process do not meet.
+    """Prometheus metrics in a separate registry, so that two apps in one process do not share them.
 
-    Stages: decode, queue, forward (engine); embed or, of feature and attention maps, map (all of the engine, as a
-    request sees it); body (reading it), search, store, ingest (images into a collection, embedding and storing),
-    render (attention maps to what is sent), fetch.
+    Stages: decode, queue and forward (inside the engine); embed, or map for feature and attention maps (the whole
+    engine, as a request sees it); body (reading it), search, store, ingest (embed images and store them in a
+    collection), render (attention maps to the response), fetch (web addresses).
     """
 
     def __init__(self) -> None:
@@ -77,36 +77,36 @@ class Metrics:
         self.stage_seconds = Histogram(
             "nnclr_stage_seconds", "Time in one stage of the work.", ("stage",), buckets=SECONDS, **on
         )
-        self.refused = Counter("nnclr_refused", "Requests that were not let in.", ("reason",), **on)
+        self.refused = Counter("nnclr_refused", "Requests that were refused.", ("reason",), **on)
         self.images = Counter(
             "nnclr_images",
             "Images by outcome: embedded, mapped, broken, failed, expired, cancelled.",
             ("model", "outcome"),
             **on,
         )
-        self.images_in_work = Gauge("nnclr_images_in_work", "Images that hold a permit.", **on)
-        self.bytes_in_work = Gauge("nnclr_bytes_in_work", "Bytes of images that hold a permit.", **on)
+        self.images_in_work = Gauge("nnclr_images_in_work", "Images in progress.", **on)
+        self.bytes_in_work = Gauge("nnclr_bytes_in_work", "Bytes of the images in progress.", **on)
         self.queued = Gauge("nnclr_queued_images", "Decoded images that wait for the device.", ("model",), **on)
         self.batch_images = Histogram(
-            "nnclr_batch_images", "Images of a forward pass.", ("model",), buckets=IMAGES, **on
+            "nnclr_batch_images", "Images per forward pass.", ("model",), buckets=IMAGES, **on
         )
         self.device_restarts = Counter(
             "nnclr_device_restarts", "Device threads that died or stalled and were replaced.", ("model",), **on
         )
         self.models_loaded = Gauge("nnclr_models_loaded", "Models in memory.", **on)
         self.model_bytes = Gauge("nnclr_model_bytes", "Memory of the models' weights.", **on)
-        self.evictions = Counter("nnclr_model_evictions", "Models put out of memory to make room.", **on)
-        self.jobs = Counter("nnclr_jobs", "Jobs by how they ended: done, failed, cancelled.", ("kind", "outcome"), **on)
+        self.evictions = Counter("nnclr_model_evictions", "Models unloaded to make space for others.", **on)
+        self.jobs = Counter("nnclr_jobs", "Ended jobs by outcome: done, failed, cancelled.", ("kind", "outcome"), **on)
         self.jobs_active = Gauge("nnclr_jobs_active", "Jobs that wait or run.", **on)
 
     def stage(self, name: str, seconds: float) -> None:
-        """Notes one passage through a stage, for the metrics alone."""
+        """Record one passage through a stage, in the metrics only."""
         self.stage_seconds.labels(name).observe(seconds)
 
 
 @contextmanager
 def measured(metrics: Metrics, stage: str) -> Iterator[None]:
-    """Times a stage for the metrics and for the current request."""
+    """Time a stage for the metrics and for the current request."""
     begun = time.perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What tests of the engine give it, and what they read of it."""
+"""Requests for tests of the engine, and its metrics."""
 
 import threading
 from collections.abc import Iterator
@@ -19,16 +19,21 @@ def first_column(results) -> list[float]:
 
 
 def sample(engine: Engine, name: str, **labels: str) -> float:
-    return engine._metrics.registry.get_sample_value(name, labels) or 0.0
+    return engine.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def queued(engine: Engine) -> float:
+    """Decoded images that wait for the device."""
+    return sample(engine, "nnclr_queued_images", model="fake")
 
 
 @contextmanager
 def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
-    """The device has an image in hand, and nothing goes on before the release."""
+    """Occupy the device with one image until the release."""
     begun = threading.Event()
     encoder.before = lambda: (begun.set(), release.wait(120))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(engine.embed_each, numbers(1))
+        first = pool.submit(engine.run, numbers(1))
         assert begun.wait(120)
         yield
         assert first_column(first.result()) == [1]

@@ -1,4 +1,4 @@
-"""A real server on a real port, for the tests of REST and of the page."""
+"""A real server on a real port, for tests of REST and of the page."""
 
 import socket
 import threading
@@ -14,13 +14,14 @@ from app.mount import mount_page
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 from serving.api import create_app
+from serving.engine import Engine
 from serving.models import Engines
 from serving.run import Server, server_config
 from serving.settings import Settings
 
 
 class Running:
-    """A server's address and what is inside it."""
+    """The address of a server, and its parts."""
 
     def __init__(self, port: int, engines: Engines, bench: Workbench, app: FastAPI) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -28,18 +29,24 @@ class Running:
         self.engines = engines
         self.bench = bench
 
+    @property
+    def engine(self) -> Engine:
+        """The only engine that is loaded."""
+        (engine,) = self.engines._memory.engines
+        return engine
+
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
-    """Serves until the generator is closed; a store that is to be served `read_only` must be there."""
+    """Serve until the generator is closed. A `read_only` store must exist."""
     port = free_port()
-    chosen = Settings(port=port, **settings)
-    with open_store(str(store), read_only=chosen.read_only) as opened:
-        engines = Engines(str(model), chosen)
+    options = Settings(port=port, **settings)
+    with open_store(str(store), read_only=options.read_only) as opened:
+        engines = Engines(str(model), options)
         bench = Workbench(engines, opened)
-        app = create_app(chosen, engines, bench)
+        app = create_app(options, engines, bench)
         if page:
             mount_page(app, bench)
-        server = Server(server_config(app, chosen))
+        server = Server(server_config(app, options))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -58,12 +65,12 @@ def free_port() -> int:
 
 
 def wait(url: str) -> None:
-    with httpx.Client(timeout=5) as client:  # one: each loads the certificates of all authorities
+    with httpx.Client(timeout=5) as client:  # a new client would load the CA certificates each time
         for _ in range(2400):
             try:
                 if client.get(url).status_code == 200:
                     return
             except httpx.TransportError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             time.sleep(0.05)
     pytest.fail(f"{url} did not become ready")

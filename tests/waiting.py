@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do: on a condition, far longer than it takes on a busy machine."""
+"""Wait for other threads and processes, on a condition, for far longer than a busy machine needs."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,8 @@ PATIENCE_S = 120.0
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Returns once it holds; fails if it never does."""
+    """Return once the condition holds; fail if it never does."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.005)

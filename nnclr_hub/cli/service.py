@@ -151,7 +151,7 @@ def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replic
     err.print(f"starting {replicas} replica{'s' * (replicas > 1)} on {cluster} ...", soft_wrap=True)
     with ray_serve.deployed(settings, store, model, replicas=replicas, address=address):
         err.print(f"{_told(settings)}   replicas: {replicas}", soft_wrap=True)
-        ray_serve.until_told()
+        ray_serve.wait_for_signal()
 
 
 def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:

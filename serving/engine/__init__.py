@@ -1,16 +1,21 @@
-"""The engine: one encoder for many requests at once.
+"""The engine: batches the images of many requests through one encoder.
 
-    admission   permits for a whole request, images and bytes, or Overloaded with the time to come back
-    request     the images that one caller asked for together, and their one answer
-    line        works that wait: for a decoding thread, then for the device
-    crew        threads that can be seen to be dead or stuck, and be replaced
-    decoding    a thread a core; an image that cannot be read fails alone
-    device      the one thread that owns the device: batches, buckets, what to do when a batch fails
-    looking     attention through all this: what is done for each image, and what becomes of it
-    watchdog    replaces threads that died or stalled, and says so until a test image has come through
-    engine      Engine: all of it together, for threads and for the event loop
+A request passes these stages:
 
-An idle device never waits for a batch to fill; a busy one finds the next batch filled.
+    admission        grants permits for all images and bytes of the request, or raises Overloaded with a retry time
+    decode_workers   one thread per core decodes images; an unreadable image fails alone
+    batch_queue      decoded images wait for the device
+    device_thread    the one thread that owns the device runs batches, and recovers from failed ones
+    request          collects the results of its images, and answers once
+
+Supporting parts:
+
+    worker_pool      threads that can be replaced when they die or stall
+    watchdog         replaces them, and reports a fault until a test image has passed all stages
+    attention        attention maps as a task for these threads
+    engine           Engine: all of it together, for threads and for the event loop
+
+An idle device starts at once and never waits for a batch to fill. A busy one finds the next batch filled.
 """
 
 from .engine import Engine

@@ -1,7 +1,7 @@
-"""Admission: how much may be in work at once.
+"""Admission: how many images and bytes may be in progress at once.
 
-A request gets permits for all its images and bytes, or none: one that held half of them could wait for ever
-for the other half.
+A request gets permits for all of its images and bytes, or none. Requests that held half of their permits could wait
+for each other for ever.
 """
 
 from __future__ import annotations
@@ -18,83 +18,82 @@ from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
 
 from ..telemetry import Metrics
 
-LONGEST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 
 
 class Admission:
-    """See the module.
+    """Grants and takes back permits.
 
     Args:
-        images: images in work at once.
-        size: bytes of them, as they came.
+        images: images in progress at once.
+        size: bytes of them, before decoding.
     """
 
     def __init__(self, images: int, size: int, metrics: Metrics) -> None:
-        self._most, self._most_bytes = images, size
+        self._max_images, self._max_bytes = images, size
         self._metrics = metrics
         self._images = self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
-        self._pace = _Pace()
+        self._throughput = _Throughput()
 
     @property
     def images(self) -> int:
-        """Images in work."""
+        """Images in progress."""
         return self._images
 
     def enter(self, images: int, size: int) -> None:
-        """Takes permits.
+        """Take permits.
 
         Raises:
-            RequestTooLarge: more than there are permits at all, so that waiting would be in vain.
-            Overloaded: too much is in work; `retry_after` is when there will be room at the present pace.
+            RequestTooLarge: the request needs more permits than exist, so a retry would not help.
+            Overloaded: too much is in progress; `retry_after` estimates when there is space.
             NotReady: the server is shutting down.
         """
         with self._changed:
             if self._closed:
-                raise NotReady("The server is shutting down: try another one, or later.")
-            if images > self._most or size > self._most_bytes:
+                raise shutting_down()
+            if images > self._max_images or size > self._max_bytes:
                 raise RequestTooLarge(
-                    f"{images} images of {size:,} bytes at once are too many: "
-                    f"send at most {self._most}, and {self._most_bytes:,} bytes."
+                    f"The request has {images} images and {size:,} bytes; the limit is {self._max_images} images "
+                    f"and {self._max_bytes:,} bytes."
                 )
-            over, over_bytes = self._images + images - self._most, self._bytes + size - self._most_bytes
-            if over > 0 or over_bytes > 0:
-                wait = min(LONGEST_WAIT_S, self._pace.seconds_for(over, over_bytes))
+            excess, excess_bytes = self._images + images - self._max_images, self._bytes + size - self._max_bytes
+            if excess > 0 or excess_bytes > 0:
+                wait = min(MAX_WAIT_S, self._throughput.seconds_for(excess, excess_bytes))
                 self._metrics.refused.labels("overloaded").inc()
-                raise Overloaded(
-                    f"The server has as much in work as it takes: try again in {max(1, round(wait))} s.", wait
-                )
+                raise Overloaded(f"The server is overloaded; try again in {max(1, round(wait))} s.", wait)
             if not self._images:
-                self._pace = _Pace()
+                # after an idle time the old throughput says nothing, and its clock must not count the idle time
+                self._throughput = _Throughput()
             self._images += images
             self._bytes += size
         self._metrics.images_in_work.inc(images)
         self._metrics.bytes_in_work.inc(size)
 
     def leave(self, images: int, size: int) -> None:
-        """Gives permits back."""
+        """Return permits."""
         with self._changed:
             self._images -= images
             self._bytes -= size
-            self._pace.done(images, size)
+            self._throughput.add(images, size)
             self._changed.notify_all()
         self._metrics.images_in_work.dec(images)
         self._metrics.bytes_in_work.dec(size)
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Refuse all new requests."""
         with self._changed:
             self._closed = True
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Whether all have left within so many seconds."""
+        """Return whether all permits came back within the timeout, in seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._images, timeout)
 
 
-class _Pace:
-    """How fast work leaves while there is some: of the last minute or two."""
+class _Throughput:
+    """How fast work completes, over the last one to two minutes."""
 
     WINDOW_S = 60.0
 
@@ -102,16 +101,16 @@ class _Pace:
         self._since = time.monotonic()
         self._images = self._bytes = 0.0
 
-    def done(self, images: int, size: int) -> None:
+    def add(self, images: int, size: int) -> None:
         self._images += images
         self._bytes += size
         now = time.monotonic()
-        if now - self._since > 2 * self.WINDOW_S:  # the older half fades, so that a slow start is forgotten
+        if now - self._since > 2 * self.WINDOW_S:  # forget the older half, so that a slow start does not count for ever
             self._since = now - self.WINDOW_S
             self._images, self._bytes = self._images / 2, self._bytes / 2
 
     def seconds_for(self, images: int, size: int) -> float:
-        """Seconds until so much has left; 1 where nothing has been seen to leave yet."""
+        """Return the seconds until so much has completed; 1 if nothing has completed yet."""
         if not self._images:
             return 1.0
         elapsed = time.monotonic() - self._since
@@ -119,8 +118,13 @@ class _Pace:
         return max(0.1, needed * elapsed)
 
 
+def shutting_down() -> NotReady:
+    """Return the error of a request that the shutdown of the engine overtook."""
+    return NotReady("The server is shutting down; try another server, or try again later.")
+
+
 def size_of(image: ImageLike) -> int:
-    """Bytes of an image as it came, 0 for a file that cannot be looked at: decoding will say why."""
+    """Return the bytes of an image before decoding; 0 for a missing file, on which decoding reports the error."""
     if isinstance(image, bytes):
         return len(image)
     if isinstance(image, np.ndarray):

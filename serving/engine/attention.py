@@ -1,11 +1,10 @@
-"""AttentionQuery: attention through the engine.
+"""Attention maps through the engine.
 
-    looking = AttentionQuery(encoder.looker, 1024, settings, image, targets)
-    seen = engine.each(looking.images, looking.errand)
-    maps = looking.maps(seen)
+    query = AttentionQuery(encoder.looker, 1024, settings, image, targets)
+    maps = query.maps(engine.run(query.images, query.task))
 
-Images are decoded by the decoding threads and go through the network in the device's, one between two batches of
-vectors; the maps are made of what that gives, by whoever asked.
+Decode workers decode the images, and the device thread runs the network, one image between two batches of vectors.
+The caller's thread makes the maps from what the network returned.
 """
 
 from __future__ import annotations
@@ -22,67 +21,67 @@ from nnclr_hub.errors import ImageError, RequestTooLarge
 
 from .request import Task
 
-MOST_PIXELS = 3 * MAX_PIXELS  # of all originals of one question, which are kept whole until it is answered
+MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals, which stay in memory until the answer
 
 
 class AttentionQuery:
-    """One question and its images.
+    """One query and its images.
 
-    images: that which is asked about, then the targets.
-    errand: what is to be done for each of them.
+    images: the image of the query, then the targets.
+    task: what the engine does with each of them.
 
     Args:
-        looker: the encoder's.
-        most_side: of the network's input, whatever `max_side` is asked for: what it was, each map says.
-        settings: the question.
-        image: the image that is asked about.
-        targets: images that the query is looked for in.
+        looker: of the encoder.
+        max_side: upper limit of `settings.max_side`. Each map reports the side that was used.
+        settings: the query.
+        image: the image of the query.
+        targets: images in which the query is searched for.
 
     Raises:
-        InvalidRequest: the encoder has no answer to it.
+        InvalidRequest: the encoder cannot answer the query.
     """
 
     def __init__(
         self,
         looker: Looker,
-        most_side: int,
+        max_side: int,
         settings: AttentionSettings,
         image: ImageLike,
         targets: Sequence[ImageLike] = (),
     ) -> None:
-        settings = replace(settings, max_side=min(settings.max_side, most_side))
+        settings = replace(settings, max_side=min(settings.max_side, max_side))
         looker.check(settings, len(targets))
-        self.pictures = [image, *targets]
-        self.errand = Task(self._prepare, looker.forward)
+        self.images = [image, *targets]
+        self.task = Task(self._prepare, looker.forward)
         self._looker, self._settings, self._image = looker, settings, image
         self._pixels = 0
         self._lock = threading.Lock()
 
-    def maps(self, seen: Sequence[Seen | ImageError]) -> list[AttentionMap]:
-        """The map of the image, or those of the targets on one scale.
+    def maps(self, results: Sequence[Seen | ImageError]) -> list[AttentionMap]:
+        """Return the map of the image, or those of the targets on one scale.
 
         Args:
-            seen: of each image, what the errand gave.
+            results: of the task, for each image.
 
         Raises:
-            ImageError: the first that could not be read; a target's says its number.
-            InvalidRequest: the network's numbers are not finite.
+            ImageError: the first unreadable image; the message names the number of a target.
+            InvalidRequest: the network returned NaN or infinity.
         """
-        good: list[Seen] = []
-        for index, one in enumerate(seen):
+        seen: list[Seen] = []
+        for index, one in enumerate(results):
             if isinstance(one, ImageError):
-                raise one if index == 0 else one.for_image(self.pictures[index], index - 1) from one
-            good.append(one)
-        return self._looker.maps(self._settings, good[0], good[1:])
+                raise one if index == 0 else one.named(self.images[index], index - 1) from one
+            seen.append(one)
+        return self._looker.maps(self._settings, seen[0], seen[1:])
 
-    def _prepare(self, picture: ImageLike) -> Prepared:
-        prepared = self._looker.prepare(picture, self._settings, asked=picture is self._image)
+    def _prepare(self, image: ImageLike) -> Prepared:
+        prepared = self._looker.prepare(image, self._settings, asked=image is self._image)
         width, height = prepared.picture.size
         with self._lock:
             self._pixels += width * height
-            if self._pixels > MOST_PIXELS:
+            if self._pixels > MAX_TOTAL_PIXELS:
                 raise RequestTooLarge(
-                    f"The images have more than {MOST_PIXELS // 10**6} megapixels together: send fewer targets, or "
-                    "smaller ones."
+                    f"The images have more than {MAX_TOTAL_PIXELS // 10**6} megapixels together; send fewer or smaller "
+                    "targets."
                 )
         return prepared

@@ -1,4 +1,4 @@
-"""BatchQueue: works that wait for a thread, first come first served."""
+"""BatchQueue: images that wait for a thread, first come first served."""
 
 from __future__ import annotations
 
@@ -13,93 +13,93 @@ from .request import Request, WorkItem
 
 
 class BatchQueue:
-    """A queue that gives out several works at once, and from which a request can be taken back.
+    """A queue that returns several items at once, and from which a request can be withdrawn.
 
     Args:
-        length: kept at the number of works in it.
+        length: gauge that follows the number of items.
     """
 
     def __init__(self, length: Gauge | None = None) -> None:
         self._length = length
-        self._works: deque[WorkItem] = deque()
+        self._items: deque[WorkItem] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._items)
 
-    def put(self, works: Sequence[WorkItem]) -> bool:
-        """Adds works together; False: the line is closed, and nothing was added."""
+    def put(self, items: Sequence[WorkItem]) -> bool:
+        """Add items together; return False if the queue is closed and nothing was added."""
         now = time.monotonic()
         with self._changed:
             if self._closed:
                 return False
-            for work in works:
-                work.since = now
-            self._works.extend(works)
-            self._grew(len(works))
-            self._changed.notify(len(works))
+            for item in items:
+                item.queued_at = now
+            self._items.extend(items)
+            self._count(len(items))
+            self._changed.notify(len(items))
         return True
 
-    def take(self, most: int, wait_s: float = 0.0) -> list[WorkItem]:
-        """Up to `most` works, of errands one at most; blocks until there is one.
+    def take(self, limit: int, wait_s: float = 0.0) -> list[WorkItem]:
+        """Take up to `limit` items, at most one of them with a task. Block until there is one.
 
-        None are given only when the line is closed and empty. An errand takes the device as long as many vectors, so
-        that between two batches of vectors, of which any number may have come meanwhile, there is one at most.
+        A task occupies the device for as long as many vectors do. With at most one between two batches, embedding
+        continues however many tasks arrive. The list is empty only when the queue is closed and empty.
 
         Args:
-            wait_s: a taker that finds works waiting (it was busy) gives more of them so long to come, counted from
-                when the first came; one that had to wait itself (it was idle) takes what comes at once.
+            wait_s: time for a batch to fill, counted from the arrival of its first item. Only a caller that finds
+                items (it was busy) waits. A caller that had to wait for an item (it was idle) takes it at once.
         """
         with self._changed:
-            was_busy = bool(self._works)
+            was_busy = bool(self._items)
             while True:
-                while not self._works and not self._closed:
+                while not self._items and not self._closed:
                     self._changed.wait()
-                left = self._works[0].since + wait_s - time.monotonic() if was_busy and self._works else 0.0
-                if left <= 0 or len(self._works) >= most or self._closed:
-                    taken = self._first(most)
-                    self._grew(-len(taken))
-                    return taken
+                left = self._items[0].queued_at + wait_s - time.monotonic() if was_busy and self._items else 0.0
+                if left <= 0 or len(self._items) >= limit or self._closed:
+                    batch = self._take_first(limit)
+                    self._count(-len(batch))
+                    return batch
                 self._changed.wait(left)
 
-    def forget(self, request: Request) -> list[WorkItem]:
-        """Takes a request's works out of the line."""
+    def remove(self, request: Request) -> list[WorkItem]:
+        """Remove and return the items of a request."""
         with self._changed:
-            found = [work for work in self._works if work.request is request]
+            found = [item for item in self._items if item.request is request]
             if found:
-                self._works = deque(work for work in self._works if work.request is not request)
-                self._grew(-len(found))
+                self._items = deque(item for item in self._items if item.request is not request)
+                self._count(-len(found))
         return found
 
     def close(self) -> None:
-        """Lets nothing more in; takers get what is left, then nothing."""
+        """Refuse new items. Callers of `take` get those that are left, then an empty list."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def clear(self) -> list[WorkItem]:
-        """Takes everything out."""
+        """Remove and return all items."""
         with self._changed:
-            works, self._works = list(self._works), deque()
-            self._grew(-len(works))
-        return works
+            items, self._items = list(self._items), deque()
+            self._count(-len(items))
+        return items
 
-    def _first(self, most: int) -> list[WorkItem]:
-        """Takes them out; errands that have to wait keep their places."""
-        taken: list[WorkItem] = []
+    def _take_first(self, limit: int) -> list[WorkItem]:
+        """Take items from the front. Tasks that must wait keep their places."""
+        batch: list[WorkItem] = []
         waiting: list[WorkItem] = []
-        errand = False
-        while self._works and len(taken) < most:
-            work = self._works.popleft()
-            if errand and work.request.errand is not None:
-                waiting.append(work)
+        has_task = False
+        while self._items and len(batch) < limit:
+            item = self._items.popleft()
+            if has_task and item.request.task is not None:
+                waiting.append(item)
             else:
-                errand = errand or work.request.errand is not None
-                taken.append(work)
-        self._works.extendleft(reversed(waiting))
-        return taken
+                has_task = has_task or item.request.task is not None
+                batch.append(item)
+        self._items.extendleft(reversed(waiting))
+        return batch
 
-    def _grew(self, count: int) -> None:
+    def _count(self, change: int) -> None:
         if self._length is not None:
-            self._length.inc(count)
+            self._length.inc(change)

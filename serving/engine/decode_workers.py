@@ -1,4 +1,4 @@
-"""Decoding: bytes to crops, in a thread a core; an image that cannot be read is its own error."""
+"""DecodeWorkers: threads that decode images to crops. An unreadable image is its own error."""
 
 from __future__ import annotations
 
@@ -12,56 +12,59 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
 
 from ..telemetry import Metrics
+from .admission import shutting_down
 from .batch_queue import BatchQueue
 from .request import WorkItem
-from .worker_pool import Worker, WorkerPool, shut_down
+from .worker_pool import Worker, WorkerPool
 
 log = logging.getLogger(__name__)
 
 
 class DecodeWorkers:
-    """The line of images as they came, and the threads that decode them.
+    """The queue of images as they were given, and the threads that decode them.
 
     Args:
-        encoder: whose `prepare` does it.
-        threads: how many.
-        onward: the line that decoded works go to.
-        look: see `WorkerPool`.
+        encoder: its `prepare` decodes.
+        threads: number of threads.
+        decoded: the queue for decoded items.
+        wake: see `WorkerPool`.
     """
 
     def __init__(
-        self, encoder: Encoder, threads: int, onward: BatchQueue, metrics: Metrics, look: threading.Event
+        self, encoder: Encoder, threads: int, decoded: BatchQueue, metrics: Metrics, wake: threading.Event
     ) -> None:
         self._encoder = encoder
-        self._onward = onward
-        self._observed = metrics.stage_seconds.labels("decode")
-        self.line = BatchQueue()
-        self.crew = WorkerPool("a decoding thread", threads, lambda: self.line.take(1), self._decode, look)
+        self._decoded = decoded
+        self._decode_seconds = metrics.stage_seconds.labels("decode")
+        self.queue = BatchQueue()
+        self.pool = WorkerPool("decode worker", threads, lambda: self.queue.take(1), self._decode, wake)
 
-    def _decode(self, works: Sequence[WorkItem], worker: Worker) -> None:
-        (work,) = works
-        if not work.wanted():
+    def _decode(self, items: Sequence[WorkItem], worker: Worker) -> None:
+        (item,) = items
+        if not item.is_wanted():
             return
         begun = time.perf_counter()
-        image: Any = work.image
-        work.image = None  # images are large: the crop is all that is needed from here on
+        image: Any = item.image
+        item.image = None  # frees the memory: the crop is all that is needed from here on
         try:
-            errand = work.request.errand
-            work.crop = self._encoder.prepare(image) if errand is None else errand.prepare(image)
+            task = item.request.task
+            item.prepared = self._encoder.prepare(image) if task is None else task.prepare(image)
         except ImageError as error:
-            work.settle(error)
+            item.finish(error)
         except NNCLRHubError as error:
-            work.fail(error)
+            item.fail(error)
         except Exception as error:
             log.exception("decoding failed")
-            work.fail(ServiceError(f"Decoding failed ({type(error).__name__}): the server's log says why."))
+            item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
         seconds = time.perf_counter() - begun
-        self._observed.observe(seconds)
-        work.request.spent("decode", seconds)
-        if work.crop is None:
+        self._decode_seconds.observe(seconds)
+        item.request.add_seconds("decode", seconds)
+        if item.prepared is None:
             return
-        if not self._onward.put([work]):
-            work.fail(shut_down())
-        elif work.request.over:  # it was given up while this one stood in no line, and the device may be long in coming
-            for one in self._onward.forget(work.request):
+        if not self._decoded.put([item]):
+            item.fail(shutting_down())
+        elif item.request.over:
+            # The request was withdrawn while this item was in neither queue, so the withdrawal missed it. Remove it
+            # now: a busy device may take long to get to it, and it holds its permit until then.
+            for one in self._decoded.remove(item.request):
                 one.drop()

@@ -1,8 +1,8 @@
-"""Device: the one thread that runs the encoder's forward pass, on batches of whatever waits.
+"""DeviceThread: the one thread that owns the device and runs the encoder on batches.
 
-Whatever else is asked of the network (an errand) has its turn between two batches, one a turn.
-A batch that fails is run again image by image, so that only the culprit's request fails; one that does not
-fit into the GPU's memory is halved, and batches stay at that size.
+A batch takes what is waiting. Tasks run between batches, at most one per batch. A failed batch is rerun image by
+image, so that only the request with the bad image fails. A batch that exceeds the memory of the device is halved, and
+later batches stay at that size.
 """
 
 from __future__ import annotations
@@ -28,113 +28,115 @@ log = logging.getLogger(__name__)
 
 
 class DeviceThread:
-    """The line of decoded works, and the thread that embeds them.
+    """The queue of decoded items, and the thread that embeds them.
 
     Args:
-        encoder: whose `forward_crops` does it.
-        max_batch: images a forward pass.
-        max_wait_s: how long a busy device gives a batch to fill, from its first image's arrival.
-        look: see `WorkerPool`.
+        encoder: its `forward_crops` embeds.
+        max_batch: images per forward pass.
+        max_wait_s: time that a busy device gives a batch to fill, from the arrival of its first image.
+        wake: see `WorkerPool`.
     """
 
     def __init__(
-        self, encoder: Encoder, max_batch: int, max_wait_s: float, metrics: Metrics, look: threading.Event
+        self, encoder: Encoder, max_batch: int, max_wait_s: float, metrics: Metrics, wake: threading.Event
     ) -> None:
         self._encoder = encoder
         self._max_wait_s = max_wait_s
+        # compiled backends have fixed batch sizes ("buckets"); a larger batch would compile again
         self.buckets = encoder.backend.buckets or ()
         self.max_batch = min(max_batch, *self.buckets[-1:]) if self.buckets else max_batch
         self.failures_in_a_row = 0
-        self._queued = metrics.stage_seconds.labels("queue")
-        self._forwarded = metrics.stage_seconds.labels("forward")
-        self._batches = metrics.batch_images.labels(public_name(encoder.name))
-        self.line = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
-        take = lambda: self.line.take(self.max_batch, self._max_wait_s)  # noqa: E731
-        self.crew = WorkerPool("the device thread", 1, take, self._run, look)
+        self._queue_seconds = metrics.stage_seconds.labels("queue")
+        self._forward_seconds = metrics.stage_seconds.labels("forward")
+        self._batch_images = metrics.batch_images.labels(public_name(encoder.name))
+        self.queue = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
+        take = lambda: self.queue.take(self.max_batch, self._max_wait_s)  # noqa: E731
+        self.pool = WorkerPool("device thread", 1, take, self._run, wake)
 
-    def _run(self, works: Sequence[WorkItem], worker: Worker) -> None:
-        wanted = [work for work in works if work.wanted()]
+    def _run(self, items: Sequence[WorkItem], worker: Worker) -> None:
+        wanted = [item for item in items if item.is_wanted()]
         now = time.monotonic()
-        for work in wanted:
-            self._queued.observe(now - work.since)
-            work.request.spent("queue", now - work.since)
-        crops = [work for work in wanted if work.request.errand is None]
+        for item in wanted:
+            self._queue_seconds.observe(now - item.queued_at)
+            item.request.add_seconds("queue", now - item.queued_at)
+        crops = [item for item in wanted if item.request.task is None]
         if crops:
             self._embed(crops, worker)
-        for work in wanted:
-            if work.request.errand is not None and not worker.given_up and work.wanted():
-                self._perform(work, work.request.errand, worker)
+        for item in wanted:
+            if item.request.task is not None and not worker.abandoned and item.is_wanted():
+                self._run_task(item, item.request.task, worker)
 
-    def _perform(self, work: WorkItem, errand: Task, worker: Worker) -> None:
-        worker.goes_on()
+    def _run_task(self, item: WorkItem, task: Task, worker: Worker) -> None:
+        worker.note_progress()
         begun = time.perf_counter()
         try:
-            result = errand.forward(work.crop)
+            result = task.forward(item.prepared)
         except NNCLRHubError as error:
-            work.fail(error)
+            item.fail(error)
         except torch.OutOfMemoryError:
-            log.warning("an errand does not fit into the device's memory")
-            work.fail(ServiceError("The encoder has not enough memory for this image: ask for a smaller one."))
+            log.warning("a task exceeds the memory of the device")
+            item.fail(ServiceError("The encoder ran out of memory on this image; request a smaller size."))
         except Exception as error:
-            log.exception("an errand failed")
-            work.fail(ServiceError(f"The encoder failed ({type(error).__name__}): the server's log says why."))
+            log.exception("a task failed")
+            item.fail(ServiceError(f"The encoder failed ({type(error).__name__}); see the server's log."))
         else:
             seconds = time.perf_counter() - begun
-            self._forwarded.observe(seconds)
-            work.request.spent("forward", seconds)
-            work.settle(result)
+            self._forward_seconds.observe(seconds)
+            item.request.add_seconds("forward", seconds)
+            item.finish(result)
 
-    def _embed(self, works: Sequence[WorkItem], worker: Worker) -> None:
-        """Every work gets its vector or fails its request; a failed batch is run again in smaller ones."""
-        worker.goes_on()
+    def _embed(self, items: Sequence[WorkItem], worker: Worker) -> None:
+        """Embed the items. A failed batch is rerun in smaller ones until each item has a vector or an error."""
+        worker.note_progress()
         begun = time.perf_counter()
         try:
-            vectors = self._forward(works)
+            vectors = self._forward(items)
         except torch.OutOfMemoryError:
-            smaller = self._smaller_batch(len(works))
-            trouble = "has not enough memory for one image"
+            smaller = self._halve_batch(len(items))
+            reason = "ran out of memory on one image"
         except Exception as error:
-            log.exception("a batch of %d failed", len(works))
+            log.exception("a batch of %d failed", len(items))
             self.failures_in_a_row += 1
-            smaller = 1 if len(works) > 1 else 0
-            trouble = f"failed on this image ({type(error).__name__})"
+            smaller = 1 if len(items) > 1 else 0
+            reason = f"failed on this image ({type(error).__name__})"
         else:
-            if not worker.given_up:
-                self._settle(works, vectors, time.perf_counter() - begun)
+            if not worker.abandoned:
+                self._finish(items, vectors, time.perf_counter() - begun)
             return
-        # out of the handlers, whose traceback keeps the failed batch in memory
+        # The rerun is outside the except blocks: there, the traceback would keep the tensors of the failed batch
+        # in memory.
         if not smaller:
-            works[0].fail(ServiceError(f"The encoder {trouble}: the server's log says why."))
+            items[0].fail(ServiceError(f"The encoder {reason}; see the server's log."))
             return
-        for first in range(0, len(works), smaller):
-            part = [work for work in works[first : first + smaller] if not worker.given_up and work.wanted()]
+        for first in range(0, len(items), smaller):
+            part = [item for item in items[first : first + smaller] if not worker.abandoned and item.is_wanted()]
             if part:
                 self._embed(part, worker)
 
-    def _forward(self, works: Sequence[WorkItem]) -> np.ndarray:
-        """(N, D) float32."""
-        crops = np.stack([work.crop for work in works])
+    def _forward(self, items: Sequence[WorkItem]) -> np.ndarray:
+        """Return (N, D) float32 vectors."""
+        crops = np.stack([item.prepared for item in items])  # (N, S, S, 3)
         vectors = self._encoder.forward_crops(crops)
-        if vectors.shape != (len(works), self._encoder.embed_dim):
-            raise ValueError(f"{vectors.shape} from {len(works)} crops")
+        if vectors.shape != (len(items), self._encoder.embed_dim):
+            raise ValueError(f"{vectors.shape} from {len(items)} crops")
         return vectors
 
-    def _settle(self, works: Sequence[WorkItem], vectors: np.ndarray, seconds: float) -> None:
+    def _finish(self, items: Sequence[WorkItem], vectors: np.ndarray, seconds: float) -> None:
         self.failures_in_a_row = 0
-        self._forwarded.observe(seconds)
-        self._batches.observe(len(works))
-        for request in {work.request for work in works}:
-            request.spent("forward", seconds)
-        for work, vector in zip(works, vectors, strict=True):
+        self._forward_seconds.observe(seconds)
+        self._batch_images.observe(len(items))
+        for request in {item.request for item in items}:
+            request.add_seconds("forward", seconds)
+        for item, vector in zip(items, vectors, strict=True):
             if np.isfinite(vector).all():
-                work.settle(vector)
+                item.finish(vector)
             else:
-                work.fail(ServiceError("The encoder gave no finite vector for an image: its weights are damaged."))
+                item.fail(ServiceError("The encoder returned NaN or infinity for an image; its weights are damaged."))
 
-    def _smaller_batch(self, size: int) -> int:
-        """Half of what was too much, from now on; 0: it was one image."""
+    def _halve_batch(self, size: int) -> int:
+        """Halve the batch size from now on and return it; 0 if the batch was one image."""
         half = size // 2
         if half:
             self.max_batch = min(self.max_batch, half)
-            log.warning("%d images do not fit into the device's memory: %d a batch from now on", size, half)
+            log.warning("a batch of %d exceeds the memory of the device; using batches of %d from now on", size, half)
         return half

@@ -1,8 +1,8 @@
-"""Request: the images that one caller asked for together, and their one answer.
+"""Request: the images of one caller, and their one answer.
 
-Each image leaves its request exactly once, with a result or without; when the last has left, the answer is
-given and the permits go back. A request that failed, expired or was cancelled is over at once, and its
-images leave wherever they are next looked at.
+Each image leaves its request exactly once, with a result or without. When the last one leaves, the permits go back
+and the answer is set. A request that failed, expired or was cancelled is over at once. Its images then leave at the
+next stage that looks at them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import numpy as np
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError
 
-Result = np.ndarray | ImageError  # of an errand, whatever its forward gives
+Result = np.ndarray | ImageError  # or whatever the forward function of a Task returns
 STAGES = ("decode", "queue", "forward")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a network is asked for that is no vector: image by image, in the threads that vectors come from.
+    """A per-image job other than embedding, run on the engine's threads.
 
-    prepare: of an image as it came, in a decoding thread; an ImageError is that image's own.
-    forward: of what that gave, in the thread that owns the device.
+    prepare: takes an image as it was given, in a decode worker. An ImageError fails only that image.
+    forward: takes the result of `prepare`, in the thread that owns the device.
     """
 
     prepare: Callable[[ImageLike], Any]
@@ -36,16 +36,16 @@ class Task:
 
 
 class Request:
-    """See the module.
+    """The images of one caller.
 
     Args:
         images: one or more.
-        errand: what is wanted of them; None: their vectors.
-        deadline: of time.monotonic(); what is not done by then is not wanted any more.
-        counted: called with the outcome of each image that leaves: embedded or mapped, broken, failed, expired,
+        deadline: by time.monotonic(); the request expires then.
+        task: what to do with the images; None means embed.
+        on_outcome: called with the outcome of each image that leaves: embedded or mapped, broken, failed, expired,
             cancelled.
-        withdrawn: called once if the request is over before its images have left.
-        gone: called once when the last image has left.
+        on_withdrawn: called once if the request is over before all of its images have left.
+        on_empty: called once when the last image has left.
     """
 
     def __init__(
@@ -53,107 +53,110 @@ class Request:
         images: Sequence[ImageLike],
         deadline: float,
         *,
-        errand: Task | None = None,
-        counted: Callable[[str], None],
-        withdrawn: Callable[[Request], None],
-        gone: Callable[[], None],
+        task: Task | None = None,
+        on_outcome: Callable[[str], None],
+        on_withdrawn: Callable[[Request], None],
+        on_empty: Callable[[], None],
     ) -> None:
-        self.works = [WorkItem(self, index, image) for index, image in enumerate(images)]
+        self.items = [WorkItem(self, index, image) for index, image in enumerate(images)]
         self.deadline = deadline
-        self.errand = errand
+        self.task = task
         self.answer: Future[list[Result]] = Future()
         self.over = False
-        self._fate = "failed"
-        self._counted, self._withdrawn, self._gone = counted, withdrawn, gone
+        self._outcome_of_rest = "failed"  # of the images that leave after the request is over
+        self._on_outcome, self._on_withdrawn, self._on_empty = on_outcome, on_withdrawn, on_empty
         self._lock = threading.Lock()
         self._inside = set(range(len(images)))
         self._results: list[Result | None] = [None] * len(images)
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self.answer.add_done_callback(self._maybe_cancelled)
+        self.answer.add_done_callback(self._check_cancelled)
 
     @property
     def remaining(self) -> float:
-        """Seconds to the deadline, at least 0."""
+        """Seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage: decode is summed over the images, queue the longest wait, forward summed over batches."""
+        """Seconds by stage: decode is the sum over images, queue the longest wait, forward the sum over batches."""
         with self._lock:
             return dict(self._seconds)
 
-    def spent(self, stage: str, seconds: float) -> None:
-        """Notes time that the request spent in a stage."""
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Record time that the request spent in a stage."""
         with self._lock:
             known = self._seconds[stage]
             self._seconds[stage] = max(known, seconds) if stage == "queue" else known + seconds
 
-    def fail(self, error: NNCLRHubError, fate: str = "failed") -> None:
-        """Answers with an error, unless there is an answer; images still inside are not wanted any more."""
+    def fail(self, error: NNCLRHubError, outcome: str = "failed") -> None:
+        """Answer with an error, unless the request is over already."""
         with self._lock:
             if self.over:
                 return
-            self.over, self._fate = True, fate
+            self.over, self._outcome_of_rest = True, outcome
         if self.answer.set_running_or_notify_cancel():
             self.answer.set_exception(error)
-        self._withdrawn(self)
+        self._on_withdrawn(self)
 
     def expire(self) -> None:
-        """Fails because the deadline has passed."""
+        """Fail because the deadline has passed."""
         self.fail(
-            DeadlineExceeded("The request was not done by its deadline: try again later, or send less."), "expired"
+            DeadlineExceeded("The request did not finish by its deadline; try again later, or send fewer images."),
+            "expired",
         )
 
-    def settle(self, index: int, result: Result) -> None:
-        """One image is done."""
-        done = "embedded" if self.errand is None else "mapped"
+    def finish(self, index: int, result: Result) -> None:
+        """Record the result of one image."""
+        done = "embedded" if self.task is None else "mapped"
         self._leave(index, "broken" if isinstance(result, ImageError) else done, result)
 
     def drop(self, index: int) -> None:
-        """One image is given up, after the request was over."""
-        self._leave(index, self._fate, None)
+        """Let one image leave without a result, after the request is over."""
+        self._leave(index, self._outcome_of_rest, None)
 
     def _leave(self, index: int, outcome: str, result: Result | None) -> None:
         with self._lock:
             if index not in self._inside:
-                return  # a thread that had been given up came back with it
+                return  # a replaced worker thread came back with it after all
             self._inside.discard(index)
             self._results[index] = result
-            gone = not self._inside
-            complete = gone and not self.over
+            empty = not self._inside
+            complete = empty and not self.over
             self.over = self.over or complete
-        self._counted(outcome)
-        if gone:
-            self._gone()  # before the answer: who has it may ask again at once
+        self._on_outcome(outcome)
+        if empty:
+            # Permits go back before the answer: a client that sends its next request at once must find them. They go
+            # back only now, and not when a request expires, because its images still use memory until they leave.
+            self._on_empty()
         if complete and self.answer.set_running_or_notify_cancel():
             self.answer.set_result([one for one in self._results if one is not None])
 
-    def _maybe_cancelled(self, answer: Future[list[Result]]) -> None:
+    def _check_cancelled(self, answer: Future[list[Result]]) -> None:
         if answer.cancelled():
             with self._lock:
                 if self.over:
                     return
-                self.over, self._fate = True, "cancelled"
-            self._withdrawn(self)
+                self.over, self._outcome_of_rest = True, "cancelled"
+            self._on_withdrawn(self)
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """One image of a request, on its way.
+    """One image of a request on its way through the stages.
 
     image: as it was given; None once decoded.
-    crop: (S, S, 3) uint8, or what the errand's `prepare` gave, once decoded.
-    since: when it entered the line that it stands in, by time.monotonic().
+    prepared: (S, S, 3) uint8 crop, or what the task's `prepare` returned; None until decoded.
+    queued_at: when it entered its present queue, by time.monotonic().
     """
 
     request: Request
     index: int
     image: ImageLike | None
-    crop: Any = None
-    since: float = 0.0
+    prepared: Any = None
+    queued_at: float = 0.0
 
-    def wanted(self) -> bool:
-        """Whether to go on with it; if not, it has left."""
+    def is_wanted(self) -> bool:
+        """Return whether to continue with the image. If not, it has left its request."""
         if time.monotonic() >= self.request.deadline:
             self.request.expire()
         if self.request.over:
@@ -161,13 +164,13 @@ class WorkItem:
             return False
         return True
 
-    def settle(self, result: Result) -> None:
-        self.request.settle(self.index, result)
+    def finish(self, result: Result) -> None:
+        self.request.finish(self.index, result)
 
     def drop(self) -> None:
         self.request.drop(self.index)
 
     def fail(self, error: NNCLRHubError) -> None:
-        """Its whole request fails with it."""
+        """Fail the whole request."""
         self.request.fail(error)
         self.drop()

@@ -1,6 +1,7 @@
-"""Watchdog: notices threads that died or stalled and an encoder that only fails, and says when it is well again.
+"""Watchdog: replaces threads that died or stalled, and reports an encoder that always fails.
 
-What is ill stays ill until a test image has come through everything, however little traffic there is.
+A fault lasts until a test image has passed all stages. Without traffic, the replaced thread alone would not show
+whether the engine works again.
 """
 
 from __future__ import annotations
@@ -17,83 +18,83 @@ from .decode_workers import DecodeWorkers
 from .device_thread import DeviceThread
 
 log = logging.getLogger(__name__)
-FAILURES = 3  # forward passes in a row, of one image each
-LONGEST_PAUSE_S = 1.0
+MAX_FAILURES = 3  # forward passes in a row, each of one image
+MAX_PAUSE_S = 1.0
 
 
 class Watchdog:
-    """See the module.
+    """Checks the threads of one engine.
 
     Args:
         name: of the encoder.
-        stall_s: how long a thread may be at one thing.
-        look: wakes it before its time.
-        test: sends a test image through and gives its future.
+        stall_s: seconds that a thread may take for one step.
+        wake: makes it check at once.
+        test: sends a test image through the engine and returns its future.
     """
 
     def __init__(
         self,
         name: str,
-        decoding: DecodeWorkers,
+        decode_workers: DecodeWorkers,
         device: DeviceThread,
         stall_s: float,
         metrics: Metrics,
-        look: threading.Event,
+        wake: threading.Event,
         test: Callable[[], Future],
     ) -> None:
-        self.illness: str | None = None
+        self.fault: str | None = None
         self._name = name
-        self._decoding, self._device = decoding, device
+        self._decode_workers, self._device = decode_workers, device
         self._stall_s = stall_s
         self._restarts = metrics.device_restarts.labels(public_name(name))
-        self._look = look
+        self._wake = wake
         self._test = test
-        self._testing: Future | None = None
-        self._ended = False
+        self._running_test: Future | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"watchdog of {name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
-        self._ended = True
-        self._look.set()
+        """End the thread."""
+        self._closed = True
+        self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended:
-            self._look.wait(min(LONGEST_PAUSE_S, self._stall_s / 4))
-            self._look.clear()
+        while not self._closed:
+            self._wake.wait(min(MAX_PAUSE_S, self._stall_s / 4))
+            self._wake.clear()
             try:
                 self._check()
             except Exception:
                 log.exception("the watchdog of %s failed", self._name)
 
     def _check(self) -> None:
-        troubles: list[str] = []
+        faults: list[str] = []
 
-        def told(trouble: str) -> None:
-            troubles.append(trouble)
-            self.illness = "; ".join(troubles)
-            log.error("%s: %s", self._name, trouble)
+        def report(fault: str) -> None:
+            faults.append(fault)
+            self.fault = "; ".join(faults)
+            log.error("%s: %s", self._name, fault)
 
-        self._restarts.inc(self._device.crew.mend(self._stall_s, told))
-        self._decoding.crew.mend(self._stall_s, told)
-        if self._device.failures_in_a_row >= FAILURES:
+        self._restarts.inc(self._device.pool.replace_faulty(self._stall_s, report))
+        self._decode_workers.pool.replace_faulty(self._stall_s, report)
+        if self._device.failures_in_a_row >= MAX_FAILURES:
             self._device.failures_in_a_row = 0
-            told("the encoder fails on every image")
-        if troubles:
-            self._testing = None  # it may have been lost with a thread
-        if self.illness is not None:
-            self._convalesce()
+            report("the encoder fails on every image")
+        if faults:
+            self._running_test = None  # it may have been lost with a thread
+        if self.fault is not None:
+            self._try_recovery()
 
-    def _convalesce(self) -> None:
-        """Well again when a test image has come through; one that failed is followed by another, in a while."""
-        if self._testing is not None and self._testing.done():
-            if self._testing.exception() is None:
-                log.warning("%s is well again", self._name)
-                self.illness = self._testing = None
+    def _try_recovery(self) -> None:
+        """Clear the fault when a test image has passed. If it failed, send another one at a later check."""
+        if self._running_test is not None and self._running_test.done():
+            if self._running_test.exception() is None:
+                log.warning("%s works again", self._name)
+                self.fault = self._running_test = None
                 return
-            self._testing = None
-        if self._testing is None:
-            self._testing = self._test()
-            self._testing.add_done_callback(lambda test: self._look.set() if test.exception() is None else None)
+            self._running_test = None
+        if self._running_test is None:
+            self._running_test = self._test()
+            self._running_test.add_done_callback(lambda test: self._wake.set() if test.exception() is None else None)

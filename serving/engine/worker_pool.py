@@ -1,7 +1,7 @@
-"""WorkerPool: threads that do the same work, can be seen to be dead or stuck, and are replaced.
+"""WorkerPool: threads that do the same work, and that are replaced when they die or stall.
 
-A thread cannot be killed. One that is stuck is given up: another takes its place, the requests that it had in
-hand fail, and what it may still bring back is ignored.
+Python cannot kill a thread. A stalled one is abandoned: a new thread takes its place, the requests that it was
+working on fail, and whatever it still returns is ignored.
 """
 
 from __future__ import annotations
@@ -13,89 +13,92 @@ from collections.abc import Callable, Sequence
 
 from nnclr_hub.errors import NotReady
 
+from .admission import shutting_down
 from .request import WorkItem
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One thread, what it has in hand, and since when."""
+    """One thread, the items that it works on, and since when."""
 
     def __init__(
         self,
         name: str,
         take: Callable[[], Sequence[WorkItem]],
         work: Callable[[Sequence[WorkItem], Worker], None],
-        look: threading.Event,
+        wake: threading.Event,
     ) -> None:
-        self.given_up = False
-        self._take, self._work, self._look = take, work, look
-        self._in_hand: Sequence[WorkItem] = ()
+        self.abandoned = False
+        self._take, self._work, self._wake = take, work, wake
+        self._items: Sequence[WorkItem] = ()
         self._since: float | None = None
         self._dead = False
-        self._lock = threading.Lock()  # whoever sets `given_up` sees all that is in hand, and nothing comes after
+        # Setting `abandoned` and replacing `_items` exclude each other. Code that abandons the worker therefore sees
+        # all of its items, and none is added afterwards.
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def condemned(self, stall_s: float) -> str | None:
-        """What is wrong with it, if anything; from then on nothing is wanted of it, and `give_up` must follow."""
+    def find_fault(self, stall_s: float) -> str | None:
+        """Return what is wrong with the thread, or None. If something is, `abandon` must follow."""
         with self._lock:
             if self._dead:
-                trouble = "died"
+                fault = "died"
             elif self._since is not None and time.monotonic() - self._since > stall_s:
-                trouble = f"has not come back for more than {stall_s:g} s"
+                fault = f"did not respond for more than {stall_s:g} s"
             else:
                 return None
-            self.given_up = True
-        return trouble
+            self.abandoned = True
+        return fault
 
-    def goes_on(self) -> None:
-        """What it has in hand has several steps, and the next one begins."""
+    def note_progress(self) -> None:
+        """Restart the stall timer, between two steps of the same items."""
         self._since = time.monotonic()
 
-    def give_up(self, error: NotReady) -> None:
-        """Fails what it has in hand and wants nothing of it any more."""
+    def abandon(self, error: NotReady) -> None:
+        """Fail the items of the thread, and ignore what it returns from now on."""
         with self._lock:
-            self.given_up = True
-            works = self._in_hand
-        for work in works:
-            work.fail(error)
+            self.abandoned = True
+            items = self._items
+        for item in items:
+            item.fail(error)
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
     def _run(self) -> None:
         try:
-            while works := self._take():
-                if not self._hold(works, time.monotonic()):
-                    for work in works:
-                        work.fail(shut_down())
+            while items := self._take():
+                if not self._hold(items, time.monotonic()):
+                    for item in items:
+                        item.fail(shutting_down())
                     return
-                self._work(works, self)
+                self._work(items, self)
                 if not self._hold((), None):
                     return
         except BaseException:
             log.exception("%s died", self._thread.name)
             self._dead = True
-            self._look.set()
+            self._wake.set()
 
-    def _hold(self, works: Sequence[WorkItem], since: float | None) -> bool:
-        """Takes works in hand; not if it was given up, when what it had stays there to be failed."""
+    def _hold(self, items: Sequence[WorkItem], since: float | None) -> bool:
+        """Set the items that the thread works on. An abandoned worker keeps its old ones, which `abandon` fails."""
         with self._lock:
-            if not self.given_up:
-                self._in_hand, self._since = works, since
-            return not self.given_up
+            if not self.abandoned:
+                self._items, self._since = items, since
+            return not self.abandoned
 
 
 class WorkerPool:
-    """See the module.
+    """Threads that do the same work.
 
     Args:
         name: of the threads.
-        size: how many.
-        take: blocks for the next works; none: the thread ends.
-        work: deals with them.
-        look: set when a thread dies, so that the watchdog looks at once.
+        size: number of threads.
+        take: blocks for the next items; an empty list ends the thread.
+        work: processes them.
+        wake: set when a thread dies, so that the watchdog checks at once.
     """
 
     def __init__(
@@ -104,36 +107,31 @@ class WorkerPool:
         size: int,
         take: Callable[[], Sequence[WorkItem]],
         work: Callable[[Sequence[WorkItem], Worker], None],
-        look: threading.Event,
+        wake: threading.Event,
     ) -> None:
         self._name = name
-        self._start = lambda: Worker(name, take, work, look)
+        self._start = lambda: Worker(name, take, work, wake)
         self._workers = [self._start() for _ in range(size)]
 
-    def mend(self, stall_s: float, told: Callable[[str], None]) -> int:
-        """Replaces threads that died or are stuck, and returns how many; for one caller at a time.
+    def replace_faulty(self, stall_s: float, report: Callable[[str], None]) -> int:
+        """Replace threads that died or stalled, and return their number. Only one thread may call this.
 
         Args:
-            stall_s: how long a thread may be at one thing.
-            told: called with a sentence for each, before its requests fail.
+            stall_s: seconds that a thread may take for one step.
+            report: called with a description of each, before its requests fail.
         """
-        mended = 0
+        replaced = 0
         for i, worker in enumerate(self._workers):
-            trouble = worker.condemned(stall_s)
-            if trouble is not None:
-                mended += 1
-                told(f"{self._name} {trouble} and was replaced")
-                worker.give_up(NotReady("The server failed while it worked on this request: try again in a moment."))
+            fault = worker.find_fault(stall_s)
+            if fault is not None:
+                replaced += 1
+                report(f"{self._name} {fault} and was replaced")
+                worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
                 self._workers[i] = self._start()
-        return mended
+        return replaced
 
     def close(self, deadline: float) -> None:
-        """Waits for the threads to end, and gives up those that have not by that time.monotonic()."""
+        """Wait for the threads to end, and abandon those that still run at the deadline, by time.monotonic()."""
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
-            worker.give_up(shut_down())
-
-
-def shut_down() -> NotReady:
-    """What a request is told that the engine's end overtook."""
-    return NotReady("The server was shut down before this request was done: try another one.")
+            worker.abandon(shutting_down())

@@ -1,4 +1,4 @@
-"""The engine answers every request exactly once, whatever happens around it."""
+"""The engine: vectors, batches, permits, timings, and tasks other than embedding."""
 
 import asyncio
 import threading
@@ -8,15 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from engine_work import busy, first_column, numbers, sample
+from engine_work import busy, first_column, numbers, queued, sample
 from fake_encoder import FakeEncoder
 from waiting import until
 
 from nnclr_hub import ImageError, load_encoder
-from nnclr_hub.errors import Overloaded, RequestTooLarge, ServiceError
-from serving.engine import Engine
+from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
+from serving.engine import Engine, Task
 from serving.settings import Settings
 from serving.telemetry import Timings, current
+
+WORDS = Task(bytes.decode, str.upper)
 
 
 @pytest.fixture(scope="module")
@@ -27,31 +29,21 @@ def real(model):
     made.close()
 
 
-@pytest.fixture
-def make(make_engine):
-    return make_engine
-
-
 # ---- vectors
 
 
-def test_it_gives_the_encoders_own_vectors(real, model, pictures):
-    np.testing.assert_allclose(real.embed(pictures), load_encoder(model, device="cpu").embed(pictures), atol=1e-5)
-    assert real.embed([]).shape == (0, 32)
-    assert real.embed_each([]) == []
+def test_vectors_do_not_depend_on_the_batch(real, model, pictures):
+    want = load_encoder(model, device="cpu").embed(pictures)
+    np.testing.assert_allclose(real.run(pictures), want, atol=1e-5)
+    np.testing.assert_allclose([real.run([one])[0] for one in pictures[:8]], want[:8], atol=1e-5)
+    assert real.run([]) == []
 
 
-def test_a_image_has_the_same_vector_alone_and_in_a_full_batch(real, pictures):
-    together = real.embed(pictures[:16])
-    alone = np.concatenate([real.embed([picture]) for picture in pictures[:16]])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
-def test_many_callers_with_bad_images_among_them_all_get_their_own(real, pictures):
-    want = real.embed(pictures)
+def test_each_of_many_callers_gets_its_own_results(real, pictures):
+    want = real.run(pictures)
     with ThreadPoolExecutor(60) as pool:
-        asked = pool.map(lambda i: real.embed_each([pictures[i], b"garbage", pictures[(i + 1) % 60]]), range(60))
-        for i, results in enumerate(asked):
+        answers = pool.map(lambda i: real.run([pictures[i], b"garbage", pictures[(i + 1) % 60]]), range(60))
+        for i, results in enumerate(answers):
             np.testing.assert_allclose(results[0], want[i], atol=1e-5)
             assert isinstance(results[1], ImageError)
             np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
@@ -60,132 +52,219 @@ def test_many_callers_with_bad_images_among_them_all_get_their_own(real, picture
 # ---- batches
 
 
-def test_an_idle_device_begins_at_once_and_a_busy_one_fills_its_batches(make):
+def test_an_idle_device_starts_at_once_and_a_busy_one_fills_its_batches(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
-    engine = make(encoder)
+    engine = make_engine(encoder)
     with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        late = pool.submit(engine.embed_each, numbers(*range(2, 22)))
-        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 20)
+        late = pool.submit(engine.run, numbers(*range(2, 22)))
+        until(lambda: queued(engine) == 20)
         release.set()
         assert first_column(late.result()) == list(range(2, 22))
     assert encoder.batches == [1, 8, 8, 4]
 
 
-def test_batches_are_no_larger_than_the_largest_that_the_backend_is_compiled_for(make):
+def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.backend.buckets = (1, 2, 4)
-    engine = make(encoder)
+    engine = make_engine(encoder)
     engine.warm_up()
     assert encoder.batches == [1, 2, 4, 1]
     with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(engine.embed_each, numbers(*range(1, 8)))
-        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 7)
+        answer = pool.submit(engine.run, numbers(*range(1, 8)))
+        until(lambda: queued(engine) == 7)
         release.set()
-        assert first_column(asked.result()) == list(range(1, 8))
+        assert first_column(answer.result()) == list(range(1, 8))
     assert encoder.batches[4:] == [1, 4, 3]
 
 
-def test_only_the_culprits_request_fails_when_a_batch_fails(make):
+def test_a_failed_batch_fails_only_the_request_with_the_bad_image(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
 
     def fail():
         raise RuntimeError("device-side assert")
 
     encoder.forwarding["poison"] = fail
-    engine = make(encoder)
+    engine = make_engine(encoder)
     with busy(engine, encoder, release), ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(engine.embed_each, numbers(i)) for i in range(1, 7)]
-        poisoned = pool.submit(engine.embed_each, [b"poison", *numbers(9)])
-        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 8)
+        answers = [pool.submit(engine.run, numbers(i)) for i in range(1, 7)]
+        poisoned = pool.submit(engine.run, [b"poison", *numbers(9)])
+        until(lambda: queued(engine) == 8)
         release.set()
-        assert [first_column(one.result()) for one in asked] == [[float(i)] for i in range(1, 7)]
+        assert [first_column(one.result()) for one in answers] == [[float(i)] for i in range(1, 7)]
         with pytest.raises(ServiceError, match="RuntimeError"):
             poisoned.result()
-    assert engine.healthy
+    assert engine.fault is None
     until(lambda: engine.in_work == 0)
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_halved_from_then_on(make):
+def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
 
-    def only_three():
+    def at_most_three():
         if encoder.batches[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    encoder.forwarding["3"] = only_three
-    engine = make(encoder)
+    encoder.forwarding["3"] = at_most_three
+    engine = make_engine(encoder)
     with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(engine.embed_each, numbers(*[3] * 8))
-        until(lambda: sample(engine, "nnclr_queued_images", model="fake") == 8)
+        answer = pool.submit(engine.run, numbers(*[3] * 8))
+        until(lambda: queued(engine) == 8)
         release.set()
-        assert first_column(asked.result()) == [3] * 8
+        assert first_column(answer.result()) == [3] * 8
     assert encoder.batches == [1, 8, 4, 2, 2, 4, 2, 2]
-    assert first_column(engine.embed_each(numbers(*[3] * 9))) == [3] * 9
+    assert first_column(engine.run(numbers(*[3] * 9))) == [3] * 9
     assert max(encoder.batches[8:]) <= 2
 
 
-def test_a_vector_that_is_not_finite_is_never_given_out(make):
+def test_a_vector_that_is_not_finite_is_an_error(make_engine):
     encoder = FakeEncoder()
     encoder.forward_crops = lambda crops: np.full((len(crops), 2), np.nan, np.float32)
-    with pytest.raises(ServiceError, match="no finite vector"):
-        make(encoder).embed_each(numbers(1))
+    with pytest.raises(ServiceError, match="NaN"):
+        make_engine(encoder).run(numbers(1))
 
 
 # ---- admission
 
 
-def test_too_much_at_once_is_refused_whole_and_the_permits_come_back(make):
+def test_a_request_gets_all_of_its_permits_or_none(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
-    engine = make(encoder, capacity=20, capacity_bytes=100)
+    engine = make_engine(encoder, capacity=20, capacity_bytes=100)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(engine.embed_each, numbers(*range(1, 19)))
+        first = pool.submit(engine.run, numbers(*range(1, 19)))
         until(lambda: engine.in_work == 18)
-        with pytest.raises(Overloaded) as refused:
-            engine.embed(numbers(1, 2, 3))
-        assert refused.value.retry_after > 0
+        for request in (numbers(1, 2, 3), [b"1" + b" " * 80]):
+            with pytest.raises(Overloaded) as refused:
+                engine.run(request)
+            assert refused.value.retry_after > 0
         with pytest.raises(Overloaded):
-            engine.embed([b"1" + b" " * 80])
+            engine.run([b"a", b"b", b"c"], WORDS)
         assert engine.in_work == 18
         release.set()
         assert len(first.result()) == 18
     assert engine.in_work == 0
-    assert len(engine.embed(numbers(*range(1, 21)))) == 20
-    with pytest.raises(RequestTooLarge, match="at most 20, and 100 bytes"):
-        engine.embed_each(numbers(*range(21)))
-    with pytest.raises(RequestTooLarge):
-        engine.embed_each([b"1" + b" " * 100])
+    assert len(engine.run(numbers(*range(1, 21)))) == 20
+    for request in (numbers(*range(21)), [b"1" + b" " * 100]):
+        with pytest.raises(RequestTooLarge):
+            engine.run(request)
 
 
-# ---- telling
+# ---- timings and metrics
 
 
-def test_a_request_is_told_how_long_each_stage_took(make):
+def test_a_request_reports_the_time_of_each_stage(make_engine):
     encoder = FakeEncoder(decoding={"slow": lambda: time.sleep(0.05)})
     encoder.before = lambda: time.sleep(0.1)
-    engine = make(encoder)
+    engine = make_engine(encoder)
 
-    async def ask() -> Timings:
-        timings = Timings()
-        current.set(timings)
-        await engine.embed_each_async([b"slow", *numbers(1)])
-        return timings
+    async def timings() -> Timings:
+        found = Timings()
+        current.set(found)
+        await engine.run_async([b"slow", *numbers(1)])
+        return found
 
-    seconds = asyncio.run(ask()).seconds
+    seconds = asyncio.run(timings()).seconds
     assert list(seconds) == ["decode", "queue", "forward", "embed"]
     assert seconds["decode"] >= 0.05
     assert seconds["forward"] >= 0.1
     assert seconds["embed"] >= 0.15
 
 
-def test_metrics_count_every_image_once(make):
-    engine = make(FakeEncoder())
-    engine.embed_each([b"bad", *numbers(1, 2), b"bad", b"bad"])
+def test_metrics_count_every_image_once(make_engine):
+    engine = make_engine(FakeEncoder())
+    engine.run([b"bad", *numbers(1, 2), b"bad", b"bad"])
     for outcome, count in (("embedded", 2), ("broken", 3), ("failed", 0), ("expired", 0), ("cancelled", 0)):
         assert sample(engine, "nnclr_images_total", model="fake", outcome=outcome) == count
     assert sample(engine, "nnclr_stage_seconds_count", stage="decode") == 5
     assert sample(engine, "nnclr_stage_seconds_count", stage="queue") == 2
     assert sample(engine, "nnclr_batch_images_sum", model="fake") == 2
-    for gauge in ("nnclr_images_in_work", "nnclr_bytes_in_work"):
-        assert sample(engine, gauge) == 0
-    assert sample(engine, "nnclr_queued_images", model="fake") == 0
+    assert [sample(engine, f"nnclr_{name}_in_work") for name in ("images", "bytes")] == [0, 0]
+    assert queued(engine) == 0
+
+
+# ---- tasks
+
+
+def test_one_thread_runs_the_network_for_vectors_and_tasks(make_engine):
+    """A network used by two threads at once may return anything to either."""
+    encoder, threads = FakeEncoder(), set()
+
+    def note_thread(*_):
+        threads.add(threading.current_thread().name)
+
+    encoder.before = note_thread
+    engine = make_engine(encoder, capacity=100)
+    task = Task(encoder.prepare, note_thread)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(engine.run, [b"1", b"2"], task) for _ in range(10)]
+        answers += [pool.submit(engine.run, [b"3"]) for _ in range(10)]
+        for one in answers:
+            one.result()
+    assert threads == {"device thread"}
+
+
+def test_tasks_and_vectors_run_side_by_side(make_engine):
+    engine = make_engine(FakeEncoder())
+
+    async def both():
+        return await asyncio.gather(engine.run_async([b"a", b"b"], WORDS), engine.run_async([b"7"]))
+
+    words, vectors = asyncio.run(both())
+    assert words == ["A", "B"]
+    assert vectors[0][0] == 7
+
+
+def test_a_task_fails_its_image_or_its_request(make_engine):
+    def broken(image):
+        raise ImageError("not an image")
+
+    def wrong(image):
+        raise InvalidRequest("wrong")
+
+    engine = make_engine(FakeEncoder())
+    [result] = engine.run([b"a"], Task(broken, str))
+    assert isinstance(result, ImageError)
+    for task in (Task(wrong, str), Task(bytes, wrong)):
+        with pytest.raises(InvalidRequest, match="wrong"):
+            engine.run([b"a"], task)
+    with pytest.raises(ServiceError, match="ZeroDivisionError"):
+        engine.run([b"a"], Task(bytes, lambda _: 1 / 0))
+    assert engine.fault is None
+    assert engine.run([b"a"], WORDS) == ["A"]
+    engine.close()
+    with pytest.raises(NotReady):
+        engine.run([b"c"], WORDS)
+
+
+def device_order(engine: Engine, encoder: FakeEncoder, arrivals: str) -> str:
+    """What the device runs while all arrivals wait for it: v is a batch of vectors, t a task."""
+    release, log = threading.Event(), []
+    encoder.forwarding["first"] = lambda: release.wait(120)
+    encoder.before = lambda: log.append("v")
+    task = Task(bytes, lambda image: log.append("t"))
+    with ThreadPoolExecutor(len(arrivals) + 1) as pool:
+        answers = [pool.submit(engine.run, [b"first"])]
+        until(lambda: log)  # the device is busy, so all others wait
+        for count, one in enumerate(arrivals, 1):
+            answers.append(pool.submit(engine.run, [b"1"], task if one == "t" else None))
+            until(lambda: queued(engine) == count)  # noqa: B023
+        release.set()
+        for one in answers:
+            one.result()
+    return "".join(log[1:])
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "order"),
+    [
+        ("ttttvvvvvvvvvvvv", "vtvtvtvt"),  # a task takes one of the four places of a batch
+        ("vvvvvvvvvvvvtttt", "vvvtttt"),
+        ("tvtvtvtvtvtv", "vtvttttt"),
+        ("vvvvvvvv", "vv"),
+        ("ttt", "ttt"),
+    ],
+)
+def test_at_most_one_task_runs_between_two_batches(make_engine, arrivals, order):
+    encoder = FakeEncoder()
+    assert device_order(make_engine(encoder, max_batch=4), encoder, arrivals) == order
+    assert "tt" not in order.rstrip("t")  # after the last batch no vector waits

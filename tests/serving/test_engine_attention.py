@@ -1,20 +1,20 @@
-"""Attention through the engine: the encoder's own maps, and never two of them between two batches of vectors."""
+"""Feature maps and attention maps from a server's model: the same as the encoder's own."""
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fake_encoder import FakeEncoder
 from PIL import Image
+from waiting import until
 
 from nnclr_hub import Box, ImageError, Point, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
-from serving.engine import Engine, Task, attention
+from serving.engine import attention
+from serving.models import Engines, Model
 from serving.settings import Settings
 
 
@@ -25,80 +25,28 @@ def vit():
 
 @pytest.fixture
 def make() -> Iterator:
-    made = []
+    """make(encoder, **settings) -> a model on its engine; `made` has the engines."""
+    made: list[Engines] = []
 
-    def start(encoder, **settings) -> Engine:
-        made.append(Engine(encoder, Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 20, **settings})))
-        return made[-1]
+    def start(encoder, **settings) -> Model:
+        options = Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 60, **settings})
+        made.append(Engines("one", options, load=lambda _: encoder, weigh=lambda _: 0))
+        return made[-1].get()
 
+    start.made = made
     yield start
-    for engine in made:
-        engine.close(0.2)
+    for engines in made:
+        engines.close(0.2)
 
 
-def wait_until(holds) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.005)
-
-
-# ------------------------------------------------------------------------------ turns of the device
-
-
-def order_of_work(make, asked: str) -> str:
-    """What the device does, in order, once all that is asked for waits for it: a batch of vectors v, an errand e."""
-    release, log = threading.Event(), []
-    encoder = FakeEncoder(forwarding={"first": lambda: release.wait(20)})
-    engine = make(encoder)
-    encoder.before = lambda: log.append("v")
-    errand = Task(bytes, lambda picture: log.append("e"))
-    with ThreadPoolExecutor(len(asked) + 1) as pool:
-        done = [pool.submit(engine.embed_each, [b"first"])]
-        wait_until(lambda: log)  # the device is at work, so all others have to wait
-        for one in asked:
-            waiting = len(engine._device.line)
-            done.append(pool.submit(engine.each, [b"1"], errand if one == "e" else None))
-            wait_until(lambda: len(engine._device.line) > waiting)  # noqa: B023
-        release.set()
-        for one in done:
-            one.result()
-    return "".join(log[1:])
-
-
-@pytest.mark.parametrize(
-    ("asked", "order"),
-    [
-        ("eeeevvvvvvvvvvvv", "veveveve"),  # of four places one is the errand's
-        ("vvvvvvvvvvvveeee", "vvveeee"),
-        ("evevevevevev", "veveeeee"),
-        ("vvvvvvvv", "vv"),
-        ("eee", "eee"),
-    ],
-)
-def test_between_two_batches_that_wait_there_is_one_errand_at_most(make, asked, order):
-    assert order_of_work(make, asked) == order
-    assert "ee" not in order.rstrip("e")  # after the last batch nobody waits for vectors
-
-
-def test_who_asks_for_maps_without_end_does_not_hold_up_vectors(make):
-    """While a hundred errands wait, a vector waits for two of them at the most: that at work, and one turn."""
-    done, embedded_after = [], []
-    engine = make(FakeEncoder(), capacity=200)
-    errand = Task(bytes, lambda picture: (time.sleep(0.005), done.append(picture)))
-    with ThreadPoolExecutor(2) as pool:
-        maps = pool.submit(engine.each, [b"1"] * 100, errand)
-        wait_until(lambda: len(done) > 3)
-        for _ in range(5):
-            queued = len(done)
-            engine.embed_each([b"7"])
-            embedded_after.append(len(done) - queued)
-        assert len(done) < 100
-        maps.result()
-    assert max(embedded_after) <= 8, embedded_after  # not a hundred; a busy machine may put a few between
-
-
-# ------------------------------------------------------------------------------ maps
+def test_feature_maps_are_those_of_the_encoder(make, model, pictures):
+    encoder = load_encoder(model, device="cpu")
+    served = make(encoder)
+    np.testing.assert_allclose(served.tokens(pictures[:2]), encoder.tokens(pictures[:2]), atol=1e-4)
+    with pytest.raises(ImageError):
+        served.tokens([pictures[0], b"bad"])
+    with pytest.raises(InvalidRequest):
+        served.tokens([])
 
 
 @pytest.mark.parametrize(
@@ -110,75 +58,73 @@ def test_who_asks_for_maps_without_end_does_not_hold_up_vectors(make):
         AttentionSettings(head=1, threshold=0.6),
     ],
 )
-def test_maps_are_the_encoders_own(make, vit, pictures, settings):
-    engine = make(vit)
+def test_attention_maps_are_those_of_the_encoder(make, vit, pictures, settings):
+    served = make(vit)
     targets = pictures[1:3] if settings.head is None and settings.query else []
     want = vit.look(settings, pictures[0], targets)
-    found = asyncio.run(engine.look_async(settings, pictures[0].read_bytes(), [one.read_bytes() for one in targets]))
+    found = asyncio.run(served.look_async(settings, pictures[0].read_bytes(), [one.read_bytes() for one in targets]))
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-6)
         assert one.limits == pytest.approx(other.limits, rel=1e-5)
         assert (one.kind, one.grid, one.size) == (other.kind, other.grid, other.size)
-    assert engine.in_work == 0
-    again = engine.attention(pictures[0], settings.query, similarity=settings.similarity, max_side=settings.max_side)
-    assert again.values.shape == want[0].values.shape
+    blocking = served.attention(pictures[0], settings.query, similarity=settings.similarity, max_side=settings.max_side)
+    assert blocking.values.shape == want[0].values.shape
 
 
-def test_vectors_that_are_asked_for_meanwhile_are_the_same(make, vit, pictures):
-    """A vision transformer gives its rows without being switched over."""
-    engine, want = make(vit), vit.embed(pictures[:8])
+def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, pictures):
+    served, want = make(vit), vit.embed(pictures[:8])
     row = vit.attention(pictures[0]).values
     with ThreadPoolExecutor(6) as pool:
-        maps = [pool.submit(engine.attention, pictures[0]) for _ in range(6)]
-        vectors = [pool.submit(engine.embed, pictures[:8]) for _ in range(6)]
+        maps = [pool.submit(served.attention, pictures[0]) for _ in range(6)]
+        vectors = [pool.submit(served.embed, pictures[:8]) for _ in range(6)]
         for one in maps:
             np.testing.assert_allclose(one.result().values, row, atol=1e-6)
         for one in vectors:
             np.testing.assert_allclose(one.result(), want, atol=1e-5)
 
 
-def test_what_cannot_be_answered_is_refused_before_a_image_is_read(make, vit, pictures):
-    engine = make(vit, attention_side=512)
-    for settings, targets, words in (
-        (AttentionSettings(head=99), [], "no head 99"),
-        (AttentionSettings(), [b""] * 7, "7 target"),
-    ):
-        with pytest.raises(InvalidRequest, match=words):
-            engine.look(settings, b"no image", targets)
-    with pytest.raises(InvalidRequest, match="not inside"):
-        engine.attention(pictures[0], Box(0, 0, 65, 64))
-    with pytest.raises(ImageError) as told:
-        engine.attention(pictures[0], target=[pictures[1], b"bad"])
-    assert "number 1" in str(told.value)
-    assert engine.in_work == 0
+def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, pictures):
+    served = make(vit, attention_side=512)
+    for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
+        with pytest.raises(InvalidRequest):
+            served.look(settings, b"not an image", targets)
+    with pytest.raises(InvalidRequest):
+        served.attention(pictures[0], Box(0, 0, 65, 64))
+    with pytest.raises(ImageError, match="number 1"):
+        served.attention(pictures[0], target=[pictures[1], b"bad"])
 
 
-def test_no_image_is_given_more_pixels_than_the_server_allows(make, vit):
+def test_the_server_limits_the_side_of_the_input(make, vit):
     large = Image.new("RGB", (900, 600), "red")
     assert make(vit, attention_side=512).attention(large).input_size == (512, 336)
     assert make(vit).attention(large, max_side=448).input_size == (448, 304)
 
 
-def test_images_that_are_too_many_pixels_together_are_refused(make, vit, monkeypatch):
-    monkeypatch.setattr(attention, "MOST_PIXELS", 3 * 64 * 64)
-    engine, picture = make(vit), Image.new("RGB", (64, 64), "red")
-    assert len(engine.attention(picture, target=[picture, picture])) == 2
-    with pytest.raises(RequestTooLarge, match="together"):
-        engine.attention(picture, target=[picture] * 3)
-
-
-def test_it_needs_permits_and_ends_at_its_deadline(make, vit, pictures):
-    engine = make(vit, capacity=2)
+def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
+    monkeypatch.setattr(attention, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
+    served, image = make(vit), Image.new("RGB", (64, 64), "red")
+    assert len(served.attention(image, target=[image, image])) == 2
     with pytest.raises(RequestTooLarge):
-        engine.attention(pictures[0], target=pictures[1:3])
-    hold = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(engine.each, [b"1"], Task(bytes, lambda _: hold.wait(20)))
-        wait_until(lambda: engine.in_work)
-        with pytest.raises(DeadlineExceeded):
-            asyncio.run(engine.look_async(AttentionSettings(), pictures[0], deadline_s=0.05))
-        with pytest.raises(Overloaded):
-            engine.attention(pictures[0], target=pictures[1])
-        hold.set()
-        busy.result()
-    wait_until(lambda: engine.in_work == 0)
+        served.attention(image, target=[image] * 3)
+
+
+def test_attention_needs_permits_and_has_a_deadline(make, vit, pictures):
+    served = make(vit, capacity=2)
+    with pytest.raises(RequestTooLarge):
+        served.attention(pictures[0], target=pictures[1:3])
+    (engines,) = make.made
+    hold, forward = threading.Event(), vit.forward_crops
+    vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(served.embed, pictures[:1])
+            until(lambda: engines.in_work)
+            with pytest.raises(DeadlineExceeded):
+                asyncio.run(served.look_async(AttentionSettings(), pictures[0], deadline_s=0.05))
+            with pytest.raises(Overloaded):
+                served.attention(pictures[0], target=pictures[1])
+            hold.set()
+            busy.result()
+    finally:
+        vit.forward_crops = forward
+    until(lambda: engines.in_work == 0)

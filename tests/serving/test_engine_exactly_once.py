@@ -1,4 +1,4 @@
-"""Whatever mix of images, faults, deadlines and cancels: each request is answered once, in order, none is lost."""
+"""For any mix of images, faults, deadlines and cancellations, each request is answered exactly once and in order."""
 
 import asyncio
 import threading
@@ -18,23 +18,23 @@ from serving.settings import Settings
 from serving.telemetry import Metrics
 
 CAPACITY = 12
-good = st.integers(1, 99).map(str)
-faulty = st.sampled_from(["bad", "crash", "exit", "hang", "poison", "deadly", "endless", "sleepy"])
+GOOD = st.integers(1, 99).map(str)
+FAULTY = st.sampled_from(["bad", "crash", "exit", "hang", "poison", "deadly", "endless", "sleepy"])
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request: its images, by whom it is made, when it is given up, and how much patience it has."""
+class Call:
+    """A request: its images, where it comes from, when it is cancelled, and its deadline."""
 
     words: list[str]
     in_loop: bool
     cancel_after: float | None
-    patience: float | None
+    deadline_s: float | None
 
 
-asks = st.builds(
-    Ask,
-    st.lists(st.one_of(good, good, good, faulty), min_size=1, max_size=CAPACITY + 1),
+CALLS = st.builds(
+    Call,
+    st.lists(st.one_of(GOOD, GOOD, GOOD, FAULTY), min_size=1, max_size=CAPACITY + 1),
     st.booleans(),
     st.one_of(st.none(), st.none(), st.sampled_from([0.0, 0.005, 0.03])),
     st.one_of(st.none(), st.sampled_from([0.02, 0.2])),
@@ -54,14 +54,14 @@ def sometimes_slow():
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(asks, min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
+@given(st.lists(CALLS, min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
 def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()
     encoder = FakeEncoder(
         decoding={"crash": crash, "exit": leave, "hang": lambda: release.wait(5), "sleepy": sometimes_slow},
         forwarding={"poison": crash, "deadly": leave, "endless": lambda: release.wait(5), "sleepy": sometimes_slow},
     )
-    chosen = Settings(
+    options = Settings(
         capacity=CAPACITY,
         decode_threads=threads,
         max_batch=max_batch,
@@ -69,86 +69,86 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
         stall_s=0.05,
         deadline_s=5,
     )
-    engine = Engine(encoder, chosen, Metrics())
-    outcomes = asyncio.run(ask_all(engine, plan))
+    engine = Engine(encoder, options, Metrics())
+    outcomes = asyncio.run(run_all(engine, plan))
     assert len(outcomes) == len(plan)
-    for ask, outcome in zip(plan, outcomes, strict=True):
-        check(ask, outcome)
+    for call, outcome in zip(plan, outcomes, strict=True):
+        check(call, outcome)
     release.set()
-    until_well(engine)
+    until_recovered(engine)
     admitted = sum(
-        len(ask.words)
-        for ask, outcome in zip(plan, outcomes, strict=True)
+        len(call.words)
+        for call, outcome in zip(plan, outcomes, strict=True)
         if not isinstance(outcome, Overloaded | RequestTooLarge | Refused)
     )
     assert sum(counts(engine).values()) == admitted
-    results = engine.embed_each([b"5", b"bad", b"6"])
+    results = engine.run([b"5", b"bad", b"6"])
     assert (results[0][0], type(results[1]), results[2][0]) == (5, ImageError, 6)
     engine.close(1)
 
 
 class Refused(Exception):
-    """The engine was ill when it was asked."""
+    """The engine had a fault when the request came."""
 
 
-async def ask_all(engine: Engine, plan: list[Ask]) -> list[object]:
-    return list(await asyncio.gather(*(outcome_of(engine, ask) for ask in plan)))
+async def run_all(engine: Engine, plan: list[Call]) -> list[object]:
+    return list(await asyncio.gather(*(outcome_of(engine, call) for call in plan)))
 
 
-async def outcome_of(engine: Engine, ask: Ask) -> object:
-    """Results, or the error; cancelled requests give their CancelledError."""
-    images = [f"{word}:{i}".encode() for i, word in enumerate(ask.words)]
-    if ask.in_loop:
-        task = asyncio.create_task(engine.embed_each_async(images, deadline_s=ask.patience))
+async def outcome_of(engine: Engine, call: Call) -> object:
+    """The results, or the error; a CancelledError for a cancelled request."""
+    images = [f"{word}:{i}".encode() for i, word in enumerate(call.words)]
+    if call.in_loop:
+        task = asyncio.create_task(engine.run_async(images, deadline_s=call.deadline_s))
     else:
-        task = asyncio.create_task(asyncio.to_thread(engine.embed_each, images, deadline_s=ask.patience))
-    if ask.in_loop and ask.cancel_after is not None:
-        await asyncio.sleep(ask.cancel_after)
-        task.cancel()
+        task = asyncio.create_task(asyncio.to_thread(engine.run, images, deadline_s=call.deadline_s))
+    if call.in_loop and call.cancel_after is not None:
+        await asyncio.sleep(call.cancel_after)
+        tcall.cancel()
     done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
     assert done, "a request was never answered"
-    if task.cancelled():
+    if tcall.cancelled():
         return asyncio.CancelledError()
-    error = task.exception()
-    if isinstance(error, NotReady) and "not well" in str(error):
+    error = tcall.exception()
+    if isinstance(error, NotReady) and "fault" in str(error):
         return Refused()
-    return error or task.result()
+    return error or tcall.result()
 
 
-def check(ask: Ask, outcome: object) -> None:
+def check(call: Call, outcome: object) -> None:
     if isinstance(outcome, list):
-        assert len(outcome) == len(ask.words)
-        for word, result in zip(ask.words, outcome, strict=True):
+        assert len(outcome) == len(call.words)
+        for word, result in zip(call.words, outcome, strict=True):
             if word == "bad":
                 assert isinstance(result, ImageError)
             else:
                 assert isinstance(result, np.ndarray)
                 assert result[0] == (float(word) if word.isdigit() else -1.0)
-        assert not {"crash", "exit", "hang", "poison", "deadly", "endless"} & set(ask.words)
+        assert not {"crash", "exit", "hang", "poison", "deadly", "endless"} & set(call.words)
     elif isinstance(outcome, asyncio.CancelledError):
-        assert ask.in_loop
-        assert ask.cancel_after is not None
+        assert call.in_loop
+        assert call.cancel_after is not None
     elif isinstance(outcome, RequestTooLarge):
-        assert len(ask.words) > CAPACITY
+        assert len(call.words) > CAPACITY
     else:
         assert isinstance(outcome, ServiceError | Refused), outcome
         if isinstance(outcome, DeadlineExceeded):
-            assert ask.patience is not None
+            assert call.deadline_s is not None
 
 
 def counts(engine: Engine) -> Counter:
     return Counter(
         {
             sample.labels["outcome"]: sample.value
-            for metric in engine._metrics.images.collect()
+            for metric in engine.metrics.images.collect()
             for sample in metric.samples
             if sample.name.endswith("_total")
         }
     )
 
 
-def until_well(engine: Engine) -> None:
+def until_recovered(engine: Engine) -> None:
     end = time.monotonic() + PATIENCE_S
-    while not engine.healthy or engine.in_work:
-        assert time.monotonic() < end, (engine.illness, engine.in_work)
+    while engine.fault or engine.in_work:
+        assert time.monotonic() < end, (engine.fault, engine.in_work)
         time.sleep(0.005)

@@ -21,7 +21,7 @@ from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs
 from serving.jobs.job_store import JOB
-from serving.ray_serve import NAME, Named, Replica, deployed, share
+from serving.ray_serve import NAME, LabeledRegistry, Replica, deployed, share
 from serving.schemas.health import Readiness
 from serving.settings import Settings
 from serving.telemetry import Metrics
@@ -75,7 +75,7 @@ def test_each_replica_gets_as_much_as_lets_all_of_them_find_room(machines, repli
 def test_metrics_say_whose_they_are():
     metrics = Metrics()
     metrics.images.labels("m", "embedded").inc(3)
-    text = generate_latest(Named(metrics.registry, replica="one")).decode()
+    text = generate_latest(LabeledRegistry(metrics.registry, replica="one")).decode()
     assert 'nnclr_images_total{model="m",outcome="embedded",replica="one"} 3.0' in text
     assert 'nnclr_images_in_work{replica="one"} 0.0' in text
 
@@ -84,7 +84,7 @@ def test_settings_are_sent_with_hashes_of_the_keys_and_let_the_same_keys_in(tmp_
     secret, other = "f3c19ab7e2d40586f3c1", "0586e2d49ab7f3c10586"
     file = tmp_path / "keys"
     file.write_text(f"read phone:{secret}\nwrite ci:{other}\n")
-    sent = Settings(keys_file=file).sent()
+    sent = Settings(keys_file=file).portable()
     file.unlink()  # it is on this machine alone
     assert not [one for one in (secret, other) if one.encode() in pickle.dumps(sent)]
     keys = sent.keys()

@@ -9,7 +9,7 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from serving.request_priority import LOW_PRIORITY, STILL_S, TURN_S, PriorityLoop, RequestPriority
+from serving.request_priority import LOW_PRIORITY, PAUSE_S, TURN_S, PriorityLoop, RequestPriority
 
 SCOPE = {"type": "http", "path": "/api/v1/collections"}
 PAGE = {"type": "http", "path": "/ui/gradio_api/queue/data"}
@@ -51,8 +51,8 @@ def sleeps():
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-# a page that stands still gets one TURN_S in each STILL_S + TURN_S, and the loop sleeps in between
-HELD_UP = 0.2 / (TURN_S + STILL_S)
+# a page that stands still gets one TURN_S in each PAUSE_S + TURN_S, and the loop sleeps in between
+HELD_UP = 0.2 / (TURN_S + PAUSE_S)
 
 
 async def no_message():
@@ -89,7 +89,7 @@ def test_beside_a_request_the_page_stands_still():
         spent = []
         page = aside(work(0.2, spent))
         await asyncio.sleep(0.02)
-        precedence, waited = RequestPriority(answering(0.6 * STILL_S), BEHIND), []
+        precedence, waited = RequestPriority(answering(0.6 * PAUSE_S), BEHIND), []
         for _ in range(10):
             begun, before = time.monotonic(), len(spent)
             await precedence(SCOPE, no_message, nowhere)
@@ -113,7 +113,7 @@ def test_a_request_without_an_end_does_not_stop_the_page():
 
     spent = run(main)
     share = len(spent) * 1e-4 / 0.6
-    assert share > 0.3 * TURN_S / (TURN_S + STILL_S)
+    assert share > 0.3 * TURN_S / (TURN_S + PAUSE_S)
 
 
 def test_an_answer_that_has_begun_holds_nobody_up():
