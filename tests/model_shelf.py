@@ -1,23 +1,22 @@
-"""Models of known size that can be loaded."""
+"""Fake models of known size."""
 
 import threading
 
 from fake_encoder import FakeEncoder
 
-from nnclr_hub.errors import (
-    UnknownModel,
-)
+from nnclr_hub.errors import UnknownModel
 from serving.models import Engines
 
 KB = 250  # weights of a thousand bytes
 
 
 class Shelf:
-    """Loads fake encoders and counts how often."""
+    """Load fake encoders, and record each load."""
 
     def __init__(self, **weights: int) -> None:
         self.weights = weights
         self.files: dict[str, int] = {}
+        self.fingerprints: dict[str, str] = {}
         self.loads: list[str] = []
         self.loading = lambda: None
         self.made: dict[str, FakeEncoder] = {}
@@ -29,14 +28,15 @@ class Shelf:
         self.loading()
         self.wait.wait(120)
         if source not in self.weights:
-            raise UnknownModel(f"There is no {source}.")
-        self.made[source] = FakeEncoder(name=source, fingerprint=source[0], weights=self.weights[source])
+            raise UnknownModel(f"Unknown model {source}.")
+        fingerprint = self.fingerprints.get(source, source[0])
+        self.made[source] = FakeEncoder(name=source, fingerprint=fingerprint, weights=self.weights[source])
         return self.made[source]
 
     def weigh(self, source: str) -> int:
-        """What the files say; most tests have none."""
+        """Return the size of the file; most tests have none."""
         return self.files.get(source, 0)
 
 
 def sample(engines: Engines, name: str) -> float | None:
-    return engines._memory._metrics.registry.get_sample_value(name)
+    return engines.metrics.registry.get_sample_value(name)

@@ -104,15 +104,15 @@ async def outcome_of(engine: Engine, call: Call) -> object:
         task = asyncio.create_task(asyncio.to_thread(engine.run, images, deadline_s=call.deadline_s))
     if call.in_loop and call.cancel_after is not None:
         await asyncio.sleep(call.cancel_after)
-        tcall.cancel()
+        task.cancel()
     done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
     assert done, "a request was never answered"
-    if tcall.cancelled():
+    if task.cancelled():
         return asyncio.CancelledError()
-    error = tcall.exception()
+    error = task.exception()
     if isinstance(error, NotReady) and "fault" in str(error):
         return Refused()
-    return error or tcall.result()
+    return error or task.result()
 
 
 def check(call: Call, outcome: object) -> None:

@@ -1,4 +1,4 @@
-"""What stays is not looked through for garbage, and what goes is gone."""
+"""Garbage collection: the server freezes what stays, and unloaded models are collected."""
 
 import gc
 import weakref
@@ -6,7 +6,8 @@ import weakref
 import pytest
 from fastapi import FastAPI
 
-from serving import garbage, run
+from nnclr_hub import load_encoder
+from serving import run
 from serving.models import Engines
 from serving.settings import Settings
 
@@ -17,7 +18,7 @@ def unfrozen():
     gc.unfreeze()
 
 
-def test_the_server_keeps_what_is_there_to_stay_and_lets_go_of_it_at_the_end(monkeypatch):
+def test_the_server_freezes_its_objects_while_it_runs(monkeypatch):
     app, seen = FastAPI(), []
 
     def serve(server) -> None:
@@ -30,19 +31,19 @@ def test_the_server_keeps_what_is_there_to_stay_and_lets_go_of_it_at_the_end(mon
     assert gc.get_freeze_count() == 0
 
 
-def test_a_model_that_makes_room_is_gone_though_it_was_kept(model, make_model):
-    with_one = Engines(str(model), Settings())
-    with_one.get()
-    size = with_one.metrics.model_bytes._value.get()
-    with_one.close()
+def test_an_unloaded_model_is_collected_although_it_was_frozen(model, make_model):
+    encoders = []
 
-    engines = Engines(str(model), Settings(model_memory=int(1.5 * size)))
+    def load(source):
+        encoder = load_encoder(source, device="cpu")
+        encoders.append(weakref.ref(encoder))
+        return encoder
+
+    engines = Engines(str(model), Settings(model_memory=500_000), load=load)  # more than one model, less than two
     engines.get()
-    [engine] = engines._memory.engines
-    gone = weakref.ref(engine.encoder)
-    del engine
-    garbage.keep()
+    gc.collect()
+    gc.freeze()
     engines.get(str(make_model(seed=1)))
     gc.collect()
-    assert gone() is None
+    assert encoders[0]() is None
     engines.close()

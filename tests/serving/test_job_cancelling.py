@@ -1,15 +1,14 @@
-"""How a job is cancelled, whenever that is: it ends once, is cleaned up if it was at work, and is never begun again."""
+"""Cancellation of jobs at any time: a job ends once, is cleaned up if it ran, and never starts again."""
 
 import threading
 from dataclasses import replace
 
 from job_worlds import until
 
-from serving.jobs import Kind
-from serving.jobs.job_store import JobRecords
+from serving.jobs.job_store import ActiveJobs, JobRecords
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_never_begun(world):
+def test_a_waiting_job_is_cancelled_at_once_and_never_starts(world):
     first, second = world.submit("a"), world.submit("b")
     for _ in range(2):
         cancelled = world.jobs.cancel(second.id)
@@ -22,7 +21,7 @@ def test_a_waiting_job_is_cancelled_at_once_and_never_begun(world):
     assert world.work.cleaned == []
 
 
-def test_a_running_job_ends_at_its_next_step_and_is_cleaned_up(world):
+def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     assert world.jobs.cancel(job.id).cancelling
@@ -33,20 +32,19 @@ def test_a_running_job_ends_at_its_next_step_and_is_cleaned_up(world):
     assert world.jobs.cancel(job.id).state == "cancelled"
 
 
-def test_what_was_cancelled_is_never_begun_however_close_it_was(world, monkeypatch):
-    """Cancelled when its thread has it in hand already, and is about to say that it runs."""
-    at_hand, go = threading.Event(), threading.Event()
-    performer = world.jobs._performer
-    patiently = performer._patiently
+def test_a_job_cancelled_just_before_it_starts_never_starts(world, monkeypatch):
+    """Its thread has taken it from the queue, and has not recorded that it runs."""
+    taken, go = threading.Event(), threading.Event()
+    start = ActiveJobs.start
 
-    def held(step):
-        at_hand.set()
+    def delayed(self, active):
+        taken.set()
         assert go.wait(60)
-        return patiently(step)
+        return start(self, active)
 
-    monkeypatch.setattr(performer, "_patiently", held)
+    monkeypatch.setattr(ActiveJobs, "start", delayed)
     job = world.submit("a")
-    assert at_hand.wait(60)
+    assert taken.wait(60)
     assert world.jobs.cancel(job.id).state == "cancelled"
     world.work.let(9)
     go.set()
@@ -55,11 +53,12 @@ def test_what_was_cancelled_is_never_begun_however_close_it_was(world, monkeypat
     assert (world.work.begun, world.made()) == (["b"], ["b"])
 
 
-def test_a_job_is_cancelled_even_if_its_cleaning_breaks(world, monkeypatch, caplog):
-    def breaks(bench, params):
+def test_a_job_is_cancelled_even_if_its_cleanup_fails(world, caplog):
+    def fail(bench, params):
         raise ZeroDivisionError
 
-    monkeypatch.setitem(world.jobs._performer._kinds, "work", Kind(world.work.run, breaks))
+    world.work.clean = fail
+    world.restart()
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     world.jobs.cancel(job.id)
@@ -67,7 +66,7 @@ def test_a_job_is_cancelled_even_if_its_cleaning_breaks(world, monkeypatch, capl
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_job_that_is_done_stays_done(world):
+def test_a_finished_job_cannot_be_cancelled(world):
     job = world.submit("a")
     world.work.let(3)
     until(world.jobs, job.id, "done")
@@ -75,14 +74,14 @@ def test_a_job_that_is_done_stays_done(world):
     assert world.work.cleaned == []
 
 
-def test_what_was_cancelled_but_not_yet_cleaned_up_is_so_at_the_next_start(world):
+def test_a_cancelled_job_is_cleaned_up_at_the_next_start_if_the_server_crashed(world):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     world.jobs.stop()
-    ledger = JobRecords(world.store.records, 9)
-    left = ledger.get(job.id)
+    records = JobRecords(world.store.records, 9)
+    left = records.get(job.id)
     assert left is not None
-    ledger.update(replace(left, state="running", cancelling=True))
+    records.update(replace(left, state="running", cancelling=True))
     world.jobs = world.new()
     world.jobs.start()
     until(world.jobs, job.id, "cancelled")
@@ -90,7 +89,7 @@ def test_what_was_cancelled_but_not_yet_cleaned_up_is_so_at_the_next_start(world
     assert world.work.begun == ["a"]
 
 
-def test_a_job_that_was_begun_and_waits_again_is_cleaned_up_when_cancelled(world):
+def test_an_interrupted_job_that_waits_again_is_cleaned_up_when_cancelled(world):
     first, second = world.submit("a"), world.submit("b")
     until(world.jobs, first.id, "running")
     world.restart()

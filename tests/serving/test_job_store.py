@@ -1,4 +1,4 @@
-"""What is kept of jobs: pages of it, marks, ids that grow, and what is forgotten."""
+"""Jobs on disk: pages, marks, increasing ids, and the deletion of old jobs."""
 
 import time
 from dataclasses import asdict, replace
@@ -9,10 +9,10 @@ from job_worlds import until
 from nnclr_hub.errors import DiskFull, JobNotFound
 from nnclr_hub.store.records import Record
 from serving.jobs.job import Job
-from serving.jobs.job_store import JOB, MARK
+from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
-def test_the_newest_come_first_page_by_page(world):
+def test_jobs_are_listed_newest_first_in_pages(world):
     world.work.let(100)
     jobs = [world.submit(str(i), ["work", "other"][i % 2]) for i in range(3)]
     for job in jobs:
@@ -34,7 +34,7 @@ def test_an_unknown_job_is_not_found(world):
         world.jobs.cancel("nothing")
 
 
-def test_old_ended_jobs_are_forgotten_and_no_other(make_world):
+def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
     world = make_world(keep=2)
     waiting = world.submit("running")
     until(world.jobs, waiting.id, "running")
@@ -46,7 +46,7 @@ def test_old_ended_jobs_are_forgotten_and_no_other(make_world):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_job_that_took_longer_than_many_others_is_not_forgotten_at_its_end(make_world, restarted):
+def test_a_long_job_is_not_deleted_when_it_ends(make_world, restarted):
     world = make_world(keep=2)
     slow = world.submit("slow")
     until(world.jobs, slow.id, "running")
@@ -60,8 +60,8 @@ def test_a_job_that_took_longer_than_many_others_is_not_forgotten_at_its_end(mak
     assert {job.id for job in world.jobs.list(9)[0]} == {slow.id, ended[-1]}
 
 
-def test_no_step_of_a_job_reads_what_other_jobs_came_to(make_world, monkeypatch):
-    """Neither a submission with a mark, nor `latest`, the end or the forgetting of a job goes through the others."""
+def test_no_step_of_a_job_reads_the_other_jobs(make_world, monkeypatch):
+    """Submission with a mark, `latest`, the end and the deletion of a job do not scan all jobs."""
     world = make_world(keep=3)
     world.work.let(100)
     first = [until(world.jobs, world.submit(name).id, "done").id for name in "abc"]
@@ -73,7 +73,7 @@ def test_no_step_of_a_job_reads_what_other_jobs_came_to(make_world, monkeypatch)
     def all_of_them(*_):
         raise AssertionError
 
-    monkeypatch.setattr(world.jobs._active.records, "newest_first", all_of_them)
+    monkeypatch.setattr(JobRecords, "newest_first", all_of_them)
     job = world.jobs.submit("work", {"name": "d"}, mark="m")
     assert until(world.jobs, job.id, "done").result == {"made": "d"}
     assert world.jobs.get("latest").id == job.id
@@ -81,24 +81,25 @@ def test_no_step_of_a_job_reads_what_other_jobs_came_to(make_world, monkeypatch)
         world.jobs.get(first[0])
 
 
-def test_a_job_ends_once_even_if_old_ones_cannot_be_forgotten(make_world, monkeypatch):
+def test_a_job_ends_once_even_if_old_ones_cannot_be_deleted(make_world, monkeypatch):
     world = make_world(keep=0)
-    ledger = world.jobs._active.records
     ends = []
-    note, prune = ledger.update, ledger.prune
+    update = JobRecords.update
 
-    def noted(job, *commit):
-        note(job, *commit)
+    def recorded(self, job, *commit):
+        update(self, job, *commit)
         ends.extend([job.id] if job.has_ended else [])
 
-    def full():
-        raise DiskFull("The disk is full.")
+    def full(self):
+        raise DiskFull("disk full")
 
-    monkeypatch.setattr(ledger, "update", noted)
-    monkeypatch.setattr(ledger, "prune", full)
+    monkeypatch.setattr(JobRecords, "update", recorded)
     world.work.let(6)
-    first = until(world.jobs, world.submit("a").id, "done")
-    monkeypatch.setattr(ledger, "prune", prune)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobRecords, "prune", full)
+        first = until(world.jobs, world.submit("a").id, "done")
+        world.jobs.stop()  # waits for the pruning, which follows the end
+    world.restart()
     second = world.submit("b")
     while len(world.made()) < 2:
         time.sleep(0.005)
@@ -107,7 +108,7 @@ def test_a_job_ends_once_even_if_old_ones_cannot_be_forgotten(make_world, monkey
     assert ends == [first.id, second.id]
 
 
-def test_a_mark_is_of_one_job(world):
+def test_a_mark_identifies_one_job(world):
     job = world.jobs.submit("work", {"name": "a"}, mark="m")
     assert world.jobs.submit("work", {"name": "a"}, mark="m").id == job.id
     world.work.let(9)
@@ -117,7 +118,7 @@ def test_a_mark_is_of_one_job(world):
     assert world.jobs.submit("work", {"name": "a"}).id != job.id
 
 
-def test_a_mark_is_forgotten_with_its_job(make_world):
+def test_a_mark_is_deleted_with_its_job(make_world):
     world = make_world(keep=1)
     world.work.let(100)
     for mark in "mn":
@@ -125,7 +126,7 @@ def test_a_mark_is_forgotten_with_its_job(make_world):
     assert [record.name for record in world.store.records.list(MARK)] == ["n"]
 
 
-def test_jobs_that_hold_their_result_in_their_record_are_read(world):
+def test_jobs_with_the_result_inside_their_record_are_readable(world):
     job = world.submit("a")
     world.work.let(3)
     done = until(world.jobs, job.id, "done")
@@ -133,7 +134,7 @@ def test_jobs_that_hold_their_result_in_their_record_are_read(world):
     assert world.jobs.get(job.id) == done
 
 
-def test_ids_grow_even_if_the_clock_goes_back(make_world, monkeypatch):
+def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world = make_world(waiting=9)
     ids = [world.submit("a").id]
     monkeypatch.setattr(time, "time_ns", lambda: 0)
@@ -143,8 +144,8 @@ def test_ids_grow_even_if_the_clock_goes_back(make_world, monkeypatch):
     assert ids == sorted(set(ids))
 
 
-def test_a_job_is_read_by_versions_before_and_after():
-    """Those before know of no notes, and those after of more than we do."""
+def test_jobs_are_readable_by_older_and_newer_versions():
+    """Older versions do not know notes, and newer ones have more fields."""
     job = Job("1", "verify", {}, created=1.0)
     content, _ = job.written()
     assert "notes" not in content
