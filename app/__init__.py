@@ -1,1 +1,1 @@
-"""The page: a Gradio app on the workbench."""
+"""The web page at /ui, built with Gradio: search, attention, collections, probes, training runs, API calls."""

@@ -1,7 +1,7 @@
-"""Additions: images that a person gives, handed to jobs of the server.
+"""Additions: images that a user adds, passed to jobs of the server.
 
-Each job notes which browser it is from, under a name that only that browser knows: so a browser sees its own jobs,
-in whatever order their answers reach it.
+Each job stores the name of the browser that started it. Only that browser knows the name, so it sees its own jobs and
+no others, in whatever order the answers arrive.
 """
 
 from __future__ import annotations
@@ -18,97 +18,95 @@ from nnclr_hub.workbench.staged_images import root_of
 from nnclr_hub.workbench.staging import Staged, stage, staged, unstage
 from nnclr_hub.workbench.zips import SUFFIX, ImageZip
 
-from .adding_actions import Given, add_action, add_folder_action
+from .api_calls import AddedFile, add_call, add_folder_call
 from .page import GIVEN_BY, Page
-from .widgets.intake import chosen_files
+from .widgets.uploader import uploaded_files
 
-LOOKED_AT = 1000  # of the server's jobs
+MAX_JOBS = 1000  # jobs of the server to search for those of a browser
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Additions:
-    """See the module.
+    """Start jobs that add images.
 
     Args:
-        page: whose jobs they are.
+        page: provides the workbench, the settings and the jobs.
     """
 
     def __init__(self, page: Page) -> None:
         self._page = page
 
     def jobs(self, browser: str | None) -> list[str]:
-        """Those of a browser, the oldest first."""
+        """Return the ids of a browser's jobs, oldest first."""
         if browser is None or self._page.jobs is None:
             return []
-        jobs, _ = self._page.jobs.list(LOOKED_AT)
+        jobs, _ = self._page.jobs.list(MAX_JOBS)
         return [job.id for job in jobs if job.params.get(GIVEN_BY) == browser][::-1]
 
     def add(self, collection: Any, files: Any, browser: str | None) -> None:
-        """What was uploaded becomes a job.
+        """Start a job that adds uploaded files.
 
         Raises:
-            InvalidRequest: a zip that is none, or holds what it must not; files that are no uploads.
+            InvalidRequest: a zip is not valid or has forbidden content, or a file is not an upload.
             FingerprintMismatch, CollectionNotFound, Overloaded.
         """
-        name = self._fitting(collection)
-        ticket = stage(chosen_files(files))
+        name = self._check_collection(collection)
+        settings = self._page.settings
+        ticket = stage(uploaded_files(files))
         try:
-            given = [self._looked_through(file) for file in staged(ticket)]
-            params = {"collection": name, "upload": ticket, "max_bytes": self._page.terms.max_bytes}
-            self._submit("add", params, browser)
+            added = [self._inspect(file) for file in staged(ticket)]
+            self._submit("add", {"collection": name, "upload": ticket, "max_bytes": settings.max_bytes}, browser)
         except BaseException:
             unstage(ticket)
             raise
-        self._page.did(add_action(name, given, self._page.terms.max_images, self._page.terms.max_bytes))
+        self._page.note(add_call(name, added, settings.max_images, settings.max_bytes))
 
     def add_folder(self, collection: Any, source: Any, folder: Any, browser: str | None) -> None:
-        """A folder of this machine becomes a job.
+        """Start a job that adds a folder of this machine.
 
         Args:
-            source: the name of one of the server's folders, as `sources` gives it.
-            folder: below that; "" for all of it.
+            source: the name of a source folder, as `sources` returns it.
+            folder: a path relative to it; "" for the whole folder.
 
         Raises:
-            InvalidRequest: there is no such folder below.
+            InvalidRequest: the folder does not exist.
         """
-        name, source = self._fitting(collection), str(source) if source else None
+        name, source = self._check_collection(collection), str(source) if source else None
         place = SourceFolders(self._sources()).find(source, str(folder or "").strip())
         self._submit("index", {"collection": name, "root": str(place.root), "folder": place.relative}, browser)
-        self._page.did(add_folder_action(name, source, place.relative))
+        self._page.note(add_folder_call(name, source, place.relative))
 
     def sources(self) -> list[str]:
-        """The server's folders of images by their names, where its own machine alone can ask."""
+        """Return the names of the source folders; none unless the server listens only on this machine."""
         return SourceFolders(self._sources()).names
 
-    # ---- inside
-
-    def _looked_through(self, file: Staged) -> Given:
-        """A file that waits; a zip is refused now rather than when nobody looks."""
+    def _inspect(self, file: Staged) -> AddedFile:
+        """Describe a staged file; reject an invalid zip now, while the user is still present."""
         size = file.path.stat().st_size
         if not file.name.lower().endswith(SUFFIX):
-            return Given(file.name, size)
-        with ImageZip(file.path, file.name, self._page.terms.max_bytes) as zip:
-            return Given(file.name, size, root_of(zip.names).as_posix())
+            return AddedFile(file.name, size)
+        with ImageZip(file.path, file.name, self._page.settings.max_bytes) as zip:
+            return AddedFile(file.name, size, root_of(zip.names).as_posix())
 
     def _submit(self, kind: str, params: dict[str, Any], browser: str | None) -> None:
-        assert self._page.jobs is not None  # or the events are not built
+        assert self._page.jobs is not None  # else the events are not built
         self._page.jobs.submit(kind, {**params, GIVEN_BY: browser})
 
-    def _fitting(self, name: Any) -> str:
+    def _check_collection(self, name: Any) -> str:
         if not isinstance(name, str) or not name:
-            raise InvalidRequest("There is no collection to add to: make or choose one before.")
+            raise InvalidRequest("No collection is selected. Create or select one first.")
         self._page.bench.fillable(name)
         return name
 
     def _sources(self) -> Sequence[Path]:
-        return self._page.terms.source_folders if self._page.terms.local else ()
+        return self._page.settings.source_folders if self._page.settings.local else ()
 
 
-def new_name() -> str:
-    """A name for a browser that has none yet."""
+def new_browser_name() -> str:
+    """Return a name for a browser that has none yet."""
     return secrets.token_hex(16)
 
 
-def name_of(kept: Any) -> str | None:
-    """The name that a browser remembers."""
-    return kept if isinstance(kept, str) and _NAME.fullmatch(kept) else None
+def read_browser_name(stored: Any) -> str | None:
+    """Return the name that a browser stored, or None if it is not valid."""
+    return stored if isinstance(stored, str) and _NAME.fullmatch(stored) else None

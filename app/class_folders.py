@@ -1,4 +1,4 @@
-"""Class folders: a folder of images for each class, which wait until a probe is fitted on them, and go then."""
+"""Class folders: one folder of images per class, stored until a probe is fitted on them and then deleted."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.staged_images import staged_images
 from nnclr_hub.workbench.staging import stage, unstage
 
-from .steps import plain
-from .widgets.intake import MOST_FILES_WHOLE, chosen_files
+from .handlers import escape_markdown
+from .widgets.uploader import MAX_FILES_WHOLE, uploaded_files
 
-NAMED = 8
+MAX_LISTED = 8
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
 
-def take(files: Any, most_bytes: int) -> str:
-    """What an intake gave now waits; its ticket.
+def store_folders(files: Any, max_bytes: int) -> str:
+    """Store the files of an upload, and return their ticket.
 
     Args:
-        most_bytes: of one image.
+        max_bytes: maximum size of one image.
 
     Raises:
-        InvalidRequest: there are no two folders with images, or a zip is none that is taken.
-        Overloaded: too much waits already.
+        InvalidRequest: fewer than two folders contain images, or a zip is not acceptable.
+        Overloaded: the space for stored uploads is full.
     """
-    ticket = stage(chosen_files(files, MOST_FILES_WHOLE))
+    ticket = stage(uploaded_files(files, MAX_FILES_WHOLE))
     try:
-        classes(ticket, most_bytes)
+        count_classes(ticket, max_bytes)
     except BaseException:
         unstage(ticket)
         raise
     return ticket
 
 
-def classes(ticket: str, most_bytes: int) -> Counter[str]:
-    """How many images of each class wait; under "" those that lie in no folder.
+def count_classes(ticket: str, max_bytes: int) -> Counter[str]:
+    """Return the number of stored images per class; images without a folder are counted under "".
 
     Raises:
-        InvalidRequest: of fewer than two, or nothing waits any more.
+        InvalidRequest: there are fewer than two classes, or nothing is stored under the ticket.
     """
-    with staged_images(ticket, most_bytes) as (pictures, _):
-        counts = Counter(picture.label for picture in pictures)
+    with staged_images(ticket, max_bytes) as (images, _):
+        counts = Counter(image.label for image in images)
     named = [label for label in counts if label]
     if len(named) < 2:
-        has = f"All images lie in the folder {named[0]!r:.90}" if named else "No image lies in a folder"
+        problem = f"All images are in the folder {named[0]!r:.90}" if named else "No image is in a folder"
         raise InvalidRequest(
-            f"{has}, and a probe tells at least two classes apart: choose a folder that holds a folder for each class."
+            f"{problem}, but a probe needs at least two classes. Choose a folder that contains one folder per class."
         )
     return counts
 
 
-def what_waits(counts: Counter[str]) -> str:
-    """What waits, as Markdown."""
+def describe(counts: Counter[str]) -> str:
+    """Return the counts of the stored images as Markdown."""
     named = [(label, number) for label, number in sorted(counts.items()) if label]
-    each = ", ".join(f"{plain(label)} {number:,}" for label, number in named[:NAMED])
-    others = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
-    nowhere = f" {counts['']:,} lie in no folder and are left out." if counts[""] else ""
+    classes = ", ".join(f"{escape_markdown(label)} {number:,}" for label, number in named[:MAX_LISTED])
+    others = f" and {len(named) - MAX_LISTED:,} more" if len(named) > MAX_LISTED else ""
+    unlabeled = f" {counts['']:,} images without a folder are skipped." if counts[""] else ""
     total = sum(number for _, number in named)
     return (
-        f"**{total:,} images** of {len(named):,} classes wait: {each}{others}.{nowhere} "
-        "Give the probe a name and press *Fit*."
+        f"**{total:,} images** in {len(named):,} classes are ready: {classes}{others}.{unlabeled} "
+        "Enter a name for the probe and press *Fit*."
     )
 
 
-def ticket_of(kept: Any) -> str | None:
-    """The ticket that a browser remembers."""
-    return kept if isinstance(kept, str) and _TICKET.fullmatch(kept) else None
+def read_ticket(stored: Any) -> str | None:
+    """Return the ticket that a browser stored, or None if it is not valid."""
+    return stored if isinstance(stored, str) and _TICKET.fullmatch(stored) else None

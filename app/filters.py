@@ -1,4 +1,4 @@
-"""Filters on metadata that a person builds from three fields; what comes out is a `where` as REST takes it.
+"""Metadata filters that a user builds from three fields; the result is a `where` in the form of REST.
 
 with_condition(None, "label", "is", "cat")      # {"must": [{"key": "label", "match": "cat"}]}
 """
@@ -11,30 +11,30 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidFilter
 
-IS, IS_NOT, STARTS, ONE_OF, AT_LEAST, AT_MOST, HAS = (
+IS, IS_NOT, STARTS, ONE_OF, AT_LEAST, AT_MOST, EXISTS = (
     "is",
     "is not",
     "starts with",
-    "is one of (comma between)",
+    "is one of (comma-separated)",
     "is at least",
     "is at most",
-    "is there",
+    "exists",
 )
-RELATIONS = (IS, IS_NOT, STARTS, ONE_OF, AT_LEAST, AT_MOST, HAS)
+RELATIONS = (IS, IS_NOT, STARTS, ONE_OF, AT_LEAST, AT_MOST, EXISTS)
 
 
 def with_condition(where: Mapping[str, Any] | None, key: str, relation: str, value: str) -> dict[str, Any]:
-    """The filter with one condition more, which must hold as well.
+    """Return the filter with one more condition, which must hold too.
 
     Args:
         relation: one of RELATIONS.
-        value: as it was typed; a number, true, false and null mean what they do in JSON.
+        value: as typed; a number, true, false and null have the meaning of JSON.
 
     Raises:
-        InvalidFilter: no key, or no such relation.
+        InvalidFilter: the key is empty, or the relation is unknown.
     """
     if not isinstance(key, str) or not key:
-        raise InvalidFilter("A filter needs the name of a metadata field, such as label.")
+        raise InvalidFilter("Enter the name of a metadata field, such as label.")
     conditions: dict[str, Any] = {
         IS: {"match": _value(value)},
         IS_NOT: {"match": _value(value)},
@@ -42,20 +42,20 @@ def with_condition(where: Mapping[str, Any] | None, key: str, relation: str, val
         ONE_OF: {"in": [_value(one.strip()) for one in value.split(",")]},
         AT_LEAST: {"range": {"gte": _value(value)}},
         AT_MOST: {"range": {"lte": _value(value)}},
-        HAS: {"exists": True},
+        EXISTS: {"exists": True},
     }
     if relation not in conditions:
-        raise InvalidFilter(f"A filter has no relation {relation!r:.40}: choose one of {', '.join(RELATIONS)}.")
+        raise InvalidFilter(f"Unknown relation {relation!r:.40}; use one of {', '.join(RELATIONS)}.")
     part = "must_not" if relation == IS_NOT else "must"
-    there = dict(where or {})
-    return {**there, part: [*there.get(part, []), {"key": key, **conditions[relation]}]}
+    existing = dict(where or {})
+    return {**existing, part: [*existing.get(part, []), {"key": key, **conditions[relation]}]}
 
 
 def read_where(text: str) -> dict[str, Any] | None:
-    """The filter of a text field; None if that is empty.
+    """Parse the filter in a text field; return None if the field is empty.
 
     Raises:
-        InvalidFilter: it is no JSON object.
+        InvalidFilter: it is not a JSON object.
     """
     if not text.strip():
         return None
@@ -63,9 +63,9 @@ def read_where(text: str) -> dict[str, Any] | None:
         where = json.loads(text)
     except ValueError as error:
         example = '{"must": [{"key": "label", "match": "cat"}]}'
-        raise InvalidFilter(f"The filter is no JSON ({error}): write it like {example}.") from error
+        raise InvalidFilter(f"The filter is not valid JSON ({error}). Example: {example}.") from error
     if not isinstance(where, dict):
-        raise InvalidFilter(f"The filter is an object with must, should and must_not; got {where!r:.80}.")
+        raise InvalidFilter(f"The filter must be an object with must, should or must_not, got {where!r:.80}.")
     return where
 
 

@@ -1,6 +1,6 @@
-"""Images for who has none at hand: a few photos to try, and the demo's gallery where the user names no folder.
+"""Example images: a few photos to try, and the demo's default gallery.
 
-That is Imagenette, or without a network the photos that scikit-image carries, cut into overlapping crops.
+The gallery is Imagenette. Without a network, it is made of the photos in scikit-image, cut into overlapping crops.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 log = logging.getLogger(__name__)
-IMAGENETTE = "https://s3.amazonaws.com"  # where torchvision's download lies
-PATIENCE_S = 4
+IMAGENETTE = "https://s3.amazonaws.com"  # host of torchvision's download
+TIMEOUT_S = 4
 PHOTOS = (
     "astronaut",
     "camera",
@@ -35,47 +35,47 @@ PHOTOS = (
     "gravel",
 )
 EXAMPLES = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
-BESIDE = Path(__file__).parent / "examples"  # made by `space`
-SIDE = 0.5  # of the photo's shorter side, for a crop
-STEPS = 5  # crops along each side
+BUNDLED = Path(__file__).parent / "examples"  # written by `space`
+CROP_SIZE = 0.5  # side of a crop, as a share of the photo's shorter side
+CROPS_PER_SIDE = 5
 
 
 def default_gallery(folder: Path) -> tuple[Path, str]:
-    """A folder of images, made or fetched below `folder` the first time; and what to tell about it."""
+    """Return a folder of images, created or downloaded under `folder` the first time, and a line that describes it."""
     ready = folder / "imagenette2-160" / "val"
     if not ready.is_dir() and _reachable():
         _download(folder)
     if ready.is_dir():
-        return ready, f"gallery: Imagenette's validation images, in {ready}"
+        return ready, f"gallery: validation images of Imagenette, in {ready}"
     crops = offline_gallery(folder / "photos")
-    return crops, f"gallery: no network, so scikit-image's photos cut into crops, in {crops}"
+    return crops, f"gallery: no network; crops of the photos in scikit-image, in {crops}"
 
 
 def _download(folder: Path) -> None:
-    """Imagenette below `folder`, or nothing at all of it: the demo goes on without."""
+    """Download Imagenette to `folder`; on failure, remove the partial download and continue without it."""
     from torchvision.datasets import Imagenette
 
     try:
         Imagenette(str(folder), split="val", size="160px", download=True)
     except (OSError, RuntimeError) as error:  # torchvision reports a damaged download as a RuntimeError
-        log.warning("Imagenette could not be downloaded (%s)", error)
+        log.warning("Imagenette could not be downloaded: %s", error)
         shutil.rmtree(folder / "imagenette2-160", ignore_errors=True)
 
 
 def offline_gallery(folder: Path) -> Path:
-    """Overlapping crops of scikit-image's photos, a subfolder a photo; made once."""
+    """Return the folder of overlapping crops, one subfolder per photo; create it on the first call."""
     if not folder.is_dir():
-        half = folder.with_name(folder.name + ".part")
-        shutil.rmtree(half, ignore_errors=True)
+        partial = folder.with_name(folder.name + ".part")
+        shutil.rmtree(partial, ignore_errors=True)
         for name in PHOTOS:
-            _cut(name, half / name)
-        half.rename(folder)
+            _write_crops(name, partial / name)
+        partial.rename(folder)
     return folder
 
 
 def examples() -> Mapping[str, Path]:
-    """Photos to try: those beside us, as in a Space, else scikit-image's; none where there are neither."""
-    folder = BESIDE if BESIDE.is_dir() else _photos()
+    """Return example photos by name: the bundled ones in a Space, else those of scikit-image, else none."""
+    folder = BUNDLED if BUNDLED.is_dir() else _photos()
     return {name: folder / file for name, file in EXAMPLES.items() if folder and (folder / file).is_file()}
 
 
@@ -85,17 +85,17 @@ def _photos() -> Path | None:
 
 
 def key_of(folder: Path) -> str:
-    """A short name for a gallery's store."""
+    """Return a short, stable name for the store of a gallery."""
     return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:12]
 
 
-def _cut(name: str, folder: Path) -> None:
+def _write_crops(name: str, folder: Path) -> None:
     from skimage import data
 
     photo = Image.fromarray(np.asarray(getattr(data, name)())).convert("RGB")
     folder.mkdir(parents=True)
-    side = int(min(photo.size) * SIDE)
-    across, down = (np.linspace(0, length - side, STEPS).astype(int) for length in photo.size)
+    side = int(min(photo.size) * CROP_SIZE)
+    across, down = (np.linspace(0, length - side, CROPS_PER_SIDE).astype(int) for length in photo.size)
     for row, top in enumerate(down):
         for column, left in enumerate(across):
             crop = photo.crop((left, top, left + side, top + side))
@@ -104,11 +104,11 @@ def _cut(name: str, folder: Path) -> None:
 
 
 def _reachable() -> bool:
-    """Whether the download's host answers."""
+    """Return whether the download's host answers."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(IMAGENETTE, method="HEAD"), timeout=PATIENCE_S):
+        with urllib.request.urlopen(urllib.request.Request(IMAGENETTE, method="HEAD"), timeout=TIMEOUT_S):
             return True
     except urllib.error.HTTPError:
-        return True  # it answers, if only to say no to this address
+        return True  # the host rejects this address, but it answers
     except OSError:
         return False

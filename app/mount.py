@@ -1,7 +1,7 @@
-"""Puts the page on the API's app at /ui, without holding the API up.
+"""Mount the page on the API's app at /ui without delaying the API.
 
-Gradio takes longer to import than all the rest. So the page is built in a thread, once the default model is
-loaded and the collections are open; who asks for it earlier waits for it.
+Importing Gradio takes longer than importing everything else. The page is therefore built in a thread after the default
+model is loaded and the collections are open. Requests for the page wait until it is built.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.workbench import Workbench
 
-if find_spec("gradio") is None:  # to be told at the start, not when the page is built
+if find_spec("gradio") is None:  # fail at startup, not when the page is built
     raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
 
 PATH = "/ui"
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def mount_page(app: FastAPI, workbench: Workbench) -> None:
-    """Mounts the page; call it before the app starts.
+    """Mount the page; call this before the app starts.
 
     Args:
-        app: of the API; the page takes its settings and its jobs from what the app carries.
+        app: the API's app. The page takes its settings and its jobs from `app.state`.
     """
 
     def build() -> FastAPI:
@@ -39,12 +39,12 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             workbench.models.get()
             workbench.store.list()
         except NNCLRHubError as error:
-            log.warning("the page comes without a model or a store: %s", error)
-        from .page import Page, Terms
+            log.warning("The page starts without a model or a store: %s", error)
+        from .page import Page, PageSettings
         from .site import build_site
 
         settings = app.state.settings
-        terms = Terms(
+        own = PageSettings(
             max_bytes=settings.max_bytes,
             max_images=settings.max_images,
             source_folders=settings.source_folders,
@@ -53,58 +53,59 @@ def mount_page(app: FastAPI, workbench: Workbench) -> None:
             runs=settings.runs is not None,
             keys=settings.has_keys,
         )
-        return build_site(Page(workbench, terms, app.state.jobs), PATH)
+        return build_site(Page(workbench, own, app.state.jobs), PATH)
 
-    page = LatePage(build, app.state.low_priority, app.state.on_loaded)
+    page = BackgroundPage(build, app.state.low_priority, app.state.on_loaded)
     app.mount(PATH, page)
     app.state.has_page = True
     lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def with_page(app: FastAPI) -> AsyncIterator[object]:
-        async with lifespan(app) as state, page.coming():
+        async with lifespan(app) as state, page.lifespan():
             yield state
 
     app.router.lifespan_context = with_page  # type: ignore[assignment]
 
 
-class LatePage:
-    """An app that is built while others already answer.
+class BackgroundPage:
+    """An ASGI app that is built while the API already answers requests.
 
     Args:
-        build: makes it, in a thread; its routes are those of the one app that is mounted on it.
-        steps_aside: set in what the page does of itself, for the loop to let requests go first.
-        settled: called when it is built.
+        build: makes the app, in a thread. Requests go to the single app that is mounted on it.
+        low_priority: a context variable, set in the page's own tasks. The event loop then runs API requests first.
+        on_loaded: called once the app is built.
     """
 
     def __init__(
-        self, build: Callable[[], FastAPI], steps_aside: ContextVar[bool], settled: Callable[[], None]
+        self, build: Callable[[], FastAPI], low_priority: ContextVar[bool], on_loaded: Callable[[], None]
     ) -> None:
         self._build = build
-        self._steps_aside = steps_aside
-        self._settled = settled
+        self._low_priority = low_priority
+        self._on_loaded = on_loaded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # shield: a client that disconnects must not cancel the build
         page = await asyncio.shield(self._page)
         await page(scope, receive, send)
 
     @asynccontextmanager
-    async def coming(self) -> AsyncIterator[None]:
-        """Builds it meanwhile, and keeps it alive for as long."""
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Build the page in the background, and shut it down at exit."""
         self._page: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
         ended = asyncio.Event()
-        living = asyncio.create_task(self._live(ended))
+        running = asyncio.create_task(self._run(ended))
         try:
             yield
         finally:
             ended.set()
-            await living
+            await running
 
-    async def _live(self, ended: asyncio.Event) -> None:
-        self._steps_aside.set(True)  # for this task, and for all that Gradio begins in it
+    async def _run(self, ended: asyncio.Event) -> None:
+        self._low_priority.set(True)  # for this task and for each task that Gradio starts in it
         try:
             built = await asyncio.to_thread(self._build)
-            await asyncio.to_thread(self._settled)
+            await asyncio.to_thread(self._on_loaded)
             async with built.router.lifespan_context(built):
                 (mounted,) = built.router.routes
                 self._page.set_result(mounted.app)  # type: ignore[attr-defined]
@@ -112,4 +113,4 @@ class LatePage:
         except Exception:
             log.exception("the page could not be built")
             if not self._page.done():
-                self._page.set_result(PlainTextResponse("The page could not be built: the server's log says why.", 500))
+                self._page.set_result(PlainTextResponse("The page could not be built; see the server's log.", 500))

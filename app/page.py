@@ -1,11 +1,11 @@
-"""Page: what every tab gets.
+"""Page: the state and the event wiring that all tabs share.
 
     class CollectionsTab:
         def __init__(self, page: Page) -> None:
             ...                                             # inside an open gr.Tab
             page.on(button.click, self.create, [name], [status], writes=True)
 
-`on` is the only way from an event to a handler: what stands around handlers is told in `handling`.
+`Page.on` is the only way to connect an event to a handler; `handlers.py` describes the checks around each handler.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import Any, Protocol
 
 import gradio as gr
 
+from nnclr_hub.client.call_examples import ApiCall
 from nnclr_hub.workbench import Workbench
 
-from . import handling
-from .actions import Action
-from .kept import Kept
+from . import handlers
 
-GIVEN_BY = "given_by"  # parameter of a job that REST keeps to itself: the name of the browser it is from
-# Gradio's description of the events as an API would be a third of what a browser loads first; ours is REST
+GIVEN_BY = "given_by"  # a job parameter that REST hides: the name of the browser that started the job
+# Gradio's description of the events as an API would be a third of the first page load; our API is REST
 EVENT_OPTIONS = {"show_progress": "hidden", "api_visibility": "undocumented"}
 Components = gr.components.Component | Sequence[Any] | None
 
 
 class Jobs(Protocol):
-    """The server's background work, as much of it as the page uses; see `serving.jobs`."""
+    """The part of the server's job queue that the page uses; see `serving.jobs`."""
 
     def submit(self, kind: str, params: Any, input: bytes | None = None) -> Any: ...
     def get(self, id: str) -> Any: ...
@@ -39,16 +38,16 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How the server was set up, as far as it concerns the page.
+class PageSettings:
+    """The server settings that the page needs.
 
-    max_bytes: of an upload.
-    max_images: images at once, as REST takes them in a request.
-    source_folders: of this machine, from which files may be read.
-    local: whether the server listens on this machine alone.
-    read_only: nothing is written, by nobody.
-    runs: whether there is a folder of pretraining runs.
-    keys: whether one needs a key.
+    max_bytes: maximum size of an upload.
+    max_images: maximum number of images in one REST request.
+    source_folders: folders of the server's machine from which files may be read.
+    local: whether the server listens only on this machine.
+    read_only: whether nobody can write.
+    runs: whether a folder of pretraining runs is configured.
+    keys: whether an API key is required.
     """
 
     max_bytes: int = 20_000_000
@@ -60,80 +59,106 @@ class Terms:
     keys: bool = False
 
 
-class Page:
-    """See the module; made before the gr.Blocks, and opened in it.
+class BrowserStorage:
+    """Values that the browser keeps over a reload. They are not secret, and a client can send anything in them.
 
-    Args:
-        bench: where the collections and the encoders are; the only way to them.
-        terms: of the server.
-        jobs: of the server; None where the page stands without one.
+    Each value has a separate slot, and an event that changes a slot writes only that slot. Two events that run at the
+    same time therefore cannot overwrite each other's change. Create it inside the open gr.Blocks and outside of every
+    tab: in a tab that was not opened yet, a slot would be empty.
+
+    browser: the name under which the server's jobs know this browser; see `additions`.
+    collection: the collection that was chosen or created last, on any tab; see `Finder.choose_collection`.
+    folders: the ticket of the class folders that were uploaded last; see `class_folders`.
+    fit: the id of the probe job that was started last.
+    fit_reported: the id of the probe job whose end was reported last.
     """
 
-    def __init__(self, bench: Workbench, terms: Terms | None = None, jobs: Jobs | None = None) -> None:
+    def __init__(self) -> None:
+        self.browser = _slot("browser")
+        self.collection = _slot("collection")
+        self.folders = _slot("folders")
+        self.fit = _slot("fit")
+        self.fit_reported = _slot("fit_reported")
+
+
+class Page:
+    """The state that all tabs share; made before the gr.Blocks, and opened in it.
+
+    Args:
+        bench: the only access to collections and encoders.
+        settings: of the server.
+        jobs: of the server; None if the page runs without a server.
+    """
+
+    def __init__(self, bench: Workbench, settings: PageSettings | None = None, jobs: Jobs | None = None) -> None:
         self.bench = bench
-        self.terms = terms or Terms()
+        self.settings = settings or PageSettings()
         self.jobs = jobs
 
     def open(self, blocks: gr.Blocks) -> None:
-        """Makes what all tabs share; called once, inside the open gr.Blocks and outside of every tab.
+        """Create the shared components; call it once, inside the open gr.Blocks and outside of every tab.
 
         blocks: for `page.on(page.blocks.load, ...)`.
-        tab: the one that is being built, for `page.on(page.tab.select, ...)`: what another tab did is seen then.
-        last: what was done last, for the API tab.
-        kept: what the browser keeps over a reload.
+        tab: the tab under construction. Use `page.on(page.tab.select, ...)` to show changes made on other tabs.
+        last_call: the REST call of the last action, for the API tab.
+        stored: the values that the browser keeps over a reload.
         """
         self.blocks = blocks
         self.tab: gr.Tab
-        self.last = gr.State(None)
-        self.kept = Kept()
+        self.last_call = gr.State(None)
+        self.stored = BrowserStorage()
 
     @property
     def writable(self) -> bool:
-        """Whether controls that write are to be built at all."""
-        return not self.terms.read_only
+        """Whether to build controls that write."""
+        return not self.settings.read_only
 
     @property
-    def adds(self) -> bool:
-        """Whether images can be added, which takes jobs."""
+    def can_add(self) -> bool:
+        """Whether images can be added, which requires jobs."""
         return self.writable and self.jobs is not None
 
-    def did(self, action: Action) -> None:
-        """Notes what the handler at work does, for the API tab."""
-        handling.did(action)
+    def note(self, call: ApiCall) -> None:
+        """Record what the running handler does, for the API tab."""
+        handlers.note_call(call)
 
     def on(
         self,
         event: Callable[..., Any],
-        handler: handling.Handler,
+        handler: handlers.Handler,
         inputs: Components = None,
         outputs: Components = None,
         *,
         writes: bool = False,
         **options: Any,
     ) -> Any:
-        """Calls the handler at an event of a component; returns what Gradio does, for `.then` and the like.
+        """Call the handler when an event occurs; return Gradio's dependency, for `.then` and similar.
 
         Args:
             event: `button.click`, `page.blocks.load`, ...
-            handler: a plain function or method, never a generator; see `handling.handled`.
-            writes: whether it changes anything that is kept: then it is refused to keys that may only read, and on a
-                read-only server it must not be built.
-            options: of Gradio's, such as `show_progress`.
+            handler: a plain function or method, not a generator; see `handlers.guard`.
+            writes: whether it changes stored data. Such a handler rejects keys that can only read, and must not be
+                built on a read-only server.
+            options: Gradio's event options, such as `show_progress`.
         """
         if writes and not self.writable:
-            raise ValueError(f"{handler.__name__} writes: build it only where the page is writable")
+            raise ValueError(f"{handler.__name__} writes; build it only if the page is writable")
         shown = [] if outputs is None else list(outputs) if isinstance(outputs, Sequence) else [outputs]
-        shielded = handling.handled(handler, len(shown), writes=writes)
-        return event(shielded, inputs, [*shown, self.last], **EVENT_OPTIONS | options)
+        guarded = handlers.guard(handler, len(shown), writes=writes)
+        return event(guarded, inputs, [*shown, self.last_call], **EVENT_OPTIONS | options)
 
     def clear_on_failure(self, event: Any, *components: gr.components.Component) -> None:
-        """Empties components when a handler has failed: an image that it refused would stand there as if it were used.
+        """Empty components after a handler fails; a rejected image would otherwise look as if it were used.
 
         Args:
             event: what `on` returned for the handler.
         """
-        self.on(event.failure, _nothing, None, components)
+        self.on(event.failure, _empty, None, components)
 
 
-def _nothing() -> None:
-    """The value of what is empty."""
+def _slot(name: str) -> gr.BrowserState:
+    return gr.BrowserState(None, storage_key=f"nnclr_hub_{name}", secret="nnclr_hub")
+
+
+def _empty() -> None:
+    """Return the value of an empty component."""

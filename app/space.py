@@ -1,9 +1,9 @@
-"""A Hugging Face Space of the demo: a folder that is pushed as it stands.
+"""Write a Hugging Face Space of the demo: a folder that can be pushed unchanged.
 
     write_space(Path("my-space"))       # README.md, app.py, requirements.txt, nnclr_hub/, images/
 
-The package's own source and a small starter travel with it, laid out as in a wheel, so nothing of ours has to be
-installed there. The page is read-only; its images are scikit-image's own photos, cut into crops.
+The folder contains the package's source and a small starter encoder, laid out as in a wheel, so the Space does not have
+to install nnclr_hub. The page is read-only; its images are crops of the photos in scikit-image.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.sources import resolve
 
-from .gallery import BESIDE, examples, offline_gallery
+from .gallery import BUNDLED, examples, offline_gallery
 
-STARTER = "nnclr_resnet18_free_starter"  # a Space is public: its images were free
+STARTER = "nnclr_resnet18_free_starter"  # a Space is public, so the encoder is trained only on freely licensed images
 PROGRAMS = ("serving", "app")
-UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "huggingface-hub", "httpx", "faiss-cpu"),
     *("typer", "rich", "fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic-settings"),
@@ -37,17 +37,17 @@ python_version: "3.11"
 app_file: app.py
 pinned: false
 license: apache-2.0
-short_description: Find images by what they look like
+short_description: Search images by visual similarity
 ---
 
 # nnclr_hub
 
-Give an image, or click one: the page finds those that look most like it, with an encoder that learned to see without
-labels. Everything here is read-only. The images are photos that scikit-image carries, cut into crops.
+Upload an image or click one to find the most similar images. The encoder was trained without labels. Everything here
+is read-only. The images are crops of the photos in scikit-image.
 
-It runs elsewhere too: `python app.py` after `pip install -r requirements.txt`, and the page is on port 7860.
+To run it locally, `pip install -r requirements.txt`, then `python app.py`, and open port 7860.
 """
-APP = '''"""The page of this Space: the library lies beside this file, with the weights of an encoder."""
+APP = '''"""Run the page of this Space with the library and the encoder in this folder."""
 
 import json
 import os
@@ -58,11 +58,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 host = os.environ.get("GRADIO_SERVER_NAME", "0.0.0.0" if "SPACE_ID" in os.environ else "127.0.0.1")
 os.environ["NNCLR_HOST"] = host
-os.environ["NNCLR_INSECURE"] = "1"  # anybody may look, and nobody can write
+os.environ["NNCLR_INSECURE"] = "1"  # everybody can read, nobody can write
 names = [name for name in os.environ.get("SPACE_HOST", "").split(",") if name]
 os.environ["NNCLR_ALLOWED_HOSTS"] = json.dumps(names)
 if names:
-    os.environ["NNCLR_TRUSTED_PROXIES"] = '["*"]'  # nothing but the Space's own proxy reaches this machine
+    os.environ["NNCLR_TRUSTED_PROXIES"] = '["*"]'  # only the Space's own proxy reaches this machine
     os.environ["NNCLR_FRAME_ANCESTORS"] = '["https://huggingface.co"]'
 os.environ.setdefault("NNCLR_CACHE", str(HERE / ".cache"))
 
@@ -75,28 +75,28 @@ main()
 
 
 def write_space(folder: Path) -> int:
-    """Writes the Space; returns its bytes.
+    """Write the Space and return its size in bytes.
 
     Args:
-        folder: new, or empty.
+        folder: must not exist, or be empty.
 
     Raises:
-        InvalidRequest: there is something in it.
+        InvalidRequest: the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidRequest(f"{folder} is there and not empty: give a folder that is new, and push that.")
+        raise InvalidRequest(f"{folder} is not empty. Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     library = Path(nnclr_hub.__file__).resolve().parent
-    shutil.copytree(library, folder / "nnclr_hub", ignore=UNWANTED, dirs_exist_ok=True)
+    shutil.copytree(library, folder / "nnclr_hub", ignore=IGNORED, dirs_exist_ok=True)
     for program in PROGRAMS:
-        place = Path(__file__).resolve().parents[1] / program  # beside us, in a checkout as in a wheel
-        shutil.copytree(place, folder / "nnclr_hub" / program, ignore=UNWANTED, dirs_exist_ok=True)
+        source = Path(__file__).resolve().parents[1] / program  # a sibling, in a checkout and in a wheel
+        shutil.copytree(source, folder / "nnclr_hub" / program, ignore=IGNORED, dirs_exist_ok=True)
     weights = folder / "nnclr_hub" / "weights" / STARTER
     starter = resolve(STARTER).folder
-    assert starter is not None  # it is no network without weights
+    assert starter is not None  # the registry has weights for this name
     shutil.copytree(starter, weights, dirs_exist_ok=True)
-    offline_gallery(folder / "pictures")
-    _copy_examples(folder / "nnclr_hub" / "app" / BESIDE.name)
+    offline_gallery(folder / "images")
+    _copy_examples(folder / "nnclr_hub" / "app" / BUNDLED.name)
     (folder / "README.md").write_text(README.format(gradio=version("gradio")), encoding="utf-8")
     (folder / "app.py").write_text(APP.replace("{starter}", STARTER), encoding="utf-8")
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in _pinned()), encoding="utf-8")
@@ -106,18 +106,18 @@ def write_space(folder: Path) -> int:
 
 
 def _copy_examples(folder: Path) -> None:
-    """The photos to try, which else come from scikit-image, and that is not installed there."""
+    """Copy the example photos, since scikit-image is not installed in the Space."""
     folder.mkdir(exist_ok=True)
     for path in examples().values():
         shutil.copyfile(path, folder / path.name)
 
 
 def _pinned() -> list[str]:
-    """What it needs, as it is here; gradio itself is the Space's to install."""
-    found = []
+    """Return the requirements at the installed versions; the Space installs gradio itself."""
+    pinned = []
     for name in REQUIREMENTS:
         try:
-            found.append(f"{name}=={version(name).partition('+')[0]}")
+            pinned.append(f"{name}=={version(name).partition('+')[0]}")
         except PackageNotFoundError:
-            found.append(name)
-    return found
+            pinned.append(name)
+    return pinned

@@ -1,6 +1,6 @@
-"""How the page looks: Gradio's theme with the contrast that WCAG AA asks for, and our styles.
+"""The page's look: Gradio's theme with the contrast that WCAG AA requires, and our style sheets.
 
-Nothing is fetched from elsewhere: the letters are the system's own.
+The page loads nothing from other hosts; it uses the system's fonts.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ HEAD = (
 
 
 def css() -> str:
-    """All styles: of the page, and of each widget."""
+    """Return all style sheets: those of the page and of each widget."""
     return "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.css")))

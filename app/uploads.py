@@ -1,10 +1,10 @@
-"""The folder of what visitors upload to the page, which Gradio would let grow for ever.
+"""UploadFolder: the folder for files that visitors upload to the page, limited in size and age.
 
-    folder = UploadFolder()             # of this process alone; gone when its `kept` ends
-    app = folder.guarded(app)           # 429 to uploads while it is full
+    folder = UploadFolder()             # for this process only; removed when its `lifespan` ends
+    app = folder.limit(app)             # answers 429 to uploads while the folder is full
 
-Gradio forgets uploads that break off and files that a form names otherwise than it asks for. So it is the folder
-that is looked at, not a list: what is older than an hour goes, whoever put it there.
+Gradio never deletes uploads, and loses track of interrupted ones and of unexpected form fields. This class therefore
+scans the folder instead of keeping a list: it deletes every file that is older than an hour.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from pathlib import Path
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-KEPT_S = 3600
-SWEPT_S = 300
-MOST_BYTES = 500_000_000
+MAX_AGE_S = 3600
+SWEEP_EVERY_S = 300
+MAX_BYTES = 500_000_000
 PREFIX = "nnclr_page_"
-LEAST = 64 * 1024  # bytes that a file counts for: each takes a place on the disk, and time to look at
+MIN_FILE_BYTES = 64 * 1024  # each file counts at least this much, since many small files also cost disk and time
 
 
 class UploadFolder:
-    """A folder that Gradio puts uploads into, from now on.
+    """The folder into which Gradio puts uploads from now on.
 
     Args:
-        most_bytes: above, no more uploads are taken until some have gone.
+        max_bytes: above this size, new uploads are rejected until older ones expire.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        _remove_left_over()
-        self.path, self._held = _made()
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        _remove_abandoned()
+        self.path, self._lock = _create()
+        self._max_bytes = max_bytes
         os.environ["GRADIO_TEMP_DIR"] = str(self.path)
 
     def sweep(self) -> int:
-        """Removes what is too old; returns the bytes of what is left."""
-        left, oldest = 0, time.time() - KEPT_S
+        """Delete expired files; return the size in bytes of the remaining ones."""
+        size, oldest = 0, time.time() - MAX_AGE_S
         for folder, _, names in os.walk(self.path, topdown=False):
             for name in names:
                 file = Path(folder, name)
@@ -53,68 +53,68 @@ class UploadFolder:
                     if status.st_mtime < oldest:
                         file.unlink()
                     else:
-                        left += max(status.st_size, LEAST)
-                except FileNotFoundError:  # renamed at this moment, to its last name
-                    left += LEAST
-        return left
+                        size += max(status.st_size, MIN_FILE_BYTES)
+                except FileNotFoundError:  # Gradio just renamed it to its final name
+                    size += MIN_FILE_BYTES
+        return size
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Swept for as long as this lasts, and removed afterwards."""
-        sweeping = asyncio.create_task(self._sweep_for_ever())
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Sweep the folder regularly, and remove it at exit."""
+        sweeping = asyncio.create_task(self._sweep_regularly())
         try:
             yield
         finally:
             sweeping.cancel()
             await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
-            os.close(self._held)
+            os.close(self._lock)
 
-    async def _sweep_for_ever(self) -> None:
+    async def _sweep_regularly(self) -> None:
         while True:
-            await asyncio.sleep(SWEPT_S)
+            await asyncio.sleep(SWEEP_EVERY_S)
             await asyncio.to_thread(self.sweep)
 
-    def guarded(self, app: ASGIApp) -> ASGIApp:
-        """The app, which takes uploads while there is room."""
+    def limit(self, app: ASGIApp) -> ASGIApp:
+        """Wrap an app: answer 429 to uploads while the folder is full."""
 
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            uploads = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/upload")
-            if uploads and await asyncio.to_thread(self.sweep) >= self._most_bytes:
-                full = PlainTextResponse("The page holds as many uploads as it takes: try again later.", 429)
-                full.headers["Retry-After"] = str(SWEPT_S)
+        async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+            is_upload = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/upload")
+            if is_upload and await asyncio.to_thread(self.sweep) >= self._max_bytes:
+                full = PlainTextResponse("The page's upload space is full; try again later.", 429)
+                full.headers["Retry-After"] = str(SWEEP_EVERY_S)
                 await full(scope, receive, send)
                 return
             await app(scope, receive, send)
 
-        return guarded
+        return limited
 
 
-def _made() -> tuple[Path, int]:
-    """A new folder, and the lock that says for as long as this process lives that it is in use."""
+def _create() -> tuple[Path, int]:
+    """Create a folder, and lock it for as long as this process lives."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        held = _lock(path)
-        if held is not None and path.exists():  # else another process took it for left over
-            return path, held
+        lock = _acquire(path)
+        if lock is not None and path.exists():  # otherwise another process removed it as abandoned
+            return path, lock
 
 
-def _lock(folder: Path) -> int | None:
-    """None if another process has it, or the folder is gone, or no folder."""
+def _acquire(folder: Path) -> int | None:
+    """Lock a folder; return None if another process holds it, or if it is not an existing folder."""
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(held)
+        os.close(lock)
         return None
-    return held
+    return lock
 
 
-def _remove_left_over() -> None:
-    """The folders of servers that were killed."""
+def _remove_abandoned() -> None:
+    """Remove the folders of servers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if (held := _lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # somebody else's stays
-            os.close(held)
+        if (lock := _acquire(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # another user's folder stays
+            os.close(lock)

@@ -1,13 +1,13 @@
-// Ctrl+V anywhere but in a text field is a picture for the query.
+// Paste an image anywhere except in a text field to search by it.
 document.addEventListener('paste', event => {
   if (event.target.closest?.('input, textarea')) return;
   const file = [...event.clipboardData.files].find(one => one.type.startsWith('image/'));
   const input = document.querySelector('#query input[type=file]');
   if (!file || !input) return;
-  const carrier = new DataTransfer();
-  carrier.items.add(file);
-  input.files = carrier.files;
+  const transfer = new DataTransfer();
+  transfer.items.add(file);
+  input.files = transfer.files;
   input.dispatchEvent(new Event('change', {bubbles: true}));
 });
-// Off https and this machine, browsers give pages neither the camera nor the clipboard: hide what would only fail.
+// Without https, browsers offer neither the camera nor the clipboard, except on localhost: hide those buttons.
 if (!window.isSecureContext) document.documentElement.classList.add('insecure');

@@ -1,1 +1,1 @@
-"""The page's tabs, one a file."""
+"""The tabs of the page, one per module."""

@@ -1,4 +1,4 @@
-"""API: the last thing that was done on the page, as a command and as a program that do the same."""
+"""The API tab: the last action on the page as a shell command and as a Python program."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any
 
 import gradio as gr
 
-from ..actions import Action
+from nnclr_hub.client.call_examples import BASE, KEY_VARIABLE, ApiCall
+
 from ..page import Page
-from ..snippets import curl, python
-from ..widgets.code import Code, block
+from ..widgets.outputs import Code, code_block
 
 INTRO = (
-    "Whatever the page does, **REST can do too**. Here stands the last thing that you did on another tab, as a command "
-    "for the shell and as a Python program: copy one and run it."
+    "Everything on this page also works **over REST**. This tab shows your last action on another tab as a shell "
+    "command and as a Python program."
 )
-NOTHING = "You have not done anything yet: search for an image on the tab Search, then come back."
-ORIGIN = "() => [null, window.location.origin]"  # behind a proxy only the browser knows it
+NO_ACTION = "There is no action yet. Search for an image on the Search tab, then come back."
+ORIGIN = "() => [null, window.location.origin]"  # behind a proxy, only the browser knows the address
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]{1,253}")
 
 
 class ApiTab:
-    """Builds the tab inside an open gr.Tab."""
+    """Build the tab inside an open gr.Tab."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         gr.Markdown(INTRO)
-        self.status = gr.Markdown(NOTHING, elem_id="api-status")
+        self.status = gr.Markdown(NO_ACTION, elem_id="api-status")
         self.code = Code(elem_id="api-code")
-        page.on(page.last.change, self._show, [page.last, self.code], [self.status, self.code], js=ORIGIN)
+        page.on(
+            page.last_call.change, self._show_call, [page.last_call, self.code], [self.status, self.code], js=ORIGIN
+        )
 
-    def _show(self, last: Action | None, origin: Any) -> tuple[Any, ...]:
+    def _show_call(self, last: ApiCall | None, origin: Any) -> tuple[Any, ...]:
         if last is None:
-            return NOTHING, []
-        base = origin if isinstance(origin, str) and _ADDRESS.fullmatch(origin) else "http://127.0.0.1:8000"
-        key = self._page.terms.keys
-        theirs = {file for _, file in last.files} - {file for file, _ in last.fetched}
-        told = "The file stands there by its name: run it in the folder where the file lies." if theirs else ""
-        told = "Run it in the folder that holds your class folders." if last.body else told
-        told = last.where or told
-        told += " Put your key into the variable NNCLR_API_KEY first." if key else ""
-        shell = [block("In the shell", curl(last, base, key=key))] if last.path else []
-        return told.strip(), [*shell, block("In Python", python(last, base, key=key))]
+            return NO_ACTION, []
+        base = origin if isinstance(origin, str) and _ADDRESS.fullmatch(origin) else BASE
+        key = self._page.settings.keys
+        own_files = {file for _, file in last.files} - {file for file, _ in last.downloads}
+        status = last.note or ("Run it in the folder that contains the image." if own_files else "")
+        status += f" Set the environment variable {KEY_VARIABLE} to your key first." if key else ""
+        shell = [code_block("Shell", last.curl(base, key=key))] if last.path else []
+        return status.strip(), [*shell, code_block("Python", last.python(base, key=key))]

@@ -1,4 +1,4 @@
-"""Probe: a few labeled images to a classifier, how well it does, and what it says of others."""
+"""The Probe tab: fit a classifier on a few labeled images, see its accuracy, and try it on an image."""
 
 from __future__ import annotations
 
@@ -10,252 +10,235 @@ import gradio as gr
 from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNotFound
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
-from ..class_folders import classes, take, ticket_of, what_waits
-from ..finding import Finder
+from ..api_calls import export_path, predict_call
+from ..class_folders import count_classes, describe, read_ticket, store_folders
+from ..finder import Finder
+from ..handlers import escape_markdown
 from ..page import Page
-from ..probing import FIT, Prober, export_path, predict_action, read_csv, read_labels
-from ..steps import plain
-from ..widgets.intake import Intake, intake_value
-from ..widgets.labeller import LABELS, Labeller, labeled
-from ..widgets.probe_report import ProbeReport, report_of
-from ..widgets.raw_image import raw_image
-from ..widgets.uploaded import Uploaded
-from ..widgets.verdict import Verdict, verdict_of
+from ..probe_jobs import FIT, ProbeJobs, read_csv, read_labels
+from ..widgets.inputs import Uploaded, raw_image
+from ..widgets.labeler import LABELS, Labeler, labeler_value
+from ..widgets.outputs import Prediction, prediction_value
+from ..widgets.probe_report import ProbeReport, report_value
+from ..widgets.uploader import Uploader, uploader_value
 
 INTRO = (
-    "Teach it **classes of your own**: label a handful of images, or give a folder of them for each class, and a "
-    "*linear probe*, a small classifier on what the encoder already sees, learns to tell them apart in seconds."
+    "Train a **classifier for your own classes** in seconds. Label a few images, or upload one folder of images per "
+    "class. The classifier is a *linear probe*: a linear layer on the embeddings of the encoder."
 )
 INTRO_READ_ONLY = (
-    "A *linear probe* is a small classifier on what the encoder already sees, which learned somebody's own classes "
-    "from a few labeled images. Choose one: see how well it does, try it on an image of yours, download it. This "
-    "server is **read-only**: probes are made where it is served without `--read-only`, by whoever runs it."
+    "A *linear probe* is a small classifier on the embeddings of the encoder, fitted on a few labeled images. Choose a "
+    "probe to see its accuracy, try it on an image, or download it. This server is **read-only**, so probes cannot be "
+    "fitted here."
 )
-CLICK, FIELD = "I label images by clicking", "A field of their metadata has the labels"
-FOLDERS = "I have a folder of images for each class"
+CLICK, FIELD, FOLDERS = "Label images by clicking", "Use a metadata field", "Upload one folder of images per class"
 FOLDERS_HINT = (
-    "Choose the folder that holds one folder for each class, or a zip of it. The images serve for the fit alone and "
-    "are not kept."
+    "Choose a folder that contains one folder per class, or a zip of it. The images are used for the fit and then "
+    "deleted."
 )
-FIRST, STEP, MOST = 48, 48, 1000  # images that are shown to be labeled
-NO_PROBE = "There is no probe yet: label images above, give it a name and press *Fit*."
+FIRST, STEP, MAX_SHOWN = 48, 48, 1000  # images to label
+NO_PROBE = "There is no probe yet. Label images above, enter a name and press *Fit*."
 NO_PROBE_READ_ONLY = (
-    "There is no probe yet, and none can be made on this read-only server: whoever runs it makes one where it is "
-    "served without `--read-only`, and it is here when the page is reloaded."
+    "There is no probe yet. This server is read-only; its operator can fit probes without `--read-only`."
 )
-AS_IT_IS = (gr.skip(),) * 4  # the probes, and what is told of one
-ONE_AT_A_TIME: dict[str, Any] = {"trigger_mode": "always_last"}
+UNCHANGED = (gr.skip(),) * 4  # the probes, and the report of one
+LAST_WINS: dict[str, Any] = {"trigger_mode": "always_last"}
 
 
 class ProbeTab:
-    """Builds the tab inside an open gr.Tab."""
+    """Build the tab inside an open gr.Tab."""
 
     def __init__(self, page: Page) -> None:
-        self._page, self._prober, self._finder = page, Prober(page), Finder(page)
+        self._page, self._jobs, self._finder = page, ProbeJobs(page), Finder(page)
         gr.Markdown(INTRO if page.writable else INTRO_READ_ONLY, elem_id="probe-intro")
         if page.writable:
             with gr.Row(elem_classes="search-row"):
                 with gr.Column(scale=1, min_width=280):
-                    self._ask()
+                    self._build_controls()
                 with gr.Column(scale=3, min_width=300):
-                    self.labeller = Labeller(elem_id="labeller")
-        gr.Markdown("### How well it does, and what it says", elem_classes="step")
+                    self.labeler = Labeler(elem_id="labeler")
+        gr.Markdown("### Accuracy and predictions", elem_classes="step")
         with gr.Row(elem_classes="search-row"):
             with gr.Column(scale=1, min_width=280):
                 self.probe = gr.Dropdown([], label="Probe", elem_id="probe", interactive=True)
                 self.picker = raw_image("Try it on an image", elem_id="probe-image")
-                self.verdict = Verdict(elem_id="probe-verdict")
+                self.prediction = Prediction(elem_id="probe-prediction")
             with gr.Column(scale=3, min_width=300):
                 self.no_probe = gr.Markdown(elem_id="no-probe")
                 self.report = ProbeReport(elem_id="probe-report")
         self._wire(page)
 
-    def _ask(self) -> None:
-        self.way = gr.Radio(
-            [CLICK, FIELD, FOLDERS], value=CLICK, label="Where the labels are", elem_id="probe-way", interactive=True
+    def _build_controls(self) -> None:
+        self.source = gr.Radio(
+            [CLICK, FIELD, FOLDERS], value=CLICK, label="Labels", elem_id="probe-source", interactive=True
         )
         self.collection = gr.Dropdown([], label="Collection", elem_id="probe-collection", interactive=True)
         self.field = gr.Dropdown([], label="Field", elem_id="probe-field", interactive=True, visible=False)
         self.csv = gr.UploadButton(
-            "Take labels from a CSV file (id, label)", file_types=[".csv"], elem_id="probe-csv", size="sm"
+            "Load labels from a CSV file (id, label)", file_types=[".csv"], elem_id="probe-csv", size="sm"
         )
-        self.intake = Intake(
-            intake_value("probe"),
-            most_bytes=self._page.terms.max_bytes,
+        self.uploader = Uploader(
+            uploader_value("probe"),
+            max_bytes=self._page.settings.max_bytes,
             whole=True,
             hint=FOLDERS_HINT,
-            elem_id="probe-intake",
+            elem_id="probe-uploader",
             visible=False,
         )
-        self.waiting = gr.Markdown(elem_id="probe-waiting", visible=False)
+        self.uploaded = gr.Markdown(elem_id="probe-uploaded", visible=False)
         self.name = gr.Textbox("", label="Name of the probe", placeholder="my-pets", max_lines=1, elem_id="probe-name")
-        self.replace = gr.Checkbox(False, label="Replace one of that name", elem_id="probe-replace", interactive=True)
+        self.replace = gr.Checkbox(
+            False, label="Replace a probe with this name", elem_id="probe-replace", interactive=True
+        )
         self.fit = gr.Button("Fit", elem_id="probe-fit", variant="primary")
         self.status = gr.Markdown(elem_id="probe-status")
         self.timer = gr.Timer(0.7, active=False)
 
     def _wire(self, page: Page) -> None:
-        shown = [self.probe, self.no_probe, self.report, self.verdict]
-        page.on(
-            self.probe.input,
-            self._choose_probe,
-            self.probe,
-            [self.no_probe, self.report, self.verdict],
-            **ONE_AT_A_TIME,
+        shown = [self.probe, self.no_probe, self.report, self.prediction]
+        page.on(self.probe.input, self._choose_probe, self.probe, shown[1:], **LAST_WINS)
+        predicted = page.on(
+            self.picker.input, self._predict, [self.picker, self.probe], self.prediction, show_progress="minimal"
         )
-        said = page.on(self.picker.input, self._say, [self.picker, self.probe], self.verdict, show_progress="minimal")
-        page.clear_on_failure(said, self.picker, self.verdict)
-        page.on(page.blocks.load, self._start_probes, None, shown)
+        page.clear_on_failure(predicted, self.picker, self.prediction)
+        page.on(page.blocks.load, self._load_probes, None, shown)
         if not page.writable:
             return
-        kept, source = page.kept, [self.collection, self.field, self.labeller]
-        begun = [kept.collection, kept.fit, kept.fit_told]
-        page.on(page.blocks.load, self._start_fitting, begun, [*source, self.status, self.timer])
-        there = [self.labeller, self.labeller, self.collection, kept.collection]
-        page.on(page.tab.select, self._refresh, there, source, js=LABELS)
-        page.on(
-            self.collection.input,
-            self._choose_collection,
-            self.collection,
-            [*source[1:], kept.collection],
-            **ONE_AT_A_TIME,
+        stored, source = page.stored, [self.collection, self.field, self.labeler]
+        started = [stored.collection, stored.fit, stored.fit_reported]
+        page.on(page.blocks.load, self._load_sources, started, [*source, self.status, self.timer])
+        current = [self.labeler, self.labeler, self.collection, stored.collection]
+        page.on(page.tab.select, self._refresh, current, source, js=LABELS)
+        chosen = [*source[1:], stored.collection]
+        page.on(self.collection.input, self._choose_collection, self.collection, chosen, **LAST_WINS)
+        controls = [self.collection, self.field, self.csv, self.labeler, self.uploader, self.uploaded]
+        page.on(self.source.input, self._choose_source, [self.source, stored.folders], controls)
+        added = page.on(
+            self.uploader.submit, self._upload_folders, stored.folders, [self.uploaded, stored.folders], writes=True
         )
-        ways = [self.collection, self.field, self.csv, self.labeller, self.intake, self.waiting]
-        page.on(self.way.input, self._choose_way, [self.way, kept.folders], ways)
-        given = page.on(self.intake.give, self._take_folders, kept.folders, [self.waiting, kept.folders], writes=True)
-        self.intake.answered(given)
-        page.on(self.labeller.more, self._more, self.collection, self.labeller)
-        page.on(self.csv.upload, self._labels_of, [self.csv, self.collection], self.labeller)
-        asked = [self.labeller, self.way, self.collection, self.field, self.name, self.replace, kept.folders]
-        page.on(
-            self.fit.click, self._fit, asked, [self.status, self.timer, kept.fit, self.waiting], writes=True, js=LABELS
-        )
-        page.on(self.timer.tick, self._look, kept.fit, [self.status, self.timer, kept.fit_told, *shown])
+        self.uploader.continue_after(added)
+        page.on(self.labeler.more, self._show_more, self.collection, self.labeler)
+        page.on(self.csv.upload, self._load_csv, [self.csv, self.collection], self.labeler)
+        inputs = [self.labeler, self.source, self.collection, self.field, self.name, self.replace, stored.folders]
+        outputs = [self.status, self.timer, stored.fit, self.uploaded]
+        page.on(self.fit.click, self._fit, inputs, outputs, writes=True, js=LABELS)
+        page.on(self.timer.tick, self._poll, stored.fit, [self.status, self.timer, stored.fit_reported, *shown])
 
-    # ---- what is labeled
+    # ---- the images to label
 
-    def _start_fitting(self, kept_collection: Any, fit: Any, fit_told: Any) -> tuple[Any, ...]:
-        """The collection that was chosen last; and the job that went on while the page was closed, until it is told."""
-        names, chosen = self._finder.names(), self._finder.chosen(kept_collection) or None
-        picked = gr.Dropdown(choices=names, value=chosen)
-        waits = fit != fit_told and self._job(fit) is not None
-        status = "Looking after your probe ..." if waits else ""
-        return picked, *self._shown_of(chosen), status, gr.Timer(active=waits)
+    def _load_sources(self, stored_collection: Any, fit: Any, fit_reported: Any) -> tuple[Any, ...]:
+        """Show the collection that was chosen last, and poll a job that ran while the page was closed."""
+        names, chosen = self._finder.names(), self._finder.choose_collection(stored_collection) or None
+        picker = gr.Dropdown(choices=names, value=chosen)
+        pending = fit != fit_reported and self._job(fit) is not None
+        status = "Loading the state of your probe ..." if pending else ""
+        return picker, *self._source_of(chosen), status, gr.Timer(active=pending)
 
-    def _refresh(self, labels: str, wall: Any, collection: str | None, kept_collection: Any) -> tuple[Any, ...]:
-        """The collections that there are by now, and of them the one that was chosen meanwhile; labels stay."""
+    def _refresh(self, labels: str, grid: Any, collection: str | None, stored_collection: Any) -> tuple[Any, ...]:
+        """Update the collections when the tab is selected; a collection with labels stays."""
         names = self._finder.names()
-        stays = collection if read_labels(labels or "{}") else None
-        chosen = self._finder.chosen(stays, kept_collection, collection) or None
-        if chosen == collection and isinstance(wall, dict) and wall.get("tiles"):
+        labeled = collection if read_labels(labels or "{}") else None
+        chosen = self._finder.choose_collection(labeled, stored_collection, collection) or None
+        if chosen == collection and isinstance(grid, dict) and grid.get("tiles"):
             return gr.Dropdown(choices=names), gr.skip(), gr.skip()
-        return gr.Dropdown(choices=names, value=chosen), *self._shown_of(chosen)
+        return gr.Dropdown(choices=names, value=chosen), *self._source_of(chosen)
 
     def _choose_collection(self, collection: str | None) -> tuple[Any, ...]:
-        return *self._shown_of(collection), collection
+        return *self._source_of(collection), collection
 
-    def _shown_of(self, collection: str | None) -> tuple[Any, Any]:
-        """The fields of a collection, and its images to be labeled."""
+    def _source_of(self, collection: str | None) -> tuple[Any, Any]:
+        """Return the fields of a collection, and its first images."""
         if not collection:
-            return gr.skip(), labeled("", [], more=False)
+            return gr.skip(), labeler_value("", [], more=False)
         keys = self._finder.keys(collection)
         field = gr.Dropdown(choices=keys, value="label" if "label" in keys else next(iter(keys), None))
-        tiles, more = self._prober.pictures(collection, FIRST)
-        return field, labeled(collection, tiles, more=more)
+        tiles, more = self._jobs.first_tiles(collection, FIRST)
+        return field, labeler_value(collection, tiles, more=more)
 
-    def _choose_way(self, way: str, kept_ticket: Any) -> tuple[Any, ...]:
-        """What each way needs; folders that were given before still wait."""
-        click, field, folders = (gr.update(visible=way == one) for one in (CLICK, FIELD, FOLDERS))
-        collection = gr.update(visible=way != FOLDERS)
-        return (
-            collection,
-            field,
-            click,
-            click,
-            folders,
-            gr.update(value=self._waiting(kept_ticket), visible=way == FOLDERS),
-        )
+    def _choose_source(self, source: str, stored_ticket: Any) -> tuple[Any, ...]:
+        """Show the controls of a source of labels; folders that were uploaded earlier are still there."""
+        click, field, folders = (gr.update(visible=source == one) for one in (CLICK, FIELD, FOLDERS))
+        uploaded = gr.update(value=self._uploaded(stored_ticket), visible=source == FOLDERS)
+        return gr.update(visible=source != FOLDERS), field, click, click, folders, uploaded
 
-    def _waiting(self, kept_ticket: Any) -> str:
-        ticket = ticket_of(kept_ticket)
-        if ticket is None or self._prober.is_taken(ticket):
+    def _uploaded(self, stored_ticket: Any) -> str:
+        ticket = read_ticket(stored_ticket)
+        if ticket is None or self._jobs.is_taken(ticket):
             return ""
         try:
-            return what_waits(classes(ticket, self._page.terms.max_bytes))
-        except InvalidRequest:  # they are gone
+            return describe(count_classes(ticket, self._page.settings.max_bytes))
+        except InvalidRequest:  # they were deleted
             return ""
 
-    def _take_folders(self, kept_ticket: Any, event: gr.EventData) -> tuple[Any, ...]:
-        """Class folders in place of those that waited before."""
-        ticket = take(event.files, self._page.terms.max_bytes)
-        before = ticket_of(kept_ticket)
-        if before is not None:
-            self._prober.forget_folders(before)
-        return self._waiting(ticket), ticket
+    def _upload_folders(self, stored_ticket: Any, event: gr.EventData) -> tuple[Any, ...]:
+        """Replace the class folders that were uploaded earlier."""
+        ticket = store_folders(event.files, self._page.settings.max_bytes)
+        previous = read_ticket(stored_ticket)
+        if previous is not None:
+            self._jobs.delete_folders(previous)
+        return self._uploaded(ticket), ticket
 
-    def _more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
+    def _show_more(self, collection: str | None, event: gr.EventData) -> dict[str, Any] | None:
         number = event.shown if isinstance(event.shown, int) else 0
-        tiles, more = self._prober.pictures(collection or "", min(MOST, max(0, number) + STEP))
-        return labeled(collection or "", tiles, more=more and len(tiles) < MOST)
+        tiles, more = self._jobs.first_tiles(collection or "", min(MAX_SHOWN, max(0, number) + STEP))
+        return labeler_value(collection or "", tiles, more=more and len(tiles) < MAX_SHOWN)
 
-    def _labels_of(self, path: str | None, collection: str | None) -> Any:
-        """Labels from a file, all of them; the images that it names are shown first, as many as are shown at all."""
+    def _load_csv(self, path: str | None, collection: str | None) -> Any:
+        """Replace the labels by those of a file, and show the labeled images first."""
         if path is None or not collection:
-            raise InvalidRequest("Choose the collection first that the file has labels of.")
+            raise InvalidRequest("No collection is selected. Select the one that contains the labeled images.")
         labels = read_csv(Path(path))
-        named = self._prober.tiles(collection, list(labels))
-        first, more = self._prober.pictures(collection, FIRST)
-        tiles = [*named, *(one for one in first if one.id not in labels)][:MOST]
-        return labeled(collection, tiles, more=more and len(tiles) < MOST, labels=labels)
+        labeled = self._jobs.tiles(collection, list(labels))
+        first, more = self._jobs.first_tiles(collection, FIRST)
+        tiles = [*labeled, *(one for one in first if one.id not in labels)][:MAX_SHOWN]
+        return labeler_value(collection, tiles, more=more and len(tiles) < MAX_SHOWN, labels=labels)
 
     # ---- the fit
 
     def _fit(
         self,
         labels: str,
-        way: str,
+        source: str,
         collection: str | None,
         field: str | None,
         name: str,
         replace: bool,
         folders: Any,
     ) -> tuple[Any, ...]:
-        called = (str(name or "").strip(), bool(replace))
-        if way == FOLDERS:
-            ticket = ticket_of(folders)
+        target = (str(name or "").strip(), bool(replace))
+        if source == FOLDERS:
+            ticket = read_ticket(folders)
             if ticket is None:
-                raise InvalidRequest("There is no folder to fit on: choose one that holds a folder for each class.")
-            job, action = self._prober.by_folders(*called, ticket)
+                raise InvalidRequest("No folder is uploaded. Choose a folder that contains one folder per class.")
+            job, call = self._jobs.fit_folders(*target, ticket)
         elif not collection:
-            raise InvalidRequest("There is no collection to fit on: choose one first.")
-        elif way == FIELD:
+            raise InvalidRequest("No collection is selected. Select one first.")
+        elif source == FIELD:
             if not field:
-                raise InvalidRequest("There is no field to fit on: choose the one that has the labels.")
-            job, action = self._prober.by_field(*called, collection, field)
+                raise InvalidRequest("No field is selected. Select the field that contains the labels.")
+            job, call = self._jobs.fit_field(*target, collection, field)
         else:
-            job, action = self._prober.by_labels(*called, collection, read_labels(labels or "{}"))
-        self._page.did(action)
-        waiting = self._waiting(folders)
-        return "Your probe waits for its turn ...", gr.Timer(active=True), job, waiting
+            job, call = self._jobs.fit_labels(*target, collection, read_labels(labels or "{}"))
+        self._page.note(call)
+        return "Your probe is queued ...", gr.Timer(active=True), job, self._uploaded(folders)
 
-    def _look(self, fit: Any) -> tuple[Any, ...]:
-        """How far the job is; at its end the probe, and that its end is told."""
+    def _poll(self, fit: Any) -> tuple[Any, ...]:
+        """Show the progress of the job; when it ends, show the probe and record that its end was reported."""
         job = self._job(fit)
         if job is None:
-            return "", gr.Timer(active=False), fit, *AS_IT_IS
+            return "", gr.Timer(active=False), fit, *UNCHANGED
         if not job.has_ended:
             share = f" {job.done / job.total:.0%}" if job.total else ""
-            return f"Fitting{share} ... You may close the page: it goes on.", gr.skip(), gr.skip(), *AS_IT_IS
+            return f"Fitting{share} ... This continues if you close the page.", gr.skip(), gr.skip(), *UNCHANGED
         if job.state != "done":
-            detail = job.error["detail"] if job.error else "it was cancelled."
-            status = f"**It could not be fitted:** {plain(detail)}"
-            return status, gr.Timer(active=False), fit, *AS_IT_IS
+            detail = job.error["detail"] if job.error else "It was cancelled."
+            return f"**The fit failed:** {escape_markdown(detail)}", gr.Timer(active=False), fit, *UNCHANGED
         name = job.result["probe"]
-        status = f"**{plain(name)}** is ready: see below how well it does, and try it."
+        status = f"**{escape_markdown(name)}** is ready. Its accuracy is shown under *Accuracy and predictions*."
         return status, gr.Timer(active=False), fit, *self._probes(name)
 
     def _job(self, id: Any) -> Any:
-        """The job of that id, if it is one that fits a probe."""
+        """Return the job if it exists and fits a probe."""
         if not isinstance(id, str) or self._page.jobs is None:
             return None
         try:
@@ -266,34 +249,34 @@ class ProbeTab:
 
     # ---- the probes
 
-    def _start_probes(self) -> tuple[Any, ...]:
+    def _load_probes(self) -> tuple[Any, ...]:
         return self._probes(None)
 
     def _probes(self, chosen: str | None) -> tuple[Any, ...]:
-        """All probes, and the report of one of them, which has said nothing yet."""
+        """Return all probes, and the report of the chosen one or of the newest one."""
         probes = {one.name: one for one in list_probes(self._page.bench.store.records)}
         if not probes:
-            sentence = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
-            return gr.Dropdown(choices=[], value=None), sentence, None, None
-        last = max(probes.values(), key=lambda one: one.about["created"]).name
-        name = chosen if chosen in probes else last
-        return gr.Dropdown(choices=list(probes), value=name), "", report_of(probes[name], export_path(name)), None
+            message = NO_PROBE if self._page.writable else NO_PROBE_READ_ONLY
+            return gr.Dropdown(choices=[], value=None), message, None, None
+        newest = max(probes.values(), key=lambda one: one.about["created"]).name
+        name = chosen if chosen in probes else newest
+        return gr.Dropdown(choices=list(probes), value=name), "", report_value(probes[name], export_path(name)), None
 
     def _choose_probe(self, name: str | None) -> tuple[Any, ...]:
         if not name:
-            raise ProbeNotFound("Choose one of the probes that there are.")
+            raise ProbeNotFound("No probe is selected.")
         probe = get_probe(self._page.bench.store.records, name)
-        return "", report_of(probe, export_path(name)), None
+        return "", report_value(probe, export_path(name)), None
 
-    def _say(self, given: Uploaded | None, probe: str | None) -> Any:
-        """What a probe says of an image."""
-        if given is None:
+    def _predict(self, file: Uploaded | None, probe: str | None) -> Any:
+        """Predict the label of an image."""
+        if file is None:
             return None
         if not probe:
-            how = "label some images and fit one" if self._page.writable else "this read-only server makes none"
-            raise InvalidRequest(f"There is no probe to ask yet: {how}.")
-        [said] = self._page.bench.predict(probe, images=[given.path])
-        if isinstance(said, NNCLRHubError):
-            raise said
-        self._page.did(predict_action(probe, given.name))
-        return verdict_of(said)
+            hint = "Label images and fit one first." if self._page.writable else "This server is read-only."
+            raise InvalidRequest(f"There is no probe yet. {hint}")
+        [labeling] = self._page.bench.predict(probe, images=[file.path])
+        if isinstance(labeling, NNCLRHubError):
+            raise labeling
+        self._page.note(predict_call(probe, file.name))
+        return prediction_value(labeling)

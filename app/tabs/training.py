@@ -1,21 +1,21 @@
-"""Training: how encoders learn, by the reports that `nnclr pretrain` writes."""
+"""The Training tab: the reports that `nnclr pretrain` writes."""
 
 from __future__ import annotations
 
 import gradio as gr
 
 from ..page import Page
-from ..widgets.runs import Runs
+from ..widgets.outputs import Runs
 
 INTRO = (
-    "How an encoder **learns to see from images without labels**: its loss, whether near images find each other, "
-    "and accuracies where some are labeled. A run shows here while `nnclr pretrain` goes on."
+    "Runs of `nnclr pretrain`, which **trains an encoder without labels**. The report of a run shows its loss, the "
+    "neighbors of example images, and accuracies on labeled images. It is updated while the run continues."
 )
 
 
 class TrainingTab:
-    """Builds the tab inside an open gr.Tab; its widget asks REST for the rest."""
+    """Build the tab inside an open gr.Tab; its widget loads everything else from REST."""
 
     def __init__(self, page: Page) -> None:
         gr.Markdown(INTRO)
-        self.runs = Runs(elem_id="runs", given=page.terms.runs)
+        self.runs = Runs(elem_id="runs", configured=page.settings.runs)

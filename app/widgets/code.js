@@ -1,12 +1,12 @@
-// Code: see code.py. The blocks scroll inside themselves, also by keys.
+// Code: see outputs.py. Each block scrolls separately, also with the keyboard.
 root.className = 'codes';
 
-function copyOf(text) {
+function copyButton(text) {
   const button = make('button', {type: 'button', class: 'plain-button', onclick: async () => {
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = 'Copied';
-    } catch { // no clipboard off https
+    } catch { // browsers offer no clipboard without https
       getSelection().selectAllChildren(button.closest('section').querySelector('pre'));
       button.textContent = 'Selected: press Ctrl+C';
     }
@@ -15,6 +15,6 @@ function copyOf(text) {
   return button;
 }
 
-drawn(blocks => root.replaceChildren(...(blocks || []).map(({title, text}) => make('section', {},
-  make('header', {}, make('h3', {}, title), copyOf(text)),
+onValue(blocks => root.replaceChildren(...(blocks || []).map(({title, text}) => make('section', {},
+  make('header', {}, make('h3', {}, title), copyButton(text)),
   make('pre', {tabindex: 0, role: 'region', 'aria-label': title}, text)))));

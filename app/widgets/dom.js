@@ -1,7 +1,8 @@
-// A function body of Gradio's: element, trigger, props and watch are there, and our settings. What every script of ours has before it.
+// Prepended to the script of each widget. Gradio runs it as a function body with element, trigger, props and watch;
+// widget.py adds settings.
 const root = element.firstElementChild;
 
-/** An element with attributes and listeners; children are elements or text, and text is never markup. */
+/** Create an element with attributes and listeners. Children are elements or text; text is never parsed as HTML. */
 function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,17 +14,17 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Calls the function with the value now, and with every new one. */
-function drawn(draw) {
+/** Call the function with the current value, and with each new one. */
+function onValue(draw) {
   watch('value', () => draw(props.value));
   draw(props.value);
 }
 
-/** A picture from one of our icons, which are paths in a square of 24. */
+/** Create an icon from a path in a 24 x 24 square. */
 function icon(path) {
-  const space = 'http://www.w3.org/2000/svg';
-  const svg = document.createElementNS(space, 'svg');
-  const line = document.createElementNS(space, 'path');
+  const namespace = 'http://www.w3.org/2000/svg';
+  const svg = document.createElementNS(namespace, 'svg');
+  const line = document.createElementNS(namespace, 'path');
   for (const [name, value] of Object.entries({viewBox: '0 0 24 24', 'aria-hidden': 'true', class: 'icon'})) {
     svg.setAttribute(name, value);
   }
@@ -32,24 +33,24 @@ function icon(path) {
   return svg;
 }
 
-/** What REST answers at a path, null where it has no such thing; else an error in a sentence, which is `away` where the server does not answer. */
-async function rest(path, away) {
-  let answer;
+/** GET a REST path as JSON; return null for 404. Throw an error whose message is `offline` if the server does not respond. */
+async function rest(path, offline) {
+  let response;
   try {
-    answer = await fetch(`/api/v1/${path}`, {headers: {Accept: 'application/json'}});
-    if (answer.ok) return await answer.json();
+    response = await fetch(`/api/v1/${path}`, {headers: {Accept: 'application/json'}});
+    if (response.ok) return await response.json();
   } catch {
-    throw new Error(away);
+    throw new Error(offline);
   }
-  if (answer.status === 404) return null;
-  if (answer.status === 401) throw new Error('Your login has ended: reload the page and log in.');
-  if (answer.status !== 429) throw new Error(away);
-  const seconds = Number(answer.headers.get('Retry-After')) || 0;
-  throw Object.assign(new Error('You have asked more of this server than it allows in a minute: this goes on by itself.'), {wait: 1000 * seconds});
+  if (response.status === 404) return null;
+  if (response.status === 401) throw new Error('Your session has expired. Reload the page and log in.');
+  if (response.status !== 429) throw new Error(offline);
+  const seconds = Number(response.headers.get('Retry-After')) || 0;
+  throw Object.assign(new Error('The rate limit is reached. This page retries automatically.'), {wait: 1000 * seconds});
 }
 
-/** Shows a sentence in its place, or that there is none. */
-function tell(place, words) {
-  if (place.textContent !== words) place.textContent = words;
-  place.hidden = !words;
+/** Show a message, or hide its element if the message is empty. */
+function setMessage(target, message) {
+  if (target.textContent !== message) target.textContent = message;
+  target.hidden = !message;
 }

@@ -1,5 +1,5 @@
-// Download: see download.py.
-drawn(file => {
+// Download: see outputs.py.
+onValue(file => {
   if (!file) return;
   const url = URL.createObjectURL(new Blob([file.text], {type: `${file.kind};charset=utf-8`}));
   make('a', {href: url, download: file.name}).click();

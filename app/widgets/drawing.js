@@ -1,23 +1,23 @@
-// Drawing: see drawing.py. Shapes are kept in pixels of the upright picture and drawn in percent, so they fit any size.
+// Drawing: see drawing.py. Shapes are stored in pixels of the upright image and drawn in percent, so they fit any size.
 const kinds = settings.draws;
-const TAP = 4; // CSS pixels; what moves less is a click
+const TAP = 4; // CSS pixels; a shorter movement is a click
 let size = [1, 1], start = null, drawingByTouch = false, shape = {box: null, point: null};
-const image = make('img', {alt: settings.says, draggable: 'false'});
+const image = make('img', {alt: settings.alt, draggable: 'false'});
 const boxMark = make('div', {class: 'box-mark', hidden: true});
 const pointMark = make('div', {class: 'point-mark', hidden: true});
 const stage = make('div', {class: 'stage'}, image, boxMark, pointMark);
 const touchSwitch = make('button', {type: 'button', class: 'draw-switch', 'aria-pressed': 'false',
-  onclick: () => setTouch(!drawingByTouch)}, 'Draw with your finger');
+  onclick: () => setTouch(!drawingByTouch)}, 'Draw with a finger');
 const clear = make('button', {type: 'button', hidden: true, onclick: () => finish({box: null, point: null})},
-  kinds.includes('box') ? 'Whole picture' : 'No point');
+  kinds.includes('box') ? 'Whole image' : 'Remove point');
 const fields = Object.fromEntries(kinds.map(kind => [kind, (kind === 'box' ? ['x0', 'y0', 'x1', 'y1'] : ['x', 'y']).map(
   name => make('input', {type: 'number', step: 'any', min: 0, name, onchange: () => fromFields(kind)}))]));
-const numbers = make('details', {class: 'numbers'}, make('summary', {}, 'In numbers'),
+const numbers = make('details', {class: 'numbers'}, make('summary', {}, 'Enter coordinates'),
   ...kinds.map(kind => make('fieldset', {class: 'fields'}, make('legend', {}, kind === 'box' ? 'Box' : 'Point'),
     ...fields[kind].map(field => make('label', {}, field.name, field)))));
-const HINTS = {'box': 'Drag a box to search by a part of it.', 'point': 'Click a point.',
-  'box point': 'Click a point, or drag a box.'};
-const hint = make('p', {class: 'hint'}, settings.hint || HINTS[[...kinds].sort().join(' ')]);
+const HINTS = {'box': 'Drag a box to search by a part of the image.', 'point': 'Click a point.',
+  'box point': 'Click a point or drag a box.'};
+const hint = make('p', {class: 'hint'}, HINTS[[...kinds].sort().join(' ')]);
 const hasTouch = window.matchMedia('(any-pointer: coarse)').matches;
 const tools = make('div', {class: 'drawing-tools'}, hasTouch && kinds.includes('box') ? touchSwitch : null, hint, clear);
 root.className = 'drawing';
@@ -26,7 +26,7 @@ root.append(stage, tools, numbers);
 function setTouch(on) {
   drawingByTouch = on;
   touchSwitch.setAttribute('aria-pressed', String(on));
-  stage.style.touchAction = on ? 'none' : 'auto'; // a finger draws, or scrolls
+  stage.style.touchAction = on ? 'none' : 'auto'; // a finger draws, otherwise it scrolls
 }
 
 function toPixels(event) {
@@ -40,7 +40,7 @@ function boxOf([x0, y0], [x1, y1]) {
   return [Math.min(x0, x1), Math.min(y0, y1), Math.max(x0, x1), Math.max(y0, y1)];
 }
 
-function mark() {
+function showShape() {
   const percent = (value, axis) => `${100 * value / size[axis]}%`;
   boxMark.hidden = !shape.box;
   pointMark.hidden = !shape.point;
@@ -58,17 +58,17 @@ function mark() {
 }
 
 function finish(next) {
-  const had = shape;
+  const previous = shape;
   shape = next;
-  mark();
+  showShape();
   if (next.point) trigger('point', {point: next.point});
-  else if (next.box || had.box || kinds.includes('box')) trigger('box', {box: next.box});
+  else if (next.box || previous.box || kinds.includes('box')) trigger('box', {box: next.box});
   else trigger('point', {point: null});
 }
 
 function fromFields(kind) {
-  const given = fields[kind].map(field => field.value === '' ? NaN : Number(field.value));
-  if (!given.some(Number.isNaN)) finish({box: null, point: null, [kind]: given});
+  const values = fields[kind].map(field => field.value === '' ? NaN : Number(field.value));
+  if (!values.some(Number.isNaN)) finish({box: null, point: null, [kind]: values});
 }
 
 stage.addEventListener('pointerdown', event => {
@@ -81,7 +81,7 @@ stage.addEventListener('pointermove', event => {
   if (event.pointerType === 'touch' && !drawingByTouch) return;
   if (Math.hypot(event.clientX - start.x, event.clientY - start.y) < TAP) return;
   shape = {box: boxOf(start.pixels, toPixels(event)), point: null};
-  mark();
+  showShape();
 });
 stage.addEventListener('pointerup', event => {
   if (!start || event.pointerId !== start.id) return;
@@ -93,11 +93,11 @@ stage.addEventListener('pointerup', event => {
 });
 stage.addEventListener('pointercancel', () => { start = null; });
 
-drawn(value => {
+onValue(value => {
   stage.hidden = tools.hidden = numbers.hidden = !value;
   if (!value) { image.removeAttribute('src'); return; }
   size = [value.width, value.height];
   image.src = value.src;
   shape = {box: value.box, point: value.point};
-  mark();
+  showShape();
 });

@@ -1,11 +1,11 @@
-"""Drawing: an image on which a person drags a box or clicks a point, by mouse, by touch or in numbers.
+"""Drawing: an image on which the user drags a box or clicks a point, by mouse, touch or typed numbers.
 
     drawing = Drawing(elem_id="query-image", draws=("box",))
     page.on(drawing.box, handler, [...], [...])         # handler(..., event: gr.EventData); event.box
-    return image_value(path_or_bytes)                 # what a handler gives it to show
+    return image_value(path_or_bytes)                   # the value that a handler returns
 
-A box is [x0, y0, x1, y1] and a point [x, y], in pixels of the upright image, whatever size it is shown at; the box
-is null when it was taken away. Both come from the browser: `checked_box` and `checked_point` make sure of them.
+A box is [x0, y0, x1, y1] and a point is [x, y], in pixels of the upright image, whatever size it is shown at. A removed
+box is null. Both come from the browser; `checked_box` and `checked_point` validate them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from nnclr_hub.errors import InvalidRequest
 
 from .widget import Widget
 
-SHOWN_SIDE = 1024  # pixels; larger images are shown smaller
+SHOWN_SIDE = 1024  # pixels; larger images are scaled down
 
 
 class Drawing(Widget):
     """Events: `box`, `point`.
 
     Args:
-        draws: what may be drawn: "box", "point" or both.
-        says: what the image is, for those who do not see it.
-        hint: what to do, if it is not what the kinds say.
+        draws: the shapes that can be drawn: "box", "point" or both.
+        alt: the alternative text of the image.
     """
 
     script: ClassVar[str] = "drawing.js"
@@ -43,11 +42,10 @@ class Drawing(Widget):
         value: Any = None,
         *,
         draws: Sequence[str] = ("box",),
-        says: str = "Your image",
-        hint: str = "",
+        alt: str = "Your image",
         **options: Any,
     ) -> None:
-        super().__init__(value, **{**options, "settings": {"draws": list(draws), "says": says, "hint": hint}})
+        super().__init__(value, **{**options, "settings": {"draws": list(draws), "alt": alt}})
 
 
 def image_value(
@@ -56,19 +54,19 @@ def image_value(
     box: tuple[float, float, float, float] | None = None,
     point: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """What a Drawing shows: the image upright, with what is drawn on it.
+    """Return a Drawing value: the upright image and the shapes on it.
 
-    A JPEG within the value itself: nothing is left on the disk, and formats that browsers lack are seen as well.
+    The value contains the image as a JPEG. Nothing stays on the disk, and formats that browsers lack are visible too.
 
     Raises:
-        ImageError: it cannot be read.
+        ImageError: the image cannot be read.
     """
     upright = decode_image(image)
     return {"src": data_uri(upright), "width": upright.width, "height": upright.height, "box": box, "point": point}
 
 
 def data_uri(image: Image.Image, side: int = SHOWN_SIDE) -> str:
-    """The image as text for an <img>, at most `side` pixels a side."""
+    """Return the image as a data URI, at most `side` pixels wide and high."""
     small = image.copy()
     small.thumbnail((side, side), reducing_gap=2.0)
     file = io.BytesIO()
@@ -76,31 +74,31 @@ def data_uri(image: Image.Image, side: int = SHOWN_SIDE) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def checked_box(given: Any) -> tuple[float, float, float, float] | None:
-    """The box of an event; None if it was taken away.
+def checked_box(value: Any) -> tuple[float, float, float, float] | None:
+    """Return the box of an event; None if it was removed.
 
     Raises:
-        InvalidRequest: it is no box.
+        InvalidRequest: it is not a box.
     """
-    if given is None:
+    if value is None:
         return None
-    x0, y0, x1, y1 = _numbers(given, 4, "A box is four numbers x0, y0, x1, y1")
+    x0, y0, x1, y1 = _numbers(value, 4, "A box must be four numbers x0, y0, x1, y1")
     return x0, y0, x1, y1
 
 
-def checked_point(given: Any) -> tuple[float, float]:
-    """The point of an event.
+def checked_point(value: Any) -> tuple[float, float]:
+    """Return the point of an event.
 
     Raises:
-        InvalidRequest: it is no point.
+        InvalidRequest: it is not a point.
     """
-    x, y = _numbers(given, 2, "A point is two numbers x, y")
+    x, y = _numbers(value, 2, "A point must be two numbers x, y")
     return x, y
 
 
-def _numbers(given: Any, count: int, what: str) -> list[float]:
-    numbers = given if isinstance(given, list) and len(given) == count else []
-    good = [n for n in numbers if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
-    if len(good) != count:
-        raise InvalidRequest(f"{what} in pixels of the upright image; got {given!r:.80}.")
-    return [float(n) for n in good]
+def _numbers(value: Any, count: int, rule: str) -> list[float]:
+    numbers = value if isinstance(value, list) and len(value) == count else []
+    valid = [n for n in numbers if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
+    if len(valid) != count:
+        raise InvalidRequest(f"{rule} in pixels of the upright image, got {value!r:.80}.")
+    return [float(n) for n in valid]

@@ -1,7 +1,7 @@
-// ProbeReport: see probe_report.py. The curve is an SVG whose numbers stand in its title and below it.
+// ProbeReport: see probe_report.py. The curve is an SVG; its accessible label contains the numbers.
 const SPACE = 'http://www.w3.org/2000/svg';
 const W = 420, H = 220, LEFT = 44, RIGHT = 14, TOP = 14, BOTTOM = 40;
-const percent = value => `${Math.round(100 * value)} %`;
+const percent = value => `${Math.round(100 * value)}%`;
 
 function draw(tag, attributes, ...children) {
   const made = document.createElementNS(SPACE, tag);
@@ -21,20 +21,20 @@ function curveOf(points) {
     draw('circle', {cx: x(i), cy: y(mean), r: 4.5}),
     draw('text', {x: x(i), y: H - BOTTOM + 18, 'text-anchor': 'middle'}, String(labels))]);
   const words = points.map(({labels, mean}) => `${labels}: ${percent(mean)}`).join(', ');
-  return draw('svg', {viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': `Accuracy by labels a class: ${words}`},
+  return draw('svg', {viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': `Accuracy by labels per class: ${words}`},
     ...lines, draw('polyline', {points: points.map(({mean}, i) => `${x(i)},${y(mean)}`).join(' ')}), ...marks,
-    draw('text', {x: (LEFT + W - RIGHT) / 2, y: H - 4, 'text-anchor': 'middle'}, 'labelled pictures a class'));
+    draw('text', {x: (LEFT + W - RIGHT) / 2, y: H - 4, 'text-anchor': 'middle'}, 'labeled images per class'));
 }
 
 function tableOf(names, rows) {
   const most = rows.map(row => Math.max(1, row.reduce((sum, n) => sum + n, 0)));
   const head = make('tr', {}, make('td', {}), ...names.map(name => make('th', {scope: 'col'}, make('span', {}, name))));
-  return make('div', {class: 'confusion', tabindex: 0, role: 'region', 'aria-label': 'What was taken for what'},
+  return make('div', {class: 'confusion', tabindex: 0, role: 'region', 'aria-label': 'Confusion matrix'},
     make('table', {}, make('thead', {}, head), make('tbody', {}, ...rows.map((row, i) => make('tr', {},
       make('th', {scope: 'row'}, names[i]), ...row.map((n, j) => {
         const share = n / most[i];
         return make('td', {class: i === j ? 'good' : 'bad', style: `--share: ${Math.round(100 * share)}%`,
-          title: `${n} of ${names[i]} taken for ${names[j]}`, 'data-high': share > 0.5}, n ? String(n) : '');
+          title: `${n} of class ${names[i]} predicted as ${names[j]}`, 'data-high': share > 0.5}, n ? String(n) : '');
       }))))));
 }
 
@@ -43,25 +43,25 @@ function classesOf(classes) {
     make('span', {class: 'name'}, label), make('span', {class: 'gauge'},
       make('span', {style: `width: ${score === null ? 0 : 100 * score}%`})),
     make('span', {class: 'value'}, score === null ? 'not measured' : percent(score)),
-    make('span', {class: 'rows'}, `${rows} ${rows === 1 ? 'picture' : 'pictures'}`))));
+    make('span', {class: 'rows'}, `${rows} ${rows === 1 ? 'image' : 'images'}`))));
 }
 
 const part = (title, note, ...inside) => make('section', {}, make('h3', {}, title), make('p', {class: 'note'}, note), ...inside);
 
-drawn(value => {
+onValue(value => {
   root.className = 'probe-report';
   root.hidden = !value;
   if (!value) return;
   const head = make('header', {}, make('div', {class: 'score'},
     make('strong', {}, value.score === null ? '–' : percent(value.score)),
     make('span', {}, value.score === null ? 'not measured' : value.measure)),
-  make('div', {}, make('h2', {}, value.name), make('p', {}, value.told.join(' '))),
+  make('div', {}, make('h2', {}, value.name), make('p', {}, value.summary.join(' '))),
   make('a', {class: 'plain-button', href: value.href, download: ''}, 'Download the probe'));
-  const parts = [part('Each label', 'The share that was right of its held-out pictures.', classesOf(value.classes))];
-  if (value.confusion) parts.push(part('What was taken for what', 'A row is what a picture is, a column what the probe said.',
+  const parts = [part('Accuracy per label', 'Share of the held-out images that were predicted correctly.', classesOf(value.classes))];
+  if (value.confusion) parts.push(part('Confusion matrix', 'Rows are the true labels, columns the predictions.',
     tableOf(value.classes.map(one => one.label), value.confusion)));
-  if (value.curve.length) parts.push(part('A few labels go how far?',
-    'Accuracy with fewer labels; the thin line is the spread of several draws. Where it still climbs, label more.',
+  if (value.curve.length) parts.push(part('Accuracy with fewer labels',
+    'The thin lines show the spread over several random samples. If the curve still rises, label more images.',
     make('div', {class: 'curve'}, curveOf(value.curve))));
   root.replaceChildren(head, make('div', {class: 'parts'}, ...parts));
 });

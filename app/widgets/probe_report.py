@@ -1,7 +1,7 @@
-"""ProbeReport: how well a probe does, as a person reads it: accuracy, confusions, and what more labels would bring.
+"""ProbeReport: the accuracy of a probe, its confusion matrix, and its accuracy with fewer labels.
 
 report = ProbeReport(elem_id="probe-report")
-return report_of(kept, href)                # of a KeptProbe; None: nothing is shown
+return report_value(stored, href)           # of a KeptProbe; None hides the report
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from nnclr_hub.workbench.probes import KeptProbe
 
 from .widget import Widget
 
+MAX_NAMED = 5
+
 
 class ProbeReport(Widget):
-    """It has no events."""
+    """The widget has no events."""
 
     script: ClassVar[str] = "probe_report.js"
 
 
-def report_of(kept: KeptProbe, href: str) -> dict[str, Any]:
-    """A probe as the report shows it.
+def report_value(stored: KeptProbe, href: str) -> dict[str, Any]:
+    """Return a ProbeReport value.
 
     Args:
-        href: where its files can be had.
+        href: the download link of the probe.
     """
-    about, several = kept.about, kept.probe.several
+    about, several = stored.about, stored.probe.several
     score = about["scores"].get("map11" if several else "top1")
     return {
-        "name": kept.name,
+        "name": stored.name,
         "href": href,
         "score": score,
-        "measure": "mean precision" if several else "right",
-        "told": _told(kept, score),
+        "measure": "mean average precision" if several else "accuracy",
+        "summary": _summary(stored, score),
         "classes": [{**one, "label": str(one["label"])} for one in about["per_class"]],
         "confusion": about.get("confusion"),
         "curve": [
@@ -42,20 +44,20 @@ def report_of(kept: KeptProbe, href: str) -> dict[str, Any]:
     }
 
 
-def _told(kept: KeptProbe, score: float | None) -> list[str]:
-    """Sentences on what the figures are of, and what they are not."""
-    about = kept.about
-    rows, held = about["rows"], about["held_out"]
-    told = [f"Learned from {rows} images of {len(about['per_class'])} labels."]
+def _summary(stored: KeptProbe, score: float | None) -> list[str]:
+    """Return sentences on what the numbers are measured on."""
+    about = stored.about
+    rows, held_out = about["rows"], about["held_out"]
+    summary = [f"Fitted on {rows} images with {len(about['per_class'])} labels."]
     if score is None:
-        told.append("How well it does was not measured: that takes at least 3 images of a label.")
+        summary.append("The accuracy was not measured; that requires at least 3 images per label.")
     else:
         chance = 1 / max(2, len(about["per_class"]))
-        guessing = "" if kept.probe.several else f" Guessing would come to {chance:.0%}."
-        told.append(f"Measured on {held} of them that a second probe, fitted for this alone, never saw.{guessing}")
-    once = [str(one["label"]) for one in about["per_class"] if one["rows"] == 1]
-    if once:
-        names = ", ".join(once[:5]) + (" and others" if len(once) > 5 else "")
-        told.append(f"Used only once: {names}. From one image nobody knows what a label means; give it a few more.")
-    told += [f"Left out: {number} ({reason})." for reason, number in about["left_out"].items()]
-    return told
+        guessing = "" if stored.probe.several else f" Guessing would reach {chance:.0%}."
+        summary.append(f"Measured on {held_out} of them, with a second probe that was not fitted on these.{guessing}")
+    single = [str(one["label"]) for one in about["per_class"] if one["rows"] == 1]
+    if single:
+        names = ", ".join(single[:MAX_NAMED]) + (" and others" if len(single) > MAX_NAMED else "")
+        summary.append(f"Only one image has the label: {names}. Label more images for it.")
+    summary += [f"Skipped: {number} ({reason})." for reason, number in about["left_out"].items()]
+    return summary

@@ -1,13 +1,13 @@
-"""Tiles: a wall of images, loaded by the browser from the REST thumbnails as it scrolls to them.
+"""Tiles: a grid of images, whose thumbnails the browser loads from REST while it scrolls.
 
-    wall = Tiles(elem_id="hits", actions=("more", "less", "why", "view"), selection=("export", "delete"))
-    page.on(wall.open, self.search_on, [...], [...])        # a click on the image: event.id
-    page.on(wall.why, self.why, [...], [...])               # a click on an action: event.id
-    page.on(wall.export, self.export, [...], [...])         # what is selected: event.ids
-    return shown([tile("photos", item.id, item.metadata)])  # what a handler gives it to show
+    grid = Tiles(elem_id="tiles", actions=("more", "less", "why", "view"), selection=("export", "delete"))
+    page.on(grid.open, self.open, [...], [...])             # a click on an image: event.id
+    page.on(grid.why, self.explain, [...], [...])           # a click on an action: event.id
+    page.on(grid.export, self.export, [...], [...])         # the selected images: event.ids
+    return tiles_value([tile("photos", item.id, item.metadata)])    # the value that a handler returns
 
-Gradio's own gallery copies every image into its cache and sends it; these are links, so a wall of a hundred costs
-the server nothing until somebody looks.
+Gradio's own gallery copies each image into its cache and sends it. These tiles are links, so the server sends only the
+thumbnails that are visible.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
-from urllib.parse import quote
 
+from ..api_calls import item_path
 from .widget import Widget
 
-MOST_SELECTED = 10_000
+MAX_SELECTED = 10_000
 
 
 @dataclass(frozen=True)
 class Tile:
-    """An image of a collection and what stands below it."""
+    """An image of a collection, its caption and its score."""
 
     id: str
     src: str
@@ -33,11 +33,11 @@ class Tile:
 
 
 class Tiles(Widget):
-    """Events: `open`, and each of the actions with the id of a tile; each of the selections with all ids selected.
+    """Events: `open` and each action, with event.id; each selection command, with event.ids.
 
     Args:
-        actions: of each tile, some of those that tiles.js knows: "more", "less", "why", "view", "remove".
-        selection: what can be done with several tiles at once: "export", "delete"; none: nothing can be selected.
+        actions: buttons of each tile, out of those in tiles.js: "more", "less", "why", "view", "remove".
+        selection: commands for several tiles: "export", "delete"; without any, tiles cannot be selected.
     """
 
     script: ClassVar[str] = "tiles.js"
@@ -50,16 +50,16 @@ class Tiles(Widget):
 
 
 def tile(collection: str, id: str, metadata: Mapping[str, Any], score: float | None = None) -> Tile:
-    """The tile of an item: its score, if it was found, and its label or else its file's name."""
-    name = str(metadata.get("label") or metadata.get("path") or metadata.get("name") or id)
-    return Tile(id, thumbnail_path(collection, id), name, "" if score is None else f"{score:.3f}")
+    """Return the tile of an item; the caption is its label, else its file name, else its id."""
+    caption = str(metadata.get("label") or metadata.get("path") or metadata.get("name") or id)
+    return Tile(id, thumbnail_path(collection, id), caption, "" if score is None else f"{score:.3f}")
 
 
 def thumbnail_path(collection: str, id: str) -> str:
-    """Where REST has the thumbnail of an item."""
-    return f"/api/v1/collections/{quote(collection, safe='')}/items/{quote(id, safe='')}/thumbnail"
+    """Return the REST path of an item's thumbnail."""
+    return item_path(collection, id, "/thumbnail")
 
 
-def shown(tiles: Sequence[Tile]) -> list[dict[str, Any]]:
-    """Tiles as the component's value."""
+def tiles_value(tiles: Sequence[Tile]) -> list[dict[str, Any]]:
+    """Return a Tiles value."""
     return [asdict(one) for one in tiles]

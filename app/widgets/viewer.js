@@ -1,17 +1,17 @@
-// Viewer: see viewer.py.
-const title = make('h2', {}), pictures = make('div', {class: 'pictures'}), note = make('p', {class: 'note'});
+// Viewer: see outputs.py.
+const title = make('h2', {}), images = make('div', {class: 'images'}), note = make('p', {class: 'note'});
 const facts = make('dl', {class: 'facts'});
-const dialog = make('dialog', {class: 'viewer', 'aria-label': 'Picture', onclick: event => {
-  if (event.target === dialog) dialog.close(); // the space around it
+const dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclick: event => {
+  if (event.target === dialog) dialog.close(); // a click outside of the dialog
 }}, make('div', {class: 'inside'}, make('header', {}, title,
-  make('button', {type: 'button', class: 'plain-button', onclick: () => dialog.close()}, 'Close')), pictures, note, facts));
+  make('button', {type: 'button', class: 'plain-button', onclick: () => dialog.close()}, 'Close')), images, note, facts));
 root.append(dialog);
 
-drawn(value => {
+onValue(value => {
   if (!value) return;
   title.textContent = value.title;
   note.textContent = value.note;
-  pictures.replaceChildren(...value.pictures.map(({src, caption, href}) => {
+  images.replaceChildren(...value.images.map(({src, caption, href}) => {
     const image = make('img', {src, alt: caption});
     const shown = href ? make('a', {href, target: '_blank', rel: 'noopener'}, image) : image;
     return make('figure', {}, shown, make('figcaption', {}, caption));

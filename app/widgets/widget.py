@@ -1,14 +1,14 @@
-"""Widget: a Gradio component of ours, whose own script draws its value; there is nothing to build.
+"""Widget: a Gradio component whose own script draws its value, without a build step.
 
     class Clock(Widget):
-        script = "clock.js"                     # beside this file
+        script = "clock.js"                     # in this folder
 
     clock = Clock({"seconds": 0}, elem_id="clock", events=("tick",))
-    clock.tick(handler)                         # as the script calls trigger('tick', {...})
+    clock.tick(handler)                         # the script calls trigger('tick', {...})
 
-Gradio puts a value into an HTML template as text and then runs the whole as a JavaScript template: a label that holds
-`${...}` would be run in everybody's browser. So our templates hold no value; the scripts build elements, and text goes
-into them as text alone.
+Gradio inserts a value into an HTML template as text, and then evaluates the result as a JavaScript template. A label
+that contains `${...}` would run in every browser. The templates here therefore contain no value: the scripts build
+elements, and set text only as text.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ FOLDER = Path(__file__).parent
 
 
 class Widget(gr.HTML):
-    """See the module.
+    """A component that a script draws.
 
     Args:
-        value: JSON; the script is called again with each new one.
-        settings: JSON that the script finds as `settings`, fixed.
+        value: JSON; the script runs again for each new value.
+        settings: JSON that the script reads as `settings`; it does not change.
         options: of gr.HTML: elem_id, visible, ...
     """
 
     script: ClassVar[str]
 
     def __init__(self, value: Any = None, *, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
-        # an update builds the component anew, from what it was built from and what is new
+        # Gradio rebuilds a component for an update, from its first options and the new ones; ours must win
         own = {"html_template": "<div></div>", "apply_default_css": False, "js_on_load": _source(self.script, settings)}
         super().__init__(value, **{**options, **own})
 
 
 def _source(script: str, settings: Mapping[str, Any] | None) -> str:
-    return f"const settings = {json.dumps(dict(settings or {}))};\n" + _scripts(script)
+    return f"const settings = {json.dumps(dict(settings or {}))};\n" + _read_scripts(script)
 
 
 @cache
-def _scripts(script: str) -> str:
-    """Read once: Gradio builds a component anew at each update."""
+def _read_scripts(script: str) -> str:
+    """Read the scripts once, since Gradio rebuilds a component for each update."""
     return (FOLDER / "dom.js").read_text() + (FOLDER / script).read_text()

@@ -16,11 +16,11 @@ from waiting import until
 import nnclr_hub
 from app.actions import Action
 from app.adding_actions import Given, add_action, add_folder_action
-from app.finding import Finder
-from app.looking import why
+from app.finder import Finder
+from app.item_views import why
 from app.page import Page
-from app.probing import fit_folders_action, predict_action
-from app.queries import Query, Sample, action_of
+from app.probe_jobs import fit_folders_action, predict_action
+from app.query import Query, Sample, action_of
 from app.snippets import curl, python
 from app.tabs.attention import Look, Ways, attention_action
 from app.widgets.uploaded import Uploaded

@@ -12,7 +12,7 @@ from adding import choose, wait_for_jobs
 from browsing import PHONE, toast, wait_for
 from page_calls import call
 
-from app.widgets import intake
+from app.widgets import uploader
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
 
@@ -22,7 +22,7 @@ UNREADABLE_DROP = """() => {
   const entry = {isFile: true, name: 'gone.jpg', file: (yes, no) => no(new Error('NotFoundError'))};
   const event = new Event('drop', {bubbles: true, cancelable: true});
   event.dataTransfer = {items: [{webkitGetAsEntry: () => entry}]};
-  document.querySelector('#intake .intake').dispatchEvent(event);
+  document.querySelector('#uploader .uploader').dispatchEvent(event);
 }"""
 MOST_FILES = 62  # of a job
 
@@ -31,7 +31,7 @@ MOST_FILES = 62  # of a job
 def served(model, sources, tmp_path_factory, serve) -> Iterator:
     store = tmp_path_factory.mktemp("collections") / "store"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(intake, "MOST_FILES", MOST_FILES)
+        patched.setattr(uploader, "MOST_FILES", MOST_FILES)
         yield from serve(model, store, page=True, source_folders=[str(sources)], max_bytes=200_000)
 
 
@@ -46,7 +46,7 @@ def test_a_reload_finds_the_job_and_a_closed_tab_loses_nothing(album, opened, se
     add = Workbench.add_images
     monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(30), add(*given))[1])
     page = opened("Collections", allowed=("AbortError", "errored out"))  # so Gradio calls what a reload breaks off
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     choose(page, pictures[:40])
     wait_for_jobs(page, 1, "running")
     page.reload()
@@ -58,13 +58,13 @@ def test_a_reload_finds_the_job_and_a_closed_tab_loses_nothing(album, opened, se
     other.goto(served.url + "/ui/")
     other.get_by_role("tab", name="Collections").click()
     wait_for_jobs(other)
-    wait_for(other, "of 40 in album", "#shelf-status")
+    wait_for(other, "of 40 in album", "#items-status")
     assert served.bench.collection(album).count() == 40
     other.get_by_role("button", name="Hide").click()
     wait_for_jobs(other, 0)
     stranger = opened("Collections")
-    wait_for(stranger, "of 40 in album", "#shelf-status")
-    assert stranger.locator("#works .work").count() == 0
+    wait_for(stranger, "of 40 in album", "#items-status")
+    assert stranger.locator("#jobs .job").count() == 0
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_many_files_go_in_batches_and_a_large_zip_in_parts(album, opened, served
         file.writestr("photos/notes.txt", np.random.default_rng(0).bytes(300_000))
     assert (tmp_path / "all.zip").stat().st_size > served.app.state.settings.max_bytes
     page = opened("Collections", **PHONE)
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     choose(page, [*pictures, *copies, tmp_path / "all.zip"])
     wait_for_jobs(page, 3)
     totals = [job.total for job in served.app.state.jobs.list(3)[0]]
@@ -90,11 +90,11 @@ def test_many_files_go_in_batches_and_a_large_zip_in_parts(album, opened, served
 @pytest.mark.slow
 def test_what_cannot_be_added_is_told_in_a_sentence(album, opened, served, pictures, tmp_path):
     page = opened("Collections")
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "large.jpg").write_bytes(bytes(300_000))
     choose(page, [tmp_path / "notes.txt", tmp_path / "large.jpg"])
-    said = page.locator("#intake [role=alert]")
+    said = page.locator("#uploader [role=alert]")
     said.wait_for()
     assert "too large, such as large.jpg" in said.inner_text()
     assert "no image to add" in said.inner_text()
@@ -102,7 +102,7 @@ def test_what_cannot_be_added_is_told_in_a_sentence(album, opened, served, pictu
         file.writestr("../up.png", pictures[0].read_bytes())
     choose(page, [tmp_path / "bad.zip"])
     assert "bad.zip names a file outside of itself" in toast(page)
-    assert page.locator("#works .work").count() == 0
+    assert page.locator("#jobs .job").count() == 0
 
 
 @pytest.mark.slow
@@ -110,28 +110,28 @@ def test_an_upload_stops_at_the_first_refusal(album, opened, served, pictures, t
     """The first batch is refused, so the second is not sent; afterwards more can be given."""
     copies = [shutil.copy(path, tmp_path / f"copy{i}.jpg") for i, path in enumerate(pictures[:10])]
     page = opened("Collections")
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     served.bench.drop(album)
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/upload") else None)
     choose(page, [*pictures, *copies])
-    page.locator("#intake [role=alert]:not([hidden])").wait_for()
+    page.locator("#uploader [role=alert]:not([hidden])").wait_for()
     said = f"refused {MOST_FILES} files, and says why. 0 files were taken before, and {70 - MOST_FILES} files were not"
-    assert said in page.inner_text("#intake")
-    assert "Uploaded" not in page.inner_text("#intake")
+    assert said in page.inner_text("#uploader")
+    assert "Uploaded" not in page.inner_text("#uploader")
     assert len(sent) == 1
     served.bench.store.create(album, CollectionSpec.of(served.bench.models.get()))
     choose(page, pictures[:1])
-    wait_for(page, "Uploaded 1 file.", "#intake")
+    wait_for(page, "Uploaded 1 file.", "#uploader")
     page.evaluate(UNREADABLE_DROP)
-    wait_for(page, "gone.jpg cannot be read", "#intake")
+    wait_for(page, "gone.jpg cannot be read", "#uploader")
     wait_for_jobs(page)
 
 
 @pytest.mark.slow
 def test_a_folder_of_this_machine_is_added(album, opened, served, sources):
     page = opened("Collections")
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     page.locator("#server-folder button").first.click()
     page.fill("#source-folder input, #source-folder textarea", "../..")
     page.click("#source-add")
@@ -146,22 +146,22 @@ def test_a_folder_of_this_machine_is_added(album, opened, served, sources):
 def test_a_server_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(album, opened, served, pictures):
     """The network to it breaks while a job runs, and comes back."""
     page = opened("Collections", allowed=("ERR_INTERNET_DISCONNECTED", "ERR_FAILED", "Failed to", "Error"))
-    wait_for(page, "album is empty", "#shelf-status")
+    wait_for(page, "album is empty", "#items-status")
     page.route("**/api/v1/jobs/**", lambda route: route.abort())
     choose(page, pictures[:5])
-    page.locator("#works .works-away").wait_for()
-    assert "Nothing is lost" in page.inner_text("#works .works-away")
+    page.locator("#jobs .jobs-away").wait_for()
+    assert "Nothing is lost" in page.inner_text("#jobs .jobs-away")
     for status, told in ((429, "more of this server than it allows"), (401, "Your login has ended")):
         page.unroute("**/api/v1/jobs/**")
         page.route("**/api/v1/jobs/**", partial(answer_with, status))
-        wait_for(page, told, "#works .works-away")
+        wait_for(page, told, "#jobs .jobs-away")
     page.unroute("**/api/v1/jobs/**")
     wait_for_jobs(page)
-    page.locator("#works .works-away").wait_for(state="hidden")
+    page.locator("#jobs .jobs-away").wait_for(state="hidden")
     page.route("**/gradio_api/upload", lambda route: route.abort())
     choose(page, pictures[:5])
-    page.locator("#intake [role=alert]").wait_for()
-    assert "The server does not answer." in page.inner_text("#intake [role=alert]")
+    page.locator("#uploader [role=alert]").wait_for()
+    assert "The server does not answer." in page.inner_text("#uploader [role=alert]")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from app.actions import Action, collection_path, deletion
 from app.additions import Additions, name_of, new_name
 from app.page import GIVEN_BY, Page, Terms
-from app.queries import Query
-from app.shelf import Shelf, Shelves
-from app.steps import Steps
+from app.query import Query
+from app.collection_handlers import CollectionPage, CollectionHandlers
+from app.search_handlers import SearchHandlers
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -37,7 +37,7 @@ def ids(page: Noting) -> list[str]:
 
 
 def test_making_and_dropping_a_collection_stand_there(page):
-    shelves = Shelves(page)
+    shelves = CollectionHandlers(page)
     shelves.create("mine")
     assert page.last_noted == Action(
         "PUT", "/api/v1/collections/mine", json={}, call="client.collections.create('mine')"
@@ -49,7 +49,7 @@ def test_making_and_dropping_a_collection_stand_there(page):
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_deletion_on_the_shelf_stands_there_with_all_that_it_deleted(page, number):
     gone = ids(page)[:number]
-    Shelves(page).delete(Shelf("photos"), gone)
+    CollectionHandlers(page).delete(CollectionPage("photos"), gone)
     assert page.last_noted == deletion("photos", gone)
     assert page.last_noted.call == f"client.collection('photos').delete({gone!r})"
     assert page.last_noted.path == (f"{collection_path('photos')}/items/{gone[0]}" if number == 1 else "")
@@ -58,8 +58,8 @@ def test_a_deletion_on_the_shelf_stands_there_with_all_that_it_deleted(page, num
 def test_a_deletion_among_the_hits_stands_there(page):
     gone = ids(page)[:2]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("app.steps.gr.Info", lambda text: None)
-        Steps(page).delete(Query("photos"), {}, SimpleNamespace(ids=gone))  # type: ignore[arg-type]
+        patched.setattr("app.search_handlers.gr.Info", lambda text: None)
+        SearchHandlers(page).delete(Query("photos"), {}, SimpleNamespace(ids=gone))  # type: ignore[arg-type]
     assert page.last_noted == deletion("photos", gone)
 
 
@@ -117,7 +117,7 @@ def test_the_only_folder_of_a_server_needs_no_name(page, photos):
 
 
 def test_pages_are_listed_up_to_the_one_that_is_shown(page):
-    shelves = Shelves(page)
+    shelves = CollectionHandlers(page)
     shelf = shelves.choose("photos")[1]
     assert page.last_noted.path == "/api/v1/collections/photos/items?limit=24"
     shelves.next(shelf)
@@ -126,5 +126,5 @@ def test_pages_are_listed_up_to_the_one_that_is_shown(page):
 
 def test_what_nobody_did_is_not_noted(page):
     """The end of a job draws the shelf anew."""
-    Shelves(page).refresh(Shelf("photos"), None)
+    CollectionHandlers(page).refresh(CollectionPage("photos"), None)
     assert page.last_noted is None

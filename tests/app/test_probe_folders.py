@@ -29,8 +29,8 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
     others = tickets()
     page = opened("Probe")
     page.get_by_label(FOLDERS).check()
-    page.locator("#labeller").wait_for(state="hidden")
-    page.set_input_files("#probe-intake .choose-folder", str(folder))
+    page.locator("#labeler").wait_for(state="hidden")
+    page.set_input_files("#probe-uploader .choose-folder", str(folder))
     wait_for(page, "41 images of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
     page.fill("#probe-name input, #probe-name textarea", "folders")
     page.click("#probe-fit")
@@ -57,7 +57,7 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     others = tickets()
     page = opened("Probe", allowed=("AbortError", "errored out"), **PHONE)  # what a reload breaks off
     page.get_by_label(FOLDERS).check()
-    page.set_input_files("#probe-intake .choose-files", [str(path) for path in pictures[:2]])
+    page.set_input_files("#probe-uploader .choose-files", [str(path) for path in pictures[:2]])
     page.wait_for_selector(".toast-body")
     assert "No image lies in a folder" in page.inner_text(".toast-body")
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
@@ -65,7 +65,7 @@ def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened,
     page.reload()
     open_tab(page, "Probe")
     page.get_by_label(FOLDERS).check()
-    page.set_input_files("#probe-intake .choose-files", str(tmp_path / "bad.zip"))
+    page.set_input_files("#probe-uploader .choose-files", str(tmp_path / "bad.zip"))
     page.wait_for_selector(".toast-body")
     assert "names a file outside of itself" in page.inner_text(".toast-body")
     assert tickets() == others
@@ -117,7 +117,7 @@ def tickets() -> set[str]:
 
 
 def given(served, photos) -> list[dict]:
-    """Four images of two classes, uploaded as the intake does."""
+    """Four images of two classes, uploaded as the uploader does."""
     paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
     files = [("files", (path.name, path.read_bytes())) for path in paths]
     there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()

@@ -35,15 +35,15 @@ def served(model, store, serve) -> Iterator:
 
 
 def label(page, name: str, ids: list[str]) -> None:
-    page.fill("#labeller-label", name)
+    page.fill("#labeler-label", name)
     for id in ids:
-        page.locator(f'#labeller .tile[data-id="{id}"] .image').click()
+        page.locator(f'#labeler .tile[data-id="{id}"] .image').click()
 
 
 def show_all(page) -> None:
-    page.wait_for_selector("#labeller .tile")
-    page.locator("#labeller > * button", has_text="Show more images").click()
-    page.wait_for_function("() => document.querySelectorAll('#labeller .tile').length === 60")
+    page.wait_for_selector("#labeler .tile")
+    page.locator("#labeler > * button", has_text="Show more images").click()
+    page.wait_for_function("() => document.querySelectorAll('#labeler .tile').length === 60")
 
 
 @pytest.mark.browser
@@ -52,9 +52,9 @@ def test_labeled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path
     show_all(page)
     cats, coffees = ids_of(served, "cat", 6), ids_of(served, "coffee", 6)
     label(page, "a cat", [*cats, coffees[0]])
-    page.locator(f'#labeller .tile[data-id="{coffees[0]}"] .image').click()  # taken off again
+    page.locator(f'#labeler .tile[data-id="{coffees[0]}"] .image').click()  # taken off again
     label(page, "coffee", coffees)
-    assert "12 images with 2 labels" in page.inner_text("#labeller .count")
+    assert "12 images with 2 labels" in page.inner_text("#labeler .count")
     page.fill("#probe-name input, #probe-name textarea", "clicked")
     page.click("#probe-fit")
     wait_for(page, "clicked is ready", "#probe-status")
@@ -68,10 +68,10 @@ def test_labeled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path
     assert [int(one or 0) for one in cells] == [n for row in kept.about["confusion"] for n in row]
     assert page.locator("#probe-report .curve circle").count() == len(kept.about["few_shot"])
     page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
-    page.wait_for_selector("#probe-verdict .said:visible")
+    page.wait_for_selector("#probe-prediction .said:visible")
     [said] = served.bench.predict("clicked", images=[pictures[3]])
-    assert page.inner_text("#probe-verdict .said") == said.label
-    assert page.locator("#probe-verdict .name").all_inner_texts() == [name for name, _ in said.top]
+    assert page.inner_text("#probe-prediction .said") == said.label
+    assert page.locator("#probe-prediction .name").all_inner_texts() == [name for name, _ in said.top]
     with page.expect_download() as download:
         page.click("#probe-report header a")
     assert download.value.suggested_filename == "clicked.zip"
@@ -110,11 +110,11 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     ids = ids_of(served, "cat", 3)
     (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"{id},cat\n" for id in ids))
     page = opened("Probe")
-    page.wait_for_selector("#labeller .tile")
+    page.wait_for_selector("#labeler .tile")
     page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "labels.csv"))
-    wait_for(page, "3 images with 1 label", "#labeller .count")
-    wait_for_images(page, "#labeller img")
-    shown = page.locator("#labeller .tile").evaluate_all("tiles => tiles.slice(0, 3).map(one => one.dataset.id)")
+    wait_for(page, "3 images with 1 label", "#labeler .count")
+    wait_for_images(page, "#labeler img")
+    shown = page.locator("#labeler .tile").evaluate_all("tiles => tiles.slice(0, 3).map(one => one.dataset.id)")
     assert shown == ids
     page.fill("#probe-name input, #probe-name textarea", "one")
     page.click("#probe-fit")
@@ -125,16 +125,16 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     monkeypatch.setattr(probe_tab, "MOST", 2)
     (tmp_path / "more.csv").write_text("id,label\n" + "".join(f"{id},{i % 2}\n" for i, id in enumerate(ids)))
     page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "more.csv"))
-    wait_for(page, "3 images with 2 labels", "#labeller .count")
-    assert "1 of them is not shown here" in page.inner_text("#labeller .count")
-    assert page.locator("#labeller .tile").count() == 2
-    assert len(json.loads(page.locator("#labeller .labeller").get_attribute("data-labels"))) == 3
+    wait_for(page, "3 images with 2 labels", "#labeler .count")
+    assert "1 of them is not shown here" in page.inner_text("#labeler .count")
+    assert page.locator("#labeler .tile").count() == 2
+    assert len(json.loads(page.locator("#labeler .labeler").get_attribute("data-labels"))) == 3
 
 
 @pytest.mark.browser
 @pytest.mark.slow
 def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
-    """In the labeller, in a probe's report, in what it says, and on the shelf of the collection."""
+    """In the labeler, in a probe's report, in what it says, and on the shelf of the collection."""
     evil = [
         "${window.hurt = 1}",
         "<img src=x onerror='hurt=1'>",
@@ -145,26 +145,26 @@ def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
     try:
         served.bench.add_images(there.name, images)
         page = opened("Probe")
-        page.wait_for_selector("#labeller .tile[data-id=evil0]")
-        assert set(page.locator("#labeller .caption").all_inner_texts()) == set(evil)
+        page.wait_for_selector("#labeler .tile[data-id=evil0]")
+        assert set(page.locator("#labeler .caption").all_inner_texts()) == set(evil)
         for i, name in enumerate(evil):
             label(page, name, [f"evil{i}", f"evil{i + 3}", f"evil{i + 6}"])
-        assert page.locator("#labeller .badge:visible").first.inner_text() == evil[0]
-        assert [text.rpartition(" \u00b7")[0] for text in page.locator("#labeller .chip").all_inner_texts()] == evil
+        assert page.locator("#labeler .badge:visible").first.inner_text() == evil[0]
+        assert [text.rpartition(" \u00b7")[0] for text in page.locator("#labeler .chip").all_inner_texts()] == evil
         page.fill("#probe-name input, #probe-name textarea", "evil")
         page.click("#probe-fit")
         wait_for(page, "evil is ready", "#probe-status")
         wait_for(page, "Learned from 9 images of 3 labels", "#probe-report")
         assert all(name in page.locator("#probe-report").text_content() for name in evil)
         page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
-        page.wait_for_selector("#probe-verdict .said:visible")
-        assert set(page.locator("#probe-verdict .name").all_inner_texts()) == set(evil)
+        page.wait_for_selector("#probe-prediction .said:visible")
+        assert set(page.locator("#probe-prediction .name").all_inner_texts()) == set(evil)
         open_tab(page, "Collections")
-        wait_for(page, "of 12", "#shelf-status")
-        assert set(page.locator("#shelf .caption").all_inner_texts()) == set(evil)
-        page.locator("#shelf .image").first.click()
-        wait_for(page, "label", "#shelf-viewer dialog")
-        assert any(name in page.inner_text("#shelf-viewer dialog") for name in evil)
+        wait_for(page, "of 12", "#items-status")
+        assert set(page.locator("#items .caption").all_inner_texts()) == set(evil)
+        page.locator("#items .image").first.click()
+        wait_for(page, "label", "#items-viewer dialog")
+        assert any(name in page.inner_text("#items-viewer dialog") for name in evil)
         assert page.evaluate("window.hurt") is None
     finally:
         served.bench.drop(there.name)

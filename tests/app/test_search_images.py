@@ -6,7 +6,7 @@ from browsing import PHONE, drag, wait_for, wait_for_images
 from PIL import Image
 from searching import captions, ids, upload
 
-from app.finding import Finder
+from app.finder import Finder
 
 pytestmark = pytest.mark.browser
 

@@ -161,9 +161,9 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
         open_tab(page, "Collections")
         page.fill("#new-name input, #new-name textarea", "album")
         page.click("#create")
-        wait_for(page, "album is empty", "#shelf-status")
+        wait_for(page, "album is empty", "#items-status")
         open_tab(page, "Probe")
-        wait_for(page, "There is no image in this collection yet", "#labeller")
+        wait_for(page, "There is no image in this collection yet", "#labeler")
         assert page.locator("#probe-collection input").input_value() == "album"
         served.bench.add_images("album", [NewImage(name, pictures[0]) for name in "ab"])
         open_tab(page, "Search")
@@ -173,7 +173,7 @@ def test_a_collection_that_is_made_on_its_tab_can_be_searched_without_a_reload(o
         wait_for(page, "most similar")
         assert (captions(page), page.url) == (found, link)
         open_tab(page, "Collections")
-        wait_for(page, "of 60 in photos", "#shelf-status")
+        wait_for(page, "of 60 in photos", "#items-status")
     finally:
         served.bench.drop("album")
 
