@@ -17,7 +17,7 @@ from .api_calls import attention_call, item_path
 from .finder import Finder
 from .query import Query, Sample
 from .widgets.drawing import data_uri
-from .widgets.viewer import Shown, viewer_value
+from .widgets.outputs import Shown, viewer_value
 
 INTERNAL = {"pixel_sha256", "mtime", "size", "root"}  # metadata that indexing writes
 SIDE = 512  # pixels of the images that the encoder gets

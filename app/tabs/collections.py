@@ -152,8 +152,8 @@ class CollectionsTab:
         """Ask for confirmation, and store the name: the user may select another collection before confirming."""
         count = self._page.bench.collection(shown.collection).count()
         warning = (
-            f"This permanently deletes **{escape_markdown(shown.collection)}** and its {count:,} images from the store. "
-            "The original files are not deleted."
+            f"This permanently deletes **{escape_markdown(shown.collection)}** and its {count:,} images. The original "
+            "files are not deleted."
         )
         return gr.update(visible=True), warning, shown.collection
 

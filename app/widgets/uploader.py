@@ -7,8 +7,8 @@
 
 Gradio's own upload sends a folder as one request, but a server accepts only 20 MB and a folder of 5,000 photos has
 10 GB. This widget sends batches, and large files in parts. After every few hundred images it triggers `submit`, and
-those images are safe if the browser is closed. With `whole`, it triggers `submit` once, at the end: for uploads that are
-not useful in parts.
+those images are safe if the browser is closed. With `whole`, it triggers `submit` once, at the end: for uploads that
+are not useful in parts.
 """
 
 from __future__ import annotations

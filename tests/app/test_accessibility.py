@@ -66,10 +66,10 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     assert findings(page, axe) == []
     page.locator("#tiles .image").first.click()
     wait_for(page, "most similar")
-    page.locator("#narrow button").first.click()
+    page.locator("#options button").first.click()
     page.locator("#tiles .more").nth(2).click()
     page.wait_for_selector("#samples .tile")
-    page.locator("#tiles .choose input").nth(1).check(force=True)
+    page.locator("#tiles .select input").nth(1).check(force=True)
     assert findings(page, axe) == []
     page.locator("#tiles .view").first.click()
     wait_for_images(page, "#viewer dialog[open] img")
@@ -78,7 +78,7 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     open_tab(page, "Attention")
     page.locator("#attention-tries .image").first.click()
     wait_for_images(page, "#maps img")
-    page.locator("#attention-how button").first.click()
+    page.locator("#attention-options button").first.click()
     assert findings(page, axe) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)
 
@@ -91,7 +91,7 @@ def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, a
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     page.set_input_files("#uploader .choose-files", [str(pictures[0]), str(tmp_path / "broken.jpg")])
     page.wait_for_selector("#jobs .jobs-errors")
-    page.locator("#items .choose input").nth(1).check(force=True)
+    page.locator("#items .select input").nth(1).check(force=True)
     page.click("#drop-ask")
     page.wait_for_selector("#drop:visible")
     assert findings(page, axe) == []
@@ -100,7 +100,7 @@ def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, a
     page.fill("#labeler-label", "a cat")
     page.locator("#labeler .image").nth(1).click()
     page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
-    page.wait_for_selector("#probe-prediction .said:visible")
+    page.wait_for_selector("#probe-prediction .answer:visible")
     assert findings(page, axe) == []
     page.get_by_label(FOLDERS).check()
     page.wait_for_selector("#probe-uploader button:visible")

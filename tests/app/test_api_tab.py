@@ -14,16 +14,14 @@ from browsing import PHONE, open_tab, wait_for, wait_for_images
 from waiting import until
 
 import nnclr_hub
-from app.actions import Action
-from app.adding_actions import Given, add_action, add_folder_action
+from app.api_calls import AddedFile, add_call, add_folder_call, fit_folders_call, predict_call
 from app.finder import Finder
-from app.item_views import why
+from app.item_views import explain_match
 from app.page import Page
-from app.probe_jobs import fit_folders_action, predict_action
-from app.query import Query, Sample, action_of
-from app.snippets import curl, python
-from app.tabs.attention import Look, Ways, attention_action
-from app.widgets.uploaded import Uploaded
+from app.query import Query, Sample, search_call
+from app.tabs.attention import Selection, Settings, map_call
+from app.widgets.inputs import Uploaded
+from nnclr_hub.client.call_examples import ApiCall
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, Workbench
@@ -78,30 +76,32 @@ def test_a_search_stands_there_and_both_ways_of_it_find_the_same(opened, served,
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def actions(served, pictures) -> list[Action]:
+def actions(served, pictures) -> list[ApiCall]:
     """One of each shape: a list, by an item, by an image and a box, by several, by an image that only
     the server has and a box on one, odd quotes, a map, why, fits."""
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     finder = Finder(Page(served.bench))
-    lent = finder.embedded("photos", Sample(path=pictures[5], name="chelsea.png", box=(2, 2, 30, 30), lent=True))
-    boxed = finder.embedded("photos", Sample(id=first, box=(2, 2, 30, 30)))
+    lent = finder.embed("photos", Sample(path=pictures[5], name="chelsea.png", box=(2, 2, 30, 30), unsaved=True))
+    boxed = finder.embed("photos", Sample(id=first, box=(2, 2, 30, 30)))
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
     return [
-        action_of(Query("photos", where=where)),
-        action_of(Query("photos", more=(Sample(id=first),), where=where)),
-        action_of(
-            Query("photos", more=(Sample(path=pictures[5], name="it's; a.jpg", box=(2, 2, 30, 30)),), where=where)
+        search_call(Query("photos", where=where)),
+        search_call(Query("photos", positive=(Sample(id=first),), where=where)),
+        search_call(
+            Query("photos", positive=(Sample(path=pictures[5], name="it's; a.jpg", box=(2, 2, 30, 30)),), where=where)
         ),
-        action_of(Query("photos", more=(Sample(id=first), Sample(id=second)), less=(Sample(id=second),))),
-        action_of(Query("photos", more=(lent,))),
-        action_of(Query("photos", more=(boxed,))),
-        predict_action("things", ODD),
-        predict_action("things", " a.jpg "),
-        attention_action(Look(name=OWN, point=(3, 4), others=(Uploaded(Path("x"), ODD),)), Ways("cosine", None, None)),
-        why(served.bench, finder, Query("photos", more=(Sample(id=first),)), second)[1],
-        fit_folders_action("folders", at_once=True),
-        Action("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
+        search_call(Query("photos", positive=(Sample(id=first), Sample(id=second)), negative=(Sample(id=second),))),
+        search_call(Query("photos", positive=(lent,))),
+        search_call(Query("photos", positive=(boxed,))),
+        predict_call("things", ODD),
+        predict_call("things", " a.jpg "),
+        map_call(
+            Selection(name=OWN, point=(3, 4), targets=(Uploaded(Path("x"), ODD),)), Settings("cosine", None, None)
+        ),
+        explain_match(served.bench, finder, Query("photos", positive=(Sample(id=first),)), second)[1],
+        fit_folders_call("folders", one_request=True),
+        ApiCall("POST", "/api/v1/probes", json={"name": "abc", "items": items, "replace": True}),
     ]
 
 
@@ -113,9 +113,9 @@ def test_each_shape_of_a_call_runs_as_it_stands(served, pictures, tmp_path):
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / path.parent.name)
     for action in actions(served, pictures):
-        answer = in_shell(curl(action, served.url), tmp_path)
+        answer = in_shell(action.curl(served.url), tmp_path)
         assert "status" not in answer or answer.get("kind"), (action, answer)
-    programs = "\n".join(python(action, served.url) for action in actions(served, pictures))
+    programs = "\n".join(action.python(served.url) for action in actions(served, pictures))
     printed = run([sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", programs], tmp_path)
     assert len(printed.splitlines()) >= 12
     assert (tmp_path / "map-0.png").is_file()
@@ -128,7 +128,7 @@ def given(pictures, tmp_path):
     for name, path in zip(names, (*pictures[:4], pictures[0]), strict=True):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / name)
-    return [Given(name, (tmp_path / name).stat().st_size) for name in names]
+    return [AddedFile(name, (tmp_path / name).stat().st_size) for name in names]
 
 
 def held(served, name: str) -> dict[str, tuple]:
@@ -160,12 +160,12 @@ def empty(served):
 
 def test_files_are_added_as_the_page_adds_them(served, empty, given, tmp_path):
     """By one request, with their labels; and by the program that is shown of more than a request takes."""
-    action = add_action("by-curl", given, 64, 10**6)
-    answer = in_shell(curl(action, served.url), tmp_path)
+    action = add_call("by-curl", given, 64, 10**6)
+    answer = in_shell(action.curl(served.url), tmp_path)
     assert len(answer["results"]) == 5
-    assert add_action("by-program", given, 64, 10**3).path == ""
-    both = (add_action("by-request", given, 64, 10**6), add_action("by-program", given, 4, 10**6))
-    programs = "\n".join(python(action, served.url) for action in both)
+    assert add_call("by-program", given, 64, 10**3).path == ""
+    both = (add_call("by-request", given, 64, 10**6), add_call("by-program", given, 4, 10**6))
+    programs = "\n".join(action.python(served.url) for action in both)
     assert run([sys.executable, "-c", programs], tmp_path).count("is added") == 5
     made = added_by_job(served, given, tmp_path)
     assert {label for _, label in made.values()} == {"cat", "coffee", None}
@@ -180,8 +180,8 @@ def test_a_zip_is_added_as_the_page_adds_it(served, empty, pictures, tmp_path):
         file.writestr("photos/._none.jpg", b"no image")
         file.writestr("photos/notes.txt", b"no image")
     size = (tmp_path / "it's all.zip").stat().st_size
-    given = [Given("it's all.zip", size, "photos")]
-    printed = run([sys.executable, "-c", python(add_action("by-program", given, 64, 10**7), served.url)], tmp_path)
+    given = [AddedFile("it's all.zip", size, "photos")]
+    printed = run([sys.executable, "-c", python(add_call("by-program", given, 64, 10**7), served.url)], tmp_path)
     assert printed.count("is added") == 4
     assert added_by_job(served, given, tmp_path) == held(served, "by-program")
 
@@ -189,11 +189,11 @@ def test_a_zip_is_added_as_the_page_adds_it(served, empty, pictures, tmp_path):
 def test_a_folder_of_the_server_is_added_as_the_page_adds_it(served, empty, tmp_path):
     jobs = served.app.state.jobs
     for way in ("by-curl", "by-program"):
-        action = add_folder_action(way, "pets", "mine")
+        action = add_folder_call(way, "pets", "mine")
         if way == "by-curl":
-            in_shell(curl(action, served.url), tmp_path)
+            in_shell(action.curl(served.url), tmp_path)
         else:
-            run([sys.executable, "-c", python(action, served.url)], tmp_path)
+            run([sys.executable, "-c", action.python(served.url)], tmp_path)
         [job] = jobs.list(1)[0]
         until(lambda: jobs.get(job.id).has_ended)  # noqa: B023
         assert jobs.get(job.id).result["added"] == 60
@@ -204,9 +204,9 @@ def test_a_folder_of_the_server_is_added_as_the_page_adds_it(served, empty, tmp_
 def test_a_box_finds_the_same_on_a_image_that_only_the_server_has(served, tmp_path):
     finder = Finder(Page(served.bench))
     [first] = (item.id for item in served.bench.collection("photos").scroll(limit=1).items)
-    query = Query("photos", more=(finder.embedded("photos", Sample(id=first, box=(20, 20, 90, 90))),))
-    found = [match.id for match in finder.find(query).hits]
-    assert [one["id"] for one in in_shell(curl(action_of(query), served.url), tmp_path)["matches"]] == found
+    query = Query("photos", positive=(finder.embed("photos", Sample(id=first, box=(20, 20, 90, 90))),))
+    found = [match.id for match in finder.find(query).matches]
+    assert [one["id"] for one in in_shell(curl(search_call(query), served.url), tmp_path)["matches"]] == found
 
 
 def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
@@ -217,11 +217,11 @@ def test_why_says_what_it_looks_for_and_its_call_has_that_box(served):
     there.upsert([Item("bare", first.vector)])
     try:
         samples = (Sample(id="bare"), Sample(id=first.id, box=(-9, -9, 30, 5000)))
-        boxed, action = why(served.bench, finder, Query("photos", more=samples), second.id)
-        height = finder.picture("photos", samples[1]).height
+        boxed, action = explain_match(served.bench, finder, Query("photos", more=samples), second.id)
+        height = finder.image("photos", samples[1]).height
         assert action.form["query"]["box"] == [0, 0, 30, height]
         assert "your box (example 2 of 2)" in boxed["note"]
-        whole, _ = why(served.bench, finder, Query("photos", more=(Sample(id=first.id),)), second.id)
+        whole, _ = explain_match(served.bench, finder, Query("photos", positive=(Sample(id=first.id),)), second.id)
         assert "what it sees in the image that you chose" in whole["note"]
     finally:
         served.bench.delete("photos", ["bare"])
@@ -231,8 +231,10 @@ def test_why_of_a_image_that_the_person_has_no_file_of_says_to_save_one(served, 
     there = [item.id for item in served.bench.collection("photos").scroll(limit=1).items]
     told = []
     for lent in (False, True):
-        sample = Sample(path=pictures[0], name="image.png", lent=lent)
-        _, action = why(served.bench, Finder(Page(served.bench)), Query("photos", more=(sample,)), there[0])
+        sample = Sample(path=pictures[0], name="image.png", unsaved=lent)
+        _, action = explain_match(
+            served.bench, Finder(Page(served.bench)), Query("photos", positive=(sample,)), there[0]
+        )
         told.append(action.where)
     assert told[0] == ""
     assert "save one as image.png first" in told[1]
@@ -240,11 +242,11 @@ def test_why_of_a_image_that_the_person_has_no_file_of_says_to_save_one(served, 
 
 def test_a_key_is_taken_from_the_environment_and_never_shown(model, tmp_path, serve):
     for there in serve(model, tmp_path / "store", write_keys=(f"desk:{KEY}",)):
-        action = Action("GET", "/api/v1/probes", call="client.probes.list()")
-        for text in (curl(action, there.url, key=True), python(action, there.url, key=True)):
+        action = ApiCall("GET", "/api/v1/probes", call="client.probes.list()")
+        for text in (action.curl(there.url, key=True), action.python(there.url, key=True)):
             assert KEY not in text
-        assert in_shell(curl(action, there.url, key=True), tmp_path, NNCLR_API_KEY=KEY) == {"probes": []}
-        assert run([sys.executable, "-c", python(action, there.url, key=True)], tmp_path, NNCLR_API_KEY=KEY) == "[]\n"
+        assert in_shell(action.curl(there.url, key=True), tmp_path, NNCLR_API_KEY=KEY) == {"probes": []}
+        assert run([sys.executable, "-c", action.python(there.url, key=True)], tmp_path, NNCLR_API_KEY=KEY) == "[]\n"
 
 
 @pytest.mark.browser

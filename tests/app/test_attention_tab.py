@@ -10,7 +10,7 @@ from browsing import PHONE, drag, open_tab, wait_for, wait_for_images
 from page_calls import call, get, post
 from PIL import Image
 
-from app.tabs.attention import SIDE, Look, Ways, attention_action, read_ways
+from app.tabs.attention import SIDE, read_ways
 from nnclr_hub import Box, Point, load_encoder
 from nnclr_hub.encoder.attention import on_one_scale
 from nnclr_hub.errors import InvalidRequest
@@ -47,7 +47,7 @@ def rotated(tmp_path, pictures):
 
 def given(opened, path, **context):
     page = opened("Attention", **context)
-    page.set_input_files("#attention-image input[type=file]", str(path))
+    page.set_input_files("#attention-picker input[type=file]", str(path))
     wait_for(page, "what counts most", "#attention-status")
     wait_for_images(page, "#maps img")
     return page
@@ -77,32 +77,32 @@ def test_a_point_and_a_box_are_what_the_encoder_is_asked(opened, asked, rotated,
 def test_the_map_is_the_encoders(opened, model, pictures):
     """And those of other images, equal values in equal colors, faded by a slider that asks nobody."""
     page = given(opened, pictures[5])
-    page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:22]])
+    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in pictures[20:22]])
     page.wait_for_function("() => document.querySelectorAll('#maps figure').length === 3")
-    wait_for_images(page, "#maps .over", 3)
+    wait_for_images(page, "#maps .overlay", 3)
     encoder = load_encoder(model, device="cpu")
     apart = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
     expected = on_one_scale(apart)
     assert expected[0].limits != apart[0].limits
-    for shown, there in zip(page.locator("#maps .over").all(), expected, strict=True):
+    for shown, there in zip(page.locator("#maps .overlay").all(), expected, strict=True):
         data = base64.b64decode(shown.get_attribute("src").partition(",")[2])
         with Image.open(io.BytesIO(data)) as image:
             difference = np.abs(np.asarray(image, float) - np.asarray(there.colored(), float))
         assert difference.mean() < 8  # it is a JPEG
     page.locator("#maps input[type=range]").fill("0.25")
-    assert page.locator("#maps .over").first.evaluate("over => over.style.opacity") == "0.25"
+    assert page.locator("#maps .overlay").first.evaluate("over => over.style.opacity") == "0.25"
 
 
 @pytest.mark.browser
 def test_a_seventh_other_image_is_refused_in_a_sentence(opened, pictures):
     """And a ResNet has no heads to choose from, which stands where they would."""
     page = given(opened, pictures[5])
-    page.set_input_files("#attention-others input[type=file]", [str(path) for path in pictures[20:27]])
+    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in pictures[20:27]])
     page.wait_for_selector(".toast-body")
     assert "7 images are too many to look in: give at most 6" in page.inner_text(".toast-body")
     assert page.locator("#maps figure").count() == 1
     assert page.locator("[data-testid=status-tracker] > .error:visible").count() == 0, "Gradio's badges lie over words"
-    page.locator("#attention-how button").first.click()
+    page.locator("#attention-options button").first.click()
     wait_for(page, "none to choose from", "#no-heads")
     assert page.locator("#head:visible, #threshold:visible").count() == 0
     open_tab(page, "Search")
@@ -129,12 +129,12 @@ def test_a_transformers_heads_are_there_to_choose_from(make_model, pictures, ser
         files = [("files", ("a.png", pictures[5].read_bytes()))]
         [path] = post(f"{there.url}/ui/gradio_api/upload", files=files).json()
         picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        assert call(there.url, "_give", [picture, None, "dot", "1", ""]).status_code == 200
+        assert call(there.url, "_upload", [picture, None, "dot", "1", ""]).status_code == 200
         assert (asked[-1].head, asked[-1].max_side) == (1, SIDE)
 
 
 def test_the_rest_call_asks_for_maps_of_the_same_size():
-    action = attention_action(Look(name="a.jpg"), Ways("dot", None, None))
+    action = map_call(Selection(name="a.jpg"), Settings("dot", None, None))
     assert action.form["query"] == {"similarity": "dot", "max_side": SIDE}
     assert f"max_side={SIDE}" in action.call
 

@@ -25,8 +25,8 @@ def test_an_event_changes_one_thing_of_what_is_kept(served):
 @pytest.mark.slow
 def test_a_fit_that_is_begun_while_a_collection_is_made_loses_neither(opened, served, monkeypatch):
     going = threading.Event()
-    by_labels = ProbeJobs.by_labels
-    monkeypatch.setattr(ProbeJobs, "by_labels", lambda *given: (going.wait(30), by_labels(*given))[1])
+    fit_labels = ProbeJobs.fit_labels
+    monkeypatch.setattr(ProbeJobs, "fit_labels", lambda *given: (going.wait(30), fit_labels(*given))[1])
     page = opened("Probe", allowed=("AbortError", "errored out"))  # so Gradio calls what a reload breaks off
     try:
         page.wait_for_selector("#labeler .tile")

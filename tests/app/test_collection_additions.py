@@ -31,7 +31,7 @@ MOST_FILES = 62  # of a job
 def served(model, sources, tmp_path_factory, serve) -> Iterator:
     store = tmp_path_factory.mktemp("collections") / "store"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(uploader, "MOST_FILES", MOST_FILES)
+        patched.setattr(uploader, "MAX_FILES", MOST_FILES)
         yield from serve(model, store, page=True, source_folders=[str(sources)], max_bytes=200_000)
 
 
@@ -149,15 +149,15 @@ def test_a_server_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(al
     wait_for(page, "album is empty", "#items-status")
     page.route("**/api/v1/jobs/**", lambda route: route.abort())
     choose(page, pictures[:5])
-    page.locator("#jobs .jobs-away").wait_for()
-    assert "Nothing is lost" in page.inner_text("#jobs .jobs-away")
+    page.locator("#jobs .jobs-offline").wait_for()
+    assert "Nothing is lost" in page.inner_text("#jobs .jobs-offline")
     for status, told in ((429, "more of this server than it allows"), (401, "Your login has ended")):
         page.unroute("**/api/v1/jobs/**")
         page.route("**/api/v1/jobs/**", partial(answer_with, status))
-        wait_for(page, told, "#jobs .jobs-away")
+        wait_for(page, told, "#jobs .jobs-offline")
     page.unroute("**/api/v1/jobs/**")
     wait_for_jobs(page)
-    page.locator("#jobs .jobs-away").wait_for(state="hidden")
+    page.locator("#jobs .jobs-offline").wait_for(state="hidden")
     page.route("**/gradio_api/upload", lambda route: route.abort())
     choose(page, pictures[:5])
     page.locator("#uploader [role=alert]").wait_for()

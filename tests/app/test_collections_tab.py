@@ -46,7 +46,7 @@ def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, 
     wait_for(page, "Images 25 to 48 of 61", "#items-status")
     page.click("#items-next")
     wait_for(page, "Images 49 to 61 of 61", "#items-status")
-    for box in page.locator("#items .choose input").all():
+    for box in page.locator("#items .select input").all():
         box.check(force=True)
     page.click("#items .delete")
     assert page.inner_text("#items .delete") == "Really delete 13?"
@@ -59,7 +59,7 @@ def test_a_collection_is_made_filled_looked_through_and_deleted(opened, served, 
     page.click("#drop-ask")
     wait_for(page, "48 images will be gone", "#drop-warning")
     page.wait_for_function("() => document.querySelector('#drop').getBoundingClientRect().bottom <= innerHeight")
-    page.click("#drop-keep")
+    page.click("#drop-cancel")
     page.wait_for_selector("#drop", state="hidden")
     page.click("#drop-ask")
     page.click("#drop")

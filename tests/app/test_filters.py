@@ -1,13 +1,13 @@
-"""Filters from three fields, as the store takes them."""
+"""Filters from three fields, as the store accepts them."""
 
 import pytest
 
-from app.filters import AT_LEAST, HAS, IS, IS_NOT, ONE_OF, RELATIONS, STARTS, read_where, with_condition
+from app.filters import AT_LEAST, EXISTS, IS, IS_NOT, ONE_OF, RELATIONS, STARTS, read_where, with_condition
 from nnclr_hub.errors import InvalidFilter
 from nnclr_hub.store.where import to_sql
 
 
-def test_conditions_come_one_to_another():
+def test_conditions_are_combined():
     where = with_condition(None, "label", IS, "cat")
     where = with_condition(where, "size", AT_LEAST, "1000")
     where = with_condition(where, "label", IS_NOT, "dog")
@@ -21,15 +21,14 @@ def test_conditions_come_one_to_another():
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("value", ["cat", "12", "-0.5", "{}", "a,b", ""])
-def test_whatever_is_typed_the_store_can_read(relation, value):
+def test_the_store_accepts_every_condition(relation, value):
     to_sql(with_condition(None, "label", relation, value))
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(InvalidFilter, match="name of a metadata field"):
-        with_condition(None, "", HAS, "")
-    with pytest.raises(InvalidFilter, match="no relation 'smells like'"):
-        with_condition(None, "label", "smells like", "cat")
+def test_an_invalid_filter_is_rejected():
+    for key, relation in (("", EXISTS), ("label", "smells like")):
+        with pytest.raises(InvalidFilter):
+            with_condition(None, key, relation, "cat")
     assert read_where("  ") is None
     for text in ("{", "[]", "3", '"label"'):
         with pytest.raises(InvalidFilter):

@@ -33,7 +33,7 @@ def served(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(autouse=True)
 def empty(served) -> None:
-    age(folder(), uploads.KEPT_S + 60)
+    age(folder(), uploads.MAX_AGE_S + 60)
 
 
 def folder() -> Path:
@@ -61,7 +61,7 @@ def test_uploads_are_taken_while_there_is_room(served, name):
     assert [answer.status_code == 429 for answer in answers] == [False] * 3 + [True] * 5
     assert answers[-1].headers["retry-after"] == "300"
     assert held() < 3_100_000
-    age(folder(), uploads.KEPT_S + 60)
+    age(folder(), uploads.MAX_AGE_S + 60)
     assert upload(served).status_code == 200
     assert 0 < held() < 1_100_000
 
@@ -75,7 +75,7 @@ def test_what_breaks_off_counts_and_goes(served):
             connection.sendall(head.encode() + b"x" * 1_500_000)
             time.sleep(0.3)
     assert held() < 3_500_000
-    age(folder(), uploads.KEPT_S + 60)
+    age(folder(), uploads.MAX_AGE_S + 60)
     assert upload(served).status_code == 200
     assert held() < 1_100_000
 

@@ -31,7 +31,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
     page.get_by_label(FOLDERS).check()
     page.locator("#labeler").wait_for(state="hidden")
     page.set_input_files("#probe-uploader .choose-folder", str(folder))
-    wait_for(page, "41 images of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-waiting")
+    wait_for(page, "41 images of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-uploaded")
     page.fill("#probe-name input, #probe-name textarea", "folders")
     page.click("#probe-fit")
     wait_for(page, "folders is ready", "#probe-status")
@@ -45,7 +45,7 @@ def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictur
     same = get_probe(served.bench.store.records, "same").probe
     np.testing.assert_allclose(kept.probe.weight, same.weight, atol=1e-3)
     assert tickets() == others
-    assert page.inner_text("#probe-waiting").strip() == ""
+    assert page.inner_text("#probe-uploaded").strip() == ""
     page.click("#probe-fit")
     page.wait_for_selector(".toast-body")
     assert "choose them again" in page.inner_text(".toast-body")
@@ -86,15 +86,15 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
 
     monkeypatch.setattr(kinds, "fit_on_examples", waiting)
     event = {"event_data": {"files": given(served, photos)}}
-    kept = call(served.url, "_take_folders", [None], **event).json()["data"][1]
+    kept = call(served.url, "_upload_folders", [None], **event).json()["data"][1]
     try:
         first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
         assert at_work.wait(60)
         again = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept])
         assert "fitted on these folders already" in again.json()["error"]
-        assert call(served.url, "_choose_way", [FOLDERS, kept]).json()["data"][5]["value"] == ""
+        assert call(served.url, "_choose_source", [FOLDERS, kept]).json()["data"][5]["value"] == ""
         event = {"event_data": {"files": given(served, photos)}}
-        others = call(served.url, "_take_folders", [kept], **event).json()["data"][1]
+        others = call(served.url, "_upload_folders", [kept], **event).json()["data"][1]
     finally:
         go_on.set()
     with Client(served.url) as client:
@@ -105,7 +105,7 @@ def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
         in call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]).json()["error"]
     )
     event = {"event_data": {"files": given(served, photos)}}
-    assert call(served.url, "_take_folders", [others], **event).status_code == 200
+    assert call(served.url, "_upload_folders", [others], **event).status_code == 200
     assert len(tickets() - before) == 1, "those that no job had were kept beside the new ones"
     for ticket in tickets() - before:
         unstage(ticket)

@@ -1,4 +1,4 @@
-"""Labels that a person gave, as the job and as the REST call that begins it."""
+"""Labels of a user, as a job and as the REST call that starts it."""
 
 import json
 from types import SimpleNamespace
@@ -13,29 +13,28 @@ from app.probe_jobs import ProbeJobs, read_csv, read_labels
 from nnclr_hub.errors import InvalidRequest
 
 
-def test_of_many_items_the_program_stands_there_without_their_vectors(served, monkeypatch):
-    monkeypatch.setattr(probe_jobs, "MOST_WRITTEN", 4)
-    jobs = SimpleNamespace(submit=lambda *_: SimpleNamespace(id="begun"))
-    prober = probe_jobs.ProbeJobs(Page(served.bench, jobs=cast(Any, jobs)))
+def test_a_command_for_many_items_contains_no_vectors(served, monkeypatch):
+    monkeypatch.setattr(probe_jobs, "MAX_IN_COMMAND", 4)
+    jobs = SimpleNamespace(submit=lambda *_: SimpleNamespace(id="started"))
+    page_jobs = ProbeJobs(Page(served.bench, jobs=cast(Any, jobs)))
     ids = [*ids_of(served, "cat", 3), *ids_of(served, "coffee", 2)]
     few, many = ({id: str(i % 2) for i, id in enumerate(ids[:number])} for number in (4, 5))
-    _, action = prober.by_labels("p", False, "photos", few)
-    assert (action.path, len(action.json["items"])) == ("/api/v1/probes", 4)
-    _, action = prober.by_labels("p", False, "photos", many)
-    assert (action.path, action.json) == ("", None)
-    assert all(repr(id) in action.call for id in ids)
+    _, call = page_jobs.fit_labels("p", False, "photos", few)
+    assert (call.path, len(call.json["items"])) == ("/api/v1/probes", 4)
+    _, call = page_jobs.fit_labels("p", False, "photos", many)
+    assert (call.path, call.json) == ("", None)
+    assert all(repr(id) in call.call for id in ids)
 
 
-def test_labels_of_images_that_are_not_there_are_a_sentence(served):
-    """Fewer are found than are named, in whatever order."""
-    prober = ProbeJobs(Page(served.bench))
+def test_labels_of_missing_images_are_rejected(served):
+    page_jobs = ProbeJobs(Page(served.bench))
     ids = ids_of(served, "cat", 2)
-    with pytest.raises(InvalidRequest, match="has no image 'elsewhere' and 1 other, which the labels name"):
-        prober.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
-    assert [one.id for one in prober.tiles("photos", ids[::-1])] == ids[::-1]
+    with pytest.raises(InvalidRequest, match="'elsewhere' and 1 other"):
+        page_jobs.tiles("photos", [ids[0], "elsewhere", ids[1], "nowhere"])
+    assert [one.id for one in page_jobs.tiles("photos", ids[::-1])] == ids[::-1]
 
 
-def test_labels_are_texts_of_items(tmp_path):
+def test_labels_are_text_by_item_id(tmp_path):
     assert read_labels('{"a": "cat"}') == {"a": "cat"}
     for wrong in ("[1]", "{", '{"a": 1}', '{"a": ""}', json.dumps({"a": "x" * 81}), '{"": "cat"}'):
         with pytest.raises(InvalidRequest):
@@ -43,10 +42,7 @@ def test_labels_are_texts_of_items(tmp_path):
     file = tmp_path / "labels.csv"
     file.write_text("\ufeffid,score,label\na.jpg,0.5,cat\nb.jpg,0.4,\n", encoding="utf-8")
     assert read_csv(file) == {"a.jpg": "cat"}
-    for wrong in (b"", b"name,kind\na,b\n", b"\xff\xfe\x00", b"id,label\na,x\na,y\n"):
+    for wrong in (b"", b"name,kind\na,b\n", b"\xff\xfe\x00", b"id,label\na,x\na,y\n", b"label,id\ncat\n"):
         file.write_bytes(wrong)
         with pytest.raises(InvalidRequest):
             read_csv(file)
-    file.write_text("label,id\ncat\n")
-    with pytest.raises(InvalidRequest, match="Item id None is not possible"):
-        read_csv(file)

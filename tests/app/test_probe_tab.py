@@ -68,9 +68,9 @@ def test_labeled_by_clicking_fitted_and_tried(opened, served, pictures, tmp_path
     assert [int(one or 0) for one in cells] == [n for row in kept.about["confusion"] for n in row]
     assert page.locator("#probe-report .curve circle").count() == len(kept.about["few_shot"])
     page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
-    page.wait_for_selector("#probe-prediction .said:visible")
+    page.wait_for_selector("#probe-prediction .answer:visible")
     [said] = served.bench.predict("clicked", images=[pictures[3]])
-    assert page.inner_text("#probe-prediction .said") == said.label
+    assert page.inner_text("#probe-prediction .answer") == said.label
     assert page.locator("#probe-prediction .name").all_inner_texts() == [name for name, _ in said.top]
     with page.expect_download() as download:
         page.click("#probe-report header a")
@@ -122,7 +122,7 @@ def test_a_file_labels_and_one_label_is_refused_in_a_sentence(opened, served, tm
     assert "a probe tells at least two apart" in page.inner_text(".toast-body")
     with pytest.raises(ProbeNotFound):
         get_probe(served.bench.store.records, "one")
-    monkeypatch.setattr(probe_tab, "MOST", 2)
+    monkeypatch.setattr(probe_tab, "MAX_SHOWN", 2)
     (tmp_path / "more.csv").write_text("id,label\n" + "".join(f"{id},{i % 2}\n" for i, id in enumerate(ids)))
     page.set_input_files("input[type=file][accept='.csv']", str(tmp_path / "more.csv"))
     wait_for(page, "3 images with 2 labels", "#labeler .count")
@@ -157,7 +157,7 @@ def test_labels_are_text_and_never_code_here_either(opened, served, pictures):
         wait_for(page, "Learned from 9 images of 3 labels", "#probe-report")
         assert all(name in page.locator("#probe-report").text_content() for name in evil)
         page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
-        page.wait_for_selector("#probe-prediction .said:visible")
+        page.wait_for_selector("#probe-prediction .answer:visible")
         assert set(page.locator("#probe-prediction .name").all_inner_texts()) == set(evil)
         open_tab(page, "Collections")
         wait_for(page, "of 12", "#items-status")
@@ -179,7 +179,7 @@ def test_a_collection_of_another_encoder_is_a_sentence(served, photos, make_mode
     there.upsert(list(items))
     labels = json.dumps({item.id: "ab"[i % 2] for i, item in enumerate(items)})
     session = {"session_hash": "other"}  # which knows the collections that there are
-    call(served.url, "_start_fitting", [None, None, None], **session)
+    call(served.url, "_load_sources", [None, None, None], **session)
     answer = call(served.url, "_fit", [labels, CLICK, "others", None, "p", False, None], **session)
     assert answer.status_code != 200
     assert "nowhere/at-all" in answer.json()["error"] or "encoder" in answer.json()["error"]
@@ -194,11 +194,11 @@ def test_read_only_shows_and_asks_probes_and_fits_none(model, store, serve, monk
         assert "This server is **read-only**" in intro["value"]
         assert "label a handful" not in intro["value"]
         names = {event["api_name"] for event in config["dependencies"]}
-        assert {"_say", "_choose_probe"} <= names
-        assert not {"_fit", "_look", "_labels_of", "_take_folders"} & names
-        assert "before" in call(there.url, "_start_probes", []).text
+        assert {"_predict", "_choose_probe"} <= names
+        assert not {"_fit", "_poll", "_load_csv", "_upload_folders"} & names
+        assert "before" in call(there.url, "_load_probes", []).text
         with monkeypatch.context() as patched:
             patched.setattr(probe_tab, "list_probes", lambda records: [])
-            told = call(there.url, "_start_probes", []).text
+            told = call(there.url, "_load_probes", []).text
         assert "none can be made on this read-only server" in told
         assert "Fit" not in told

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.browser
 def boxes(monkeypatch) -> list:
     """The boxes that the server was asked for."""
     asked = []
-    embedded = Finder.embedded
+    embedded = Finder.embed
 
     def noting(self, collection, sample):
         asked.append(sample.box)
         return embedded(self, collection, sample)
 
-    monkeypatch.setattr(Finder, "embedded", noting)
+    monkeypatch.setattr(Finder, "embed", noting)
     return asked
 
 

@@ -57,7 +57,7 @@ def test_more_and_less_like_several_images(opened, served):
 def test_a_filter_and_a_least_score_leave_out(opened):
     page = opened()
     wait_for(page, "24 of the 60")
-    page.locator("#narrow button").first.click()
+    page.locator("#options button").first.click()
     page.locator("#filter-key input").fill("label")
     page.locator("#filter-key input").press("Enter")
     page.locator("#filter-value textarea, #filter-value input").fill("cat")
@@ -68,7 +68,7 @@ def test_a_filter_and_a_least_score_leave_out(opened):
     page.locator("#tiles .image").first.click()
     wait_for(page, "19 most similar")
     least = scores(page)[4]
-    page.locator("#above textarea, #above input").fill(f"{least - 0.0006:.4f}")
+    page.locator("#score-threshold textarea, #score-threshold input").fill(f"{least - 0.0006:.4f}")
     page.keyboard.press("Enter")
     wait_for(page, "5 most similar")
     page.locator("#filter-clear").click()
@@ -79,7 +79,7 @@ def test_a_filter_and_a_least_score_leave_out(opened):
 def test_a_filter_that_is_no_json_is_a_sentence_and_changes_nothing(opened):
     page = opened()
     wait_for(page, "24 of the 60")
-    page.locator("#narrow button").first.click()
+    page.locator("#options button").first.click()
     page.locator("#where textarea").fill('{"must": [')
     field = page.locator("#where textarea")
     until_shown(page, ".toast-body", lambda: (field.focus(), field.blur()))
@@ -133,14 +133,14 @@ def test_what_is_selected_is_exported_and_deleted(opened, served, pictures, tmp_
     page = opened()
     upload(page, pictures[0])
     for id in ("throwaway", ids(page)[2]):
-        page.locator(f"#tiles .tile[data-id='{id}'] .choose input").check()
+        page.locator(f"#tiles .tile[data-id='{id}'] .select input").check()
     with page.expect_download() as download:
         page.locator("#tiles .export").click()
     lines = download.value.path().read_text().splitlines()
     assert lines[0].startswith("id,score,label,")
     assert len(lines) == 3
     assert re.search(r"^throwaway,(1\.0000|0\.9999)\d\d,'=1\+1,", "\n".join(lines), re.MULTILINE)
-    page.locator(f"#tiles .tile[data-id='{ids(page)[2]}'] .choose input").uncheck()
+    page.locator(f"#tiles .tile[data-id='{ids(page)[2]}'] .select input").uncheck()
     page.locator("#tiles .delete").click()
     assert page.locator("#tiles .delete").inner_text() == "Really delete 1?"
     assert served.bench.collection("photos").get(["throwaway"])
@@ -199,7 +199,7 @@ def test_a_double_click_is_one(opened):
 def test_more_than_the_most_at_a_time_is_the_most(opened):
     page = opened()
     wait_for(page, "24 of the 60")
-    page.locator("#narrow button").first.click()
+    page.locator("#options button").first.click()
     number = page.locator("#k input[type=number]")
     for typed, shown in (("500", "All 60 images"), ("0", "1 of the 60")):
         number.fill(typed)
@@ -240,7 +240,7 @@ def test_a_telephone_and_the_keyboard_find_everything(opened):
     page.locator("#tiles .image").nth(1).tap()
     wait_for(page, "most similar")
     wait_for_images(page, "#query-image img")
-    page.locator("#narrow button").first.tap()
+    page.locator("#options button").first.tap()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#tiles .image").first.focus()
     for _ in range(4):

@@ -51,7 +51,7 @@ def test_it_holds_what_a_space_needs(space):
     for name in ("serving/api.py", "app/mount.py", "app/widgets/dom.js", "app/style/page.css", "cli/app.py"):
         assert (space / "nnclr_hub" / name).is_file(), name
     assert (space / "nnclr_hub/weights/nnclr_resnet18_free_starter/model.safetensors").stat().st_size > 10**7
-    assert len(list((space / "pictures").rglob("*.jpg"))) == 300
+    assert len(list((space / "images").rglob("*.jpg"))) == 300
     assert not list(space.rglob("*.pyc"))
 
 
@@ -59,7 +59,7 @@ def test_it_brings_the_photos_to_try(space, monkeypatch):
     """Its requirements have no scikit-image, from which they come elsewhere."""
     assert not [line for line in (space / "requirements.txt").read_text().splitlines() if "scikit" in line]
     elsewhere = gallery.examples()
-    monkeypatch.setattr(gallery, "BESIDE", space / "nnclr_hub/app/examples")
+    monkeypatch.setattr(gallery, "BUNDLED", space / "nnclr_hub/app/examples")
     there = gallery.examples()
     assert list(there) == list(elsewhere) == ["a cat", "a person", "a rocket", "coffee"]
     for name, path in there.items():

@@ -6,7 +6,7 @@ import pytest
 from browsing import PHONE
 from fake_runs import write_run
 
-from app.widgets import runs as widget
+from app.widgets import outputs as widget
 
 pytestmark = pytest.mark.browser
 SCRIPT = "<!doctype html><h1>bad</h1><img src=/api/v1/collections><script>parent.document.title = 'taken'</script>"
@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(model, runs, tmp_path_factory, serve) -> Iterator:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(widget, "LOOK_MS", 300)
+        patched.setattr(widget, "RUNS_POLL_MS", 300)
         yield from serve(model, tmp_path_factory.mktemp("training") / "store", page=True, runs=runs)
 
 
