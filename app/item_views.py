@@ -56,7 +56,7 @@ def explain_match(bench: Workbench, finder: Finder, query: Query, id: str) -> tu
     name = "your box" if box else "your image" if sample.id is None else whole
     name += f" (example {place} of {len(query.positive)})" if len(query.positive) > 1 else ""
     note = (
-        f"Bright areas of this image are similar to {name} for the encoder; dark areas are not. "
+        f"To the encoder, the bright areas of this result are similar to {name}. "
         f"The map is computed on {_describe(original)}."
     )
     images = [Shown(data_uri(image, SIDE), name), Shown(data_uri(attention.overlay(), SIDE), "this result")]

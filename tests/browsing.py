@@ -1,13 +1,15 @@
-"""What tests do with the page in a browser."""
+"""Actions of tests on the page in a browser."""
 
 from collections.abc import Callable
 from typing import Any
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+# what Gradio's scripts report when a reload interrupts a request
+INTERRUPTED = ("AbortError", "errored out")
 
 
 def open_tab(page: Any, name: str) -> None:
-    """Goes to a tab; on a telephone some stand behind a button."""
+    """Select a tab; on a phone, some tabs are in an overflow menu."""
     page.wait_for_selector("#tabs button[role=tab]")
     shown = page.locator("#tabs button[role=tab]:visible", has_text=name)
     if not shown.count():
@@ -16,14 +18,14 @@ def open_tab(page: Any, name: str) -> None:
     shown.first.click()
 
 
-def wait_for(page: Any, words: str, selector: str = "#status") -> None:
-    """Until the words stand there."""
-    script = "([selector, words]) => document.querySelector(selector)?.innerText.includes(words)"
-    page.wait_for_function(script, arg=[selector, words])
+def wait_for(page: Any, text: str, selector: str = "#status") -> None:
+    """Wait until an element contains a text."""
+    script = "([selector, text]) => document.querySelector(selector)?.innerText.includes(text)"
+    page.wait_for_function(script, arg=[selector, text])
 
 
 def until_shown(page: Any, selector: str, act: Callable[[], object]) -> None:
-    """Acts until something shows: the page may not have read yet what was typed, since a test types at once."""
+    """Repeat an action until an element is shown: the page may not have read the typed text at the first attempt."""
     from playwright.sync_api import TimeoutError as NotShown
 
     for _ in range(40):
@@ -32,11 +34,11 @@ def until_shown(page: Any, selector: str, act: Callable[[], object]) -> None:
             return page.locator(selector).first.wait_for(timeout=3000)
         except NotShown:
             continue
-    raise AssertionError(f"{selector} never shows")
+    raise AssertionError(f"{selector} is not shown")
 
 
 def wait_for_images(page: Any, selector: str, count: int = 4) -> None:
-    """Until the first images there have come."""
+    """Wait until the first images are loaded."""
     script = """([selector, count]) => { const found = [...document.querySelectorAll(selector)].slice(0, count);
       return found.length > 0 && found.every(image => image.complete && image.naturalWidth > 0) }"""
     page.wait_for_function(script, arg=[selector, count])
@@ -45,7 +47,7 @@ def wait_for_images(page: Any, selector: str, count: int = 4) -> None:
 def drag(
     page: Any, selector: str, start: tuple[float, float], end: tuple[float, float], *, touch: bool = False
 ) -> None:
-    """Drags over an element, from and to shares of its width and height."""
+    """Drag over an element; start and end are shares of its width and height."""
     page.locator(selector).scroll_into_view_if_needed()
     box = page.locator(selector).bounding_box()
     (x0, y0), (x1, y1) = ((box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end))
@@ -68,5 +70,6 @@ def drag(
 
 
 def toast(page: Any) -> str:
+    """Return the text of the error message that the page shows."""
     page.wait_for_selector(".toast-body")
     return page.inner_text(".toast-body")

@@ -1,4 +1,4 @@
-"""The page's endpoints, called as by a client that ignores the page."""
+"""Calls to the endpoints of the page, as from a client other than the page."""
 
 import secrets
 from functools import partial
@@ -6,20 +6,20 @@ from typing import Any
 
 import httpx
 
-# without verify they read the certificates of all authorities first, each time, which takes longer than the answer
+# with verify, each call first reads all root certificates, which takes longer than the request
 get, post = (partial(method, verify=False, timeout=60) for method in (httpx.get, httpx.post))
 
 
 def events(url: str, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """What Gradio calls the dependencies: one entry an event."""
+    """Return what Gradio calls the dependencies: one entry per event."""
     return get(f"{url}/ui/config", headers=headers).json()["dependencies"]
 
 
 def call(url: str, name: str, data: list[Any], headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
-    """What the event of that handler answers.
+    """Call the event of a handler.
 
     Args:
-        more: further fields of the body, such as event_data.
+        more: additional fields of the body, such as event_data.
     """
     event = next(one for one in events(url, headers) if one["api_name"] == name)
     body = {"data": data, "fn_index": event["id"], "session_hash": secrets.token_hex(4)} | more
