@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from nnclr_hub.client.call_examples import ApiCall
 from nnclr_hub.encoder.image_folder import label_of
-from nnclr_hub.workbench.zips import SUFFIX
+from nnclr_hub.workbench.image_zip import SUFFIX
 
 PROBES = "/api/v1/probes"
 IN_FOLDER = "Run it in the folder that contains the files."

@@ -17,7 +17,7 @@ from fastapi import Request
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError
-from nnclr_hub.workbench import Adding, NewImage, Workbench
+from nnclr_hub.workbench import Ingestion, NewImage, Workbench
 
 from .disconnect import while_connected
 from .models import Model
@@ -45,20 +45,20 @@ class Ingest:
             CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
             ClientDisconnect: the client has gone.
         """
-        adding = await to_thread.run_sync(bench.adding, name, images, limiter=self._storing)
-        while (embedder := await to_thread.run_sync(adding.store, limiter=self._storing)) is not None:
-            await while_connected(request, self._prepare(adding, embedder))
-        return adding.errors
+        ingestion = await to_thread.run_sync(bench.ingestion, name, images, limiter=self._storing)
+        while (embedder := await to_thread.run_sync(ingestion.store, limiter=self._storing)) is not None:
+            await while_connected(request, self._prepare(ingestion, embedder))
+        return ingestion.errors
 
-    async def _prepare(self, adding: Adding, embedder: Embedder) -> None:
+    async def _prepare(self, ingestion: Ingestion, embedder: Embedder) -> None:
         """Embeds and decodes: the engine, which admits or refuses, comes first."""
-        left = [index for index, error in enumerate(adding.errors) if error is None]
-        vectors = await cast(Model, embedder).embed_each_async([adding.images[index].image for index in left])
-        adding.take(embedder, left, vectors)
-        unread = [index for index in left if adding.errors[index] is None and not adding.is_read(index)]
+        left = [index for index, error in enumerate(ingestion.errors) if error is None]
+        vectors = await cast(Model, embedder).embed_each_async([ingestion.images[index].image for index in left])
+        ingestion.set_vectors(embedder, left, vectors)
+        unread = [index for index in left if ingestion.errors[index] is None and not ingestion.is_read(index)]
         await asyncio.gather(
-            *(to_thread.run_sync(self._read, adding, index, limiter=self._reading) for index in unread)
+            *(to_thread.run_sync(self._read, ingestion, index, limiter=self._reading) for index in unread)
         )
 
-    def _read(self, adding: Adding, index: int) -> None:
-        adding.read(index)  # the image itself is let go of at once
+    def _read(self, ingestion: Ingestion, index: int) -> None:
+        ingestion.read(index)  # the image itself is let go of at once

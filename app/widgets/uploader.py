@@ -20,7 +20,7 @@ from gradio.utils import get_upload_folder
 
 from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.zips import SUFFIX
+from nnclr_hub.workbench.image_zip import SUFFIX
 
 from .inputs import is_one_line
 from .widget import Widget

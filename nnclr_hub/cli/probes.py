@@ -50,7 +50,7 @@ def fit(
     read_labeled(data)  # what is no data, or no model, need not wait for torch
     chosen_model(model)
     from nnclr_hub.workbench import Encoders
-    from nnclr_hub.workbench.probing import fit_probe
+    from nnclr_hub.workbench.folder_probes import fit_probe
 
     encoder: Any = Encoders(model, device=device).get()
     with bar(err, "embedding") as advance:
@@ -59,7 +59,7 @@ def fit(
         )
     list_broken(fitted.broken)
     fitted.probe.save(to)
-    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.pictures} images, L2 {fitted.probe.l2:.2g}")
+    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.images} images, L2 {fitted.probe.l2:.2g}")
 
 
 @group.command(name="eval")
@@ -74,25 +74,23 @@ def evaluate(
     Example: nnclr probe eval others --probe probe
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.probing import judge_probe
+    from nnclr_hub.workbench.folder_probes import evaluate_probe
 
     loaded, encoder = _load(probe, model)
     with bar(err, "embedding") as advance:
-        verdict = judge_probe(loaded, encoder, data, progress=advance)
+        result = evaluate_probe(loaded, encoder, data, progress=advance)
     if as_json:
-        print_json(asdict(verdict))
+        print_json({**asdict(result), "pictures": result.images})  # the key of earlier versions
         return
-    for sentence in verdict.left_out:
+    for sentence in result.left_out:
         err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
-    out.print(
-        "  ".join(f"{name} {value:.3f}" for name, value in verdict.scores.items()) + f"  ({verdict.pictures} images)"
-    )
-    if verdict.none:
-        out.print(f"none of the classes: {verdict.none:.1%}")
+    out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
+    if result.none:
+        out.print(f"none of the classes: {result.none:.1%}")
     table = Table("class", "accuracy", box=None, header_style="bold")
-    for name, value in verdict.per_class.items():
+    for name, value in result.per_class.items():
         table.add_row(name, f"{value:.3f}")
-    if verdict.per_class:
+    if result.per_class:
         out.print(table)
 
 
@@ -109,7 +107,7 @@ def predict(
     """
     from nnclr_hub.encoder.image_folder import list_images
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.probing import predict_labels
+    from nnclr_hub.workbench.folder_probes import predict_labels
 
     paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
     loaded, encoder = _load(probe, model)

@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING
 
 # public name -> the module that defines it
 _HOME = {
-    "Adding": "adding",
+    "AddRequest": "add_request",
     "Encoders": "models",
     "Example": "search_query",
-    "IndexReport": "indexing",
+    "IndexReport": "folder_changes",
+    "Ingestion": "ingestion",
     "Models": "models",
-    "NewImage": "adding",
+    "NewImage": "add_request",
     "SearchQuery": "search_query",
     "Workbench": "workbench",
 }
 
-__all__ = ["Adding", "Encoders", "Example", "IndexReport", "Models", "NewImage", "SearchQuery", "Workbench"]
+__all__ = [
+    "AddRequest",
+    "Encoders",
+    "Example",
+    "IndexReport",
+    "Ingestion",
+    "Models",
+    "NewImage",
+    "SearchQuery",
+    "Workbench",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -32,8 +43,9 @@ def __getattr__(name: str) -> object:
 
 
 if TYPE_CHECKING:
-    from nnclr_hub.workbench.adding import Adding, NewImage
-    from nnclr_hub.workbench.indexing import IndexReport
+    from nnclr_hub.workbench.add_request import AddRequest, NewImage
+    from nnclr_hub.workbench.folder_changes import IndexReport
+    from nnclr_hub.workbench.ingestion import Ingestion
     from nnclr_hub.workbench.models import Encoders, Models
     from nnclr_hub.workbench.search_query import Example, SearchQuery
     from nnclr_hub.workbench.workbench import Workbench

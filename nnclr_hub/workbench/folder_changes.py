@@ -1,7 +1,7 @@
-"""What of a folder of images a collection lacks, told from what it keeps of those it holds.
+"""Compare a folder of images with a collection: new, changed and removed files.
 
-An indexed image's id is a hash of its path below the folder, and its metadata says where it came from
-(`root`, `path`) and how its file was (`size`, `mtime`): what differs from the file of today is taken up again.
+The id of an indexed image is a hash of its path relative to the folder. Its metadata records where it came from
+(`root`, `path`) and the state of its file (`size`, `mtime`); a file whose state differs is embedded again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What indexing a folder did; `broken` holds (path, reason).
+    """The result of indexing a folder; `broken` holds (path, reason).
 
-    kept: items that pruning did not remove, as their files may be there unseen: the log says in which folder, and why.
+    kept: items that pruning kept, because their files may exist in a folder that cannot be read; the log names it.
     """
 
     added: int
@@ -39,7 +39,7 @@ class IndexReport:
 
 @dataclass(frozen=True)
 class FolderImage:
-    """A file to take up, under its id and with what is kept of it."""
+    """A file to embed, with its id and the metadata to store."""
 
     id: str
     path: Path
@@ -48,13 +48,13 @@ class FolderImage:
 
 @dataclass(frozen=True)
 class FolderChanges:
-    """What is to do.
+    """The difference between a folder and a collection.
 
     wanted: files that are new or changed.
     broken: (path, reason) of files that cannot be opened.
-    unchanged: how many are held as they are.
-    gone: ids of this folder's items whose file is no more, as far as that can be told.
-    kept: how many more are not to be pruned, as that cannot be told.
+    unchanged: number of files that the collection holds in their present state.
+    gone: ids of this folder's items whose file was removed.
+    kept: number of items whose file is missing but may exist in a folder that cannot be read.
     known: ids that the collection holds already.
     """
 
@@ -67,15 +67,15 @@ class FolderChanges:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many are new, changed and gone."""
+        """The number of new, changed and removed files."""
         changed = sum(one.id in self.known for one in self.wanted)
         return {"new": len(self.wanted) - changed, "changed": changed, "gone": len(self.gone)}
 
     def report(self, failed: Sequence[tuple[FolderImage, str]], removed: int) -> IndexReport:
-        """What was done, when all that is wanted has been tried.
+        """Return the report, once all wanted files have been tried.
 
         Args:
-            failed: those that could not be read, with the reason.
+            failed: files that could not be read, with the reason.
             removed: how many items were deleted.
         """
         updated = self.counts["changed"] - sum(one.id in self.known for one, _ in failed)
@@ -90,25 +90,25 @@ class FolderChanges:
 
 
 def item_id(path: Path, root: Path) -> str:
-    """The id of an indexed file: 32 hex digits of the SHA-256 of its path relative to the indexed folder."""
+    """Return the id of an indexed file: 32 hex digits of the SHA-256 of its path relative to the indexed folder."""
     relative = Path(path).relative_to(root).as_posix()
     return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
-    """Every image below the folder, as `listed` finds them."""
+    """Return the paths of `listed` by item id."""
     return {item_id(path, root): path for path in listed(root, prune=prune)}
 
 
 def listed(root: Path, *, prune: bool = False) -> list[Path]:
-    """Every image below the folder.
+    """Return the paths of all images below the folder.
 
     Args:
-        prune: what is gone is to be deleted, so that the folder may have lost its last image. But where nothing at
-            all is left a disk may not be mounted, which is no reason to delete anything.
+        prune: accept a folder without images, since its last image may have been removed. A folder that is completely
+            empty is refused all the same: its disk may not be mounted, and then nothing must be deleted.
 
     Raises:
-        NoImages: there is none.
+        NoImages: if there are none.
     """
     try:
         return list_images(root)
@@ -117,8 +117,8 @@ def listed(root: Path, *, prune: bool = False) -> list[Path]:
             raise
     if not any(root.iterdir()):
         raise NoImages(
-            f"{root} is empty, as is the place of a disk that is not mounted, so nothing is deleted: mount it. If its "
-            "images are gone for good, put any other file into it and prune again."
+            f"{root} is empty, which may mean that its disk is not mounted, so nothing was deleted. Mount the disk; if "
+            "the images were removed on purpose, put any other file into the folder and prune again."
         )
     return []
 
@@ -131,26 +131,26 @@ def find_changes(
     origin: str,
     prune: bool = False,
 ) -> FolderChanges:
-    """Compares a folder's files with the metadata of the items that a collection holds.
+    """Compare a folder's files with the metadata of the items that a collection holds.
 
     Args:
         root: the folder.
         found: its images, from `images_by_id`.
         known: metadata of indexed items by id.
-        origin: what is kept as `root`, the folder's name in the collection.
-        prune: what is gone is going to be deleted; the log says what is not, for it may be there unseen.
+        origin: stored as `root`, the folder's name in the collection.
+        prune: removed files will be deleted from the collection; log the folders whose items are kept.
 
     Raises:
-        NoImages: the folder holds no image, and the collection none of it.
+        NoImages: if the folder holds no image, and the collection none of its items.
     """
     gone, kept = _gone(root, found, known, origin, prune=prune)
     if not (found or gone or kept):
-        raise NoImages(f"{root} holds no image, and the collection none of it: give a folder of images.")
+        raise NoImages(f"{root} holds no images, and the collection holds none of its images; give a folder of images.")
     wanted, broken = [], []
     for id, path in found.items():
         try:
             stat = path.stat()
-        except OSError as error:  # a dangling link, or gone since the folder was listed
+        except OSError as error:  # a dangling link, or removed since the folder was listed
             broken.append((str(path), f"The file cannot be opened ({error.strerror})."))
             continue
         state = {"root": origin, "size": stat.st_size, "mtime": stat.st_mtime}
@@ -172,7 +172,7 @@ def find_changes(
 def _gone(
     root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str, *, prune: bool
 ) -> tuple[tuple[str, ...], int]:
-    """Items of the folder that are not in it; and how many more, whose files may be there and not be seen."""
+    """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
     hidden = cache(_why_hidden)
     gone: list[str] = []
     kept = Counter[Path]()
@@ -186,7 +186,7 @@ def _gone(
                 kept[place] += 1
     for place, count in kept.items() if prune else ():
         log.warning(
-            "%s %s, so its items are kept (%d): if they are gone for good, remove it and prune again",
+            "%s %s, so its %d items are kept; if they were removed on purpose, remove the folder and prune again",
             place,
             hidden(place),
             count,
@@ -195,13 +195,13 @@ def _gone(
 
 
 def _why_hidden(folder: Path) -> str | None:
-    """Why there may be more in a folder than can be seen; None if there is not."""
-    link = "is a link, and those to folders are not followed"
+    """Return why a folder may hold files that cannot be seen, or None."""
+    link = "is a link to a folder, and such links are not followed"
     try:
         with os.scandir(folder) as entries:
             if folder.is_symlink():
                 return link
-            return "is empty, as is the place of a disk that is not mounted" if next(entries, None) is None else None
+            return "is empty, which may mean that its disk is not mounted" if next(entries, None) is None else None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return link if folder.is_symlink() else None
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Labels that a collection's items carry in a field of their metadata, with their vectors.
+"""Read the labels in a metadata field of a collection's items, with their vectors.
 
 read = labeled_items(store.get("photos"), "label")
 read.vectors                # (N, D) float32, unit rows
-read.labels                 # ("cat",), ("dog",), ...; of a field with lists, all that each list names
+read.labels                 # ("cat",), ("dog",), ...; of a field with lists, all labels of each list
 read.left_out               # {"no label": 3}
 """
 
@@ -23,7 +23,7 @@ from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.pages import pages
 
 PAGE = 1000
-SAMPLE = 1000  # items that a refusal looks at for the fields there are
+SAMPLE = 1000  # items that are read to list the existing fields in an error message
 NO_LABEL = "no label"
 
 
@@ -32,9 +32,9 @@ class LabeledVectors:
     """N rows to fit on.
 
     vectors: (N, D) float32, unit rows.
-    labels: of each, its labels; one each, unless `several`.
+    labels: the labels of each row; exactly one, unless `several`.
     several: whether a row may have more than one label, or none.
-    left_out: how many items were not taken, by reason.
+    left_out: how many items were not used, by reason.
     """
 
     vectors: np.ndarray
@@ -44,34 +44,34 @@ class LabeledVectors:
 
     @property
     def classes(self) -> tuple[Label, ...]:
-        """Every label that occurs, sorted as `fit_linear_probe` does."""
+        """Every label that occurs, in the order of `fit_linear_probe`."""
         return tuple(
             sorted({label for labels in self.labels for label in labels}, key=lambda one: (isinstance(one, str), one))
         )
 
     def targets(self, classes: Sequence[Label]) -> np.ndarray:
-        """(N,) int64 places in `classes`; for several labels (N, C) float32 of zeros and ones."""
-        place = {label: i for i, label in enumerate(classes)}
+        """Return (N,) int64 positions in `classes`; for several labels (N, C) float32 of zeros and ones."""
+        position = {label: i for i, label in enumerate(classes)}
         if not self.several:
-            return np.array([place[labels[0]] for labels in self.labels], np.int64)
+            return np.array([position[labels[0]] for labels in self.labels], np.int64)
         matrix = np.zeros((len(self.labels), len(classes)), np.float32)
         for row, labels in zip(matrix, self.labels, strict=True):
-            row[[place[label] for label in labels]] = 1
+            row[[position[label] for label in labels]] = 1
         return matrix
 
 
 def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
-    """The labels that a JSON value stands for; None: there is none.
+    """Return the labels that a JSON value represents; None: it has no label.
 
-    Text and whole numbers are labels, true and false are "true" and "false"; a list holds several.
+    Strings and whole numbers are labels, true and false become "true" and "false"; a list holds several labels.
 
     Raises:
-        InvalidRequest: fractions and objects are no labels.
+        InvalidRequest: if the value is a fraction, an object or a nested list.
     """
     if isinstance(value, list | tuple):
         each = [label_of(one, where) for one in value if not isinstance(one, list | tuple)]
         if len(each) < len(value):
-            raise InvalidRequest(f"{where} holds lists in lists, which are no labels: flatten them.")
+            raise InvalidRequest(f"{where} holds nested lists, which cannot be labels; flatten them.")
         return tuple(dict.fromkeys(one[0] for one in each if one))
     if value is None or value == "":
         return None
@@ -81,22 +81,22 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
         return (value,)
     if isinstance(value, float) and value.is_integer():
         return (int(value),)
-    raise InvalidRequest(f"{where} holds {value!r:.60}, which is no label: labels are texts or whole numbers.")
+    raise InvalidRequest(f"{where} holds {value!r:.60}, which is not a label; use strings or whole numbers.")
 
 
 def require_field(collection: Collection, field: str, where: Where | None) -> int:
-    """How many items have the field.
+    """Return how many items have the field.
 
     Raises:
-        InvalidRequest: none has; names the fields that there are.
-        InvalidFilter: `where` is none.
+        InvalidRequest: if no item has it; names the existing fields.
+        InvalidFilter: if `where` is not a valid filter.
     """
     if where is not None:
-        collection.count(where)  # so that it is a filter
+        collection.count(where)  # raises if it is not a valid filter
     number = collection.count(_with_field(field, where))
     if not number:
         narrowed = " that pass the filter" if where else ""
-        raise InvalidRequest(f"No item of {collection.name!r}{narrowed} has the field {field!r}: {_fields(collection)}")
+        raise InvalidRequest(f"No item of {collection.name!r}{narrowed} has the field {field!r}; {_fields(collection)}")
     return number
 
 
@@ -107,22 +107,22 @@ def labeled_items(
     *,
     progress: Progress = lambda done, total: None,
 ) -> LabeledVectors:
-    """The vectors of all items with a label; those without are counted.
+    """Return the vectors of all items with a label; items without are counted.
 
     Args:
-        field: of the metadata; one label each, or a list of them.
+        field: metadata key; its value is a label or a list of labels.
         where: only items that pass.
         progress: called with (done, total), counted in items with the field.
 
     Raises:
-        InvalidRequest: no item has the field, its values are no labels, there are fewer than two of them, or more
-            vectors than fit into memory.
+        InvalidRequest: if no item has the field, its values are not labels, there are fewer than two labels, or the
+            vectors do not fit into memory.
     """
     total = require_field(collection, field, where)
     _refuse_more_than_fit(total, collection.spec.dim)
     vectors, found, done = np.empty((total, collection.spec.dim), np.float32), [], 0
     for items in pages(collection, _with_field(field, where), limit=PAGE):
-        for item in items[: total - done]:  # what is added meanwhile comes too late
+        for item in items[: total - done]:  # items that are added while this runs are ignored
             vectors[len(found)] = item.vector
             label = label_of(item.metadata[field], f"The field {field!r} of item {item.id!r}")
             if label is not None:
@@ -138,36 +138,36 @@ def labeled_items(
 
 
 def _refuse_more_than_fit(total: int, dim: int) -> None:
-    from nnclr_hub.store.ann.kinds import default_budget  # imports faiss, which those who only fit on files may lack
+    from nnclr_hub.store.ann.kinds import default_budget  # imports faiss, which is not needed to fit on files
 
-    most = default_budget() // (8 * dim)  # they are held twice
+    most = default_budget() // (8 * dim)  # two copies of float32
     if total > most:
         raise InvalidRequest(
-            f"{total} items are too many to fit on at once: this machine's memory takes {most} vectors of {dim} "
-            "numbers; choose some of them with a filter."
+            f"{total} items are too many to fit on: this machine's memory holds {most} vectors of length {dim}; select "
+            "fewer items with a filter."
         )
 
 
-def refuse_few(read: LabeledVectors, what: str, way_on: str) -> None:
-    """Raises InvalidRequest unless there are two classes; of several labels a row, one, and rows without it."""
+def refuse_few(read: LabeledVectors, what: str, hint: str) -> None:
+    """Raise InvalidRequest unless there are two classes; with several labels per row, one and rows without it."""
     classes = read.classes
     if len(classes) >= 2 or (read.several and classes and not all(read.labels)):
         return
-    has = "no label at all" if not classes else f"only the label {classes[0]!r:.80}"
-    raise InvalidRequest(f"{what} has {has}, and a probe tells at least two classes apart: {way_on}")
+    has = "no labels" if not classes else f"only the label {classes[0]!r:.80}"
+    raise InvalidRequest(f"{what} has {has}, and a probe needs at least two classes; {hint}")
 
 
 def _fields(collection: Collection) -> str:
-    """What a refusal says about the fields there are."""
+    """Return the end of an error message that lists the existing fields."""
     counts: Counter[str] = Counter()
     for item in collection.scroll(None, SAMPLE, with_vector=False).items:
         counts.update(item.metadata.keys())
     names = [name for name, _ in counts.most_common()]
-    return f"there are the fields {some(names, 20)}." if names else "its items have no metadata at all."
+    return f"existing fields: {some(names, 20)}." if names else "its items have no metadata."
 
 
 def _with_field(field: str, where: Where | None) -> Mapping[str, Any]:
-    """The filter for items that have a value there, and pass another filter."""
+    """Return the filter for items that have the field and pass another filter."""
     has: dict[str, Any] = {"key": field, "exists": True}
     if where is None:
         return {"must": [has]}

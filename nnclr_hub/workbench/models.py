@@ -1,4 +1,4 @@
-"""Which encoders a workbench can use."""
+"""The encoders that a workbench can use, by source."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from nnclr_hub.store.base import CollectionSpec
 
 
 class Models(Protocol):
-    """Hands out embedders by source."""
+    """Provides embedders by source."""
 
     @property
     def default(self) -> str:
-        """Source of the embedder that is used where none is named."""
+        """Source of the embedder to use if no source is named."""
         ...
 
     def get(self, source: str | None = None) -> Embedder:
-        """The embedder of that source (see `nnclr_hub.hub.sources`); None: the default one."""
+        """Return the embedder of a source (see `nnclr_hub.hub.sources`); None: the default."""
         ...
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:
-        """The embedder of that fingerprint, if it was loaded already from whatever source."""
+        """Return the embedder of that fingerprint, if it was already loaded from any source."""
         ...
 
 
 def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
-    """The embedder whose vectors a collection holds, by its fingerprint; else by the source that it was made from.
+    """Return the embedder whose vectors a collection holds, by its fingerprint or by the source that it came from.
 
-    That source may be gone, or be another machine's: then the default has its turn.
+    If that source no longer exists, or is on another machine, the default is tried.
 
     Raises:
-        ModelError: the source cannot be had, and the default is another encoder.
+        ModelError: if the source is unavailable and the default is another encoder.
     """
     found = models.by_fingerprint(spec.fingerprint) if spec.fingerprint else None
     if found is not None:
@@ -48,13 +48,13 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
 
 
 class Encoders:
-    """Loads each encoder on its first use and keeps it.
+    """Load each encoder on its first use and keep it.
 
     Args:
-        default: source of the encoder to use where none is named; None: the best starter.
+        default: source of the encoder to use if none is named; None: the best starter.
         device: "cpu", "cuda", ...; None: the GPU if there is one.
         backend: what runs the network, as in `load_encoder`; "auto" for the fastest here.
-        precision: "fp32" or "bf16", where the backend's name does not say.
+        precision: "fp32" or "bf16", unless the backend's name includes it.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Encoders:
         return self._default or default_model()
 
     def get(self, source: str | None = None) -> Embedder:
-        """The encoder of that source, loaded once.
+        """Return the encoder of that source, loaded once.
 
         Raises:
-            ModelError: it cannot be had.
+            ModelError: if it is unavailable.
         """
         from nnclr_hub.encoder.encoder import load_encoder
 
@@ -95,7 +95,7 @@ class Encoders:
             return self._loaded[source]
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:
-        """The encoder of that fingerprint, if it was loaded already from whatever source."""
+        """Return the encoder of that fingerprint, if it was already loaded from any source."""
         with self._lock:
             loaded = list(self._loaded.values())
         return next((embedder for embedder in loaded if embedder.fingerprint == fingerprint), None)

@@ -38,7 +38,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
         what: name of the field, for the error message.
 
     Raises:
-        InvalidRequest: if it is none of these.
+        InvalidRequest: if the value is anything else.
     """
     if isinstance(vector, str):
         data = decode_base64(vector, what)

@@ -1,9 +1,9 @@
-"""No path of this machine in what the server says.
+"""Remove paths of this machine from what a server sends.
 
     without_paths("/srv/nnclr-store/catalog.sqlite is damaged")     # "catalog.sqlite is damaged"
     public_name("/srv/models/mine")                                 # "mine"
 
-Sentences for the one who runs the server name files; those that go over the wire keep the last part of a path.
+Messages for the operator name files; messages for clients keep only the last part of a path.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-# metadata that `nnclr index` writes; the folder is this machine's own
+# metadata that `nnclr index` writes; "root" is a folder of this machine
 ROOT = "root"
 INDEXED = frozenset({ROOT, "path", "size", "mtime"})
 
 
 def without_paths(text: str) -> str:
-    """The text with the last part alone of every absolute path that begins with a folder that this machine has."""
+    """Shorten every absolute path that starts with a folder of this machine to its last part."""
     return _paths().sub(lambda found: found[0].rstrip("/.").rpartition("/")[2] + _tail(found[0]), text)
 
 
 @lru_cache(maxsize=1024)
 def public_name(source: str) -> str:
-    """What a model is called over the wire: its source, of a folder the folder's name alone, of a web address nothing
-    that may be a signature."""
+    """Return the name of a model for clients: the last part of a path, a URL without its query (it may be signed)."""
     kind, _, rest = source.partition(":")
     if kind in ("http", "https"):
         return source.partition("?")[0]
@@ -41,7 +40,7 @@ def public_name(source: str) -> str:
 
 
 def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """An item's metadata; of a folder that was indexed on this machine, its name alone."""
+    """Return an item's metadata, with only the name of a folder that was indexed on this machine."""
     shown = dict(metadata)
     if shown.keys() >= INDEXED and isinstance(shown[ROOT], str):
         shown[ROOT] = shown[ROOT].rstrip("/\\").replace("\\", "/").rpartition("/")[2]
@@ -49,21 +48,21 @@ def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def public_key(key: str) -> str:
-    """The metadata key, if it may be asked for: answers by values of the folder's would tell them one by one.
+    """Return the metadata key if clients may use it. Filters on the folder would reveal it value by value.
 
     Raises:
-        ValueError: it is that of the folder.
+        ValueError: if it is the folder's key.
     """
     if key == ROOT:
-        raise ValueError(f"the key {ROOT!r} names a folder of the server and is not to be asked for: use 'path'")
+        raise ValueError(f"the key {ROOT!r} is a folder of the server and cannot be queried; use 'path'")
     return key
 
 
 def public_where(where: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The filter, if it names only keys that may be asked for; what is no filter is for others to refuse.
+    """Return the filter if it names only keys that clients may use. Does not check its form otherwise.
 
     Raises:
-        ValueError: it names the folder's.
+        ValueError: if it names the folder's key.
     """
     for conditions in where.values():
         for condition in conditions if isinstance(conditions, list) else ():
@@ -78,15 +77,15 @@ def _is_path(source: str) -> bool:
 
 @cache
 def _paths() -> re.Pattern[str]:
-    """Absolute paths: a top folder of this machine and all up to a blank, a quote or a bracket.
+    """Return a pattern of absolute paths: a top folder of this machine and everything up to a space, quote or bracket.
 
-    Known folders come first, whatever they are called: they may hold blanks.
+    Known folders come first, since their names may contain spaces.
     """
     known = {str(Path.home()), str(Path.cwd()), str(Path(__file__).resolve().parents[2])}
     tops = [entry.name for entry in os.scandir("/") if entry.is_dir()]
     starts = [re.escape(one) for one in sorted(known, key=len, reverse=True) if one != "/"]
     starts += [re.escape(f"/{top}") + r"(?=/)" for top in tops]
-    # the lookbehind keeps web addresses and our own routes; sources of models carry their kind before the path
+    # the lookbehind excludes URLs and our own routes; sources of models have a prefix before the path
     kinds = "file://|local-dir:|random:"
     return re.compile(rf"(?:\b(?:{kinds})|(?<![\w/.:~-]))(?:{'|'.join(starts)})[^\s'\"`,;:()\[\]{{}}<>]*")
 

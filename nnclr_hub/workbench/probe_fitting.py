@@ -1,7 +1,7 @@
-"""Labeled vectors to a probe, and an honest figure of how it does.
+"""Fit a probe on labeled vectors, and estimate its accuracy on rows that it has not seen.
 
-The figure is that of a second probe, fitted in the same way on four fifths of the rows and scored on the rest, which
-chose nothing. The probe itself is fitted on all rows, as `nnclr probe fit` does it.
+The estimate comes from a second probe, fitted the same way, on four fifths of the rows and scored on the rest, which
+selected nothing. The probe itself is fitted on all rows, like `nnclr probe fit`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11
 from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.folder_probes import score_probe
 from nnclr_hub.workbench.labels import LabeledVectors
-from nnclr_hub.workbench.probing import verdict_of
 
 HELD_OUT = 0.2
-LEAST = 3  # rows of a class of which one is held out: two are left, of which one may choose the L2
+LEAST = 3  # rows of a class of which one is held out: two remain, one of which may select the L2 penalty
 SEED = 0
-MOST_CONFUSED = 50  # classes of which a table of confusions can be read
-MOST_SHOT = 2000  # rows of a fit of the few-shot curve, of which there are many
+MOST_CONFUSED = 50  # classes for which a table of confusions is readable
+MOST_SHOT = 2000  # rows per fit of the few-shot curve, which needs many fits
 SHOT_SEEDS = 3
 Confusion = tuple[tuple[int, ...], ...] | None
 
@@ -32,8 +32,8 @@ Confusion = tuple[tuple[int, ...], ...] | None
 class FitOptions:
     """How to fit.
 
-    l2: strength of the penalty; None chooses.
-    balanced: every class counts as much, however rare.
+    l2: strength of the penalty; None selects it.
+    balanced: give every class the same weight, however rare it is.
     threshold: see `LinearProbe`.
     """
 
@@ -47,10 +47,10 @@ NO_OPTIONS = FitOptions()
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How one class does on held-out rows.
+    """How accurate a probe is for one class on held-out rows.
 
     rows: fitted on; held_out: scored.
-    score: accuracy, or for several labels a row the average precision; None if none was held out.
+    score: accuracy, or for several labels per row the average precision; None if no row was held out.
     """
 
     label: Label
@@ -61,15 +61,15 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class FittedProbe:
-    """A probe, and how one like it does.
+    """A probe, and the accuracy of one fitted in the same way.
 
     rows: fitted on.
-    held_out: rows that were scored; 0 if there were too few of every class.
-    scores: top1, mean_per_class and, of more than five classes, top5; for several labels a row map11. In [0, 1].
+    held_out: rows that were scored; 0 if every class had too few.
+    scores: top1, mean_per_class and, with more than five classes, top5; for several labels per row map11. In [0, 1].
     none: share of the held-out rows that fell below the threshold.
-    confusion: of the held-out rows of each class (in the order of `per_class`), how many were taken for each; None for
-        several labels a row, above 50 classes, and where nothing was held out.
-    few_shot: how the accuracy on the held-out rows grows with the labels a class; of fits that all are small.
+    confusion: for the held-out rows of each class (in the order of `per_class`), how many were predicted as each class;
+        None for several labels per row, above 50 classes, and where no row was held out.
+    few_shot: how the accuracy on the held-out rows grows with the number of labels per class, from small fits.
     """
 
     probe: LinearProbe
@@ -90,10 +90,10 @@ def fit_and_score(
     model: str,
     progress: Progress = lambda done, total: None,
 ) -> FittedProbe:
-    """Fits on all rows, and scores a second fit on a part.
+    """Fit on all rows, and score a second fit on a part.
 
     Args:
-        read: at least two classes; of several labels a row, one.
+        read: at least two classes; with several labels per row, one.
         fingerprint, model: of the encoder.
         progress: called with (done, total), counted in steps of fitting.
 
@@ -107,11 +107,13 @@ def fit_and_score(
     scores, none = {}, 0.0
     more: tuple[Confusion, tuple[Shots, ...]] = None, ()
     if fits == 2:
-        # of the smallest classes a row each is left, so that the classes of both probes are the same
-        judged = _fit(read, ~held, options, fingerprint, lambda step, steps: progress(step, 2 * steps))
-        verdict = verdict_of(judged, read.vectors[held], targets[held])
-        scores, none, each = verdict.scores, verdict.none, _per_class(judged, read.vectors[held], targets[held])
-        more = more if read.several else _looked_at(judged, read.vectors, targets, held)
+        # at least one row of the smallest classes is kept, so both probes have the same classes
+        second = _fit(read, ~held, options, fingerprint, lambda step, steps: progress(step, 2 * steps))
+        rated = score_probe(second, read.vectors[held], targets[held])
+        scores, none, each = rated.scores, rated.none, _per_class(second, read.vectors[held], targets[held])
+        if not read.several:
+            confusion = _confusion(second, read.vectors[held], targets[held])
+            more = confusion, _few_shot(read.vectors, targets, held)
     every = np.ones(len(targets), bool)
     probe = _fit(
         read, every, options, fingerprint, lambda step, steps: progress((fits - 1) * steps + step, fits * steps)
@@ -124,7 +126,7 @@ def fit_and_score(
 def _fit(
     read: LabeledVectors, rows: np.ndarray, options: FitOptions, fingerprint: str, progress: Progress
 ) -> LinearProbe:
-    """A probe on those rows, (N,) bool."""
+    """Fit a probe on the rows of a mask (N,) bool."""
     classes = read.classes
     targets = read.targets(classes)[rows]
     labels: Any = targets if read.several else [classes[i] for i in targets]
@@ -141,40 +143,33 @@ def _fit(
 
 
 def _held_out(targets: np.ndarray) -> np.ndarray:
-    """(N,) bool: a fifth of each class, of a class with less than three rows none; of several labels, of the rows."""
-    draws = np.random.default_rng(SEED)
+    """Return (N,) bool: a fifth of each class with at least three rows; with several labels, a fifth of all rows."""
+    rng = np.random.default_rng(SEED)
     held = np.zeros(len(targets), bool)
     single = targets.ndim == 1
     for rows in [np.flatnonzero(targets == c) for c in np.unique(targets)] if single else [np.arange(len(targets))]:
         number = max(1, round(len(rows) * HELD_OUT)) if len(rows) >= LEAST else 0
-        held[draws.permutation(rows)[:number]] = True
+        held[rng.permutation(rows)[:number]] = True
     return held
 
 
 def _per_class(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> list[tuple[int, float | None]]:
-    """Of each class, how many rows it has and how it does on them."""
+    """Return the number of rows of each class, and the score on them."""
     scores = probe.scores(vectors)
     found: list[tuple[int, float | None]] = []
     for i in range(len(probe.classes)):
-        there = targets[:, i] == 1 if probe.several else targets == i
-        if not there.any():
+        rows = targets[:, i] == 1 if probe.several else targets == i
+        if not rows.any():
             found.append((0, None))
         elif probe.several:
-            found.append((int(there.sum()), average_precision_11(scores[:, i], there)))
+            found.append((int(rows.sum()), average_precision_11(scores[:, i], rows)))
         else:
-            found.append((int(there.sum()), float((scores[there].argmax(axis=1) == i).mean())))
+            found.append((int(rows.sum()), float((scores[rows].argmax(axis=1) == i).mean())))
     return found
 
 
-def _looked_at(
-    judged: LinearProbe, vectors: np.ndarray, targets: np.ndarray, held: np.ndarray
-) -> tuple[Confusion, tuple[Shots, ...]]:
-    """What a report shows beside the scores: the confusions and the few-shot curve."""
-    return _confusion(judged, vectors[held], targets[held]), _curve(vectors, targets, held)
-
-
 def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> Confusion:
-    """(C, C): rows of each class by what they were taken for."""
+    """Return (C, C): the rows of each class by predicted class."""
     number = len(probe.classes)
     if number > MOST_CONFUSED:
         return None
@@ -183,8 +178,8 @@ def _confusion(probe: LinearProbe, vectors: np.ndarray, targets: np.ndarray) -> 
     return tuple(tuple(map(int, row)) for row in counts)
 
 
-def _curve(vectors: np.ndarray, targets: np.ndarray, held: np.ndarray) -> tuple[Shots, ...]:
-    """Fits on few of the rows that are not held out, scored on those that are."""
+def _few_shot(vectors: np.ndarray, targets: np.ndarray, held: np.ndarray) -> tuple[Shots, ...]:
+    """Fit on few of the rows that are not held out, and score on the held-out rows."""
     fitted = targets[~held]
     most = min(MOST_SHOT // len(np.unique(fitted)), int(np.bincount(fitted).max()))
     shots = [n for n in SHOTS if n <= most]

@@ -1,4 +1,4 @@
-"""What a probe is fitted on: the labeled items of a collection, or examples that somebody gives."""
+"""What a probe is fitted on: the labeled items of a collection, or examples from the caller."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Example:
+class LabeledExample:
     """A labeled vector or image.
 
     label: one, or a list of them; "" for none.
     vector: (D,) float32, of any length; or None for an image.
-    image: bytes of an image, or what reads them when its turn comes and may raise ImageError.
+    image: bytes of an image, or a function that reads them when they are needed and may raise ImageError.
     """
 
     label: Label | Sequence[Label]
@@ -43,7 +43,7 @@ def fit_on_collection(
     *,
     progress: Progress = lambda done, total: None,
 ) -> KeptProbe:
-    """A probe on a collection's vectors and the labels in a field of its metadata; it is not kept yet.
+    """Fit a probe on a collection's vectors and the labels in a metadata field; it is not stored yet.
 
     Raises:
         InvalidRequest: see `labeled_items` and `fit_linear_probe`.
@@ -57,28 +57,28 @@ def fit_on_collection(
 
 
 def fit_on_examples(
-    examples: Sequence[Example],
+    examples: Sequence[LabeledExample],
     name: str,
     embedder: Embedder | None,
     options: FitOptions,
     *,
     progress: Progress = lambda done, total: None,
 ) -> tuple[KeptProbe, list[tuple[int, str]]]:
-    """A probe on examples, not kept yet, and the places of images that could not be read, with the reason.
+    """Fit a probe on examples; return it, not stored yet, and the positions of unreadable images with the reason.
 
     Args:
-        embedder: for images; what the vectors are of. None: nobody knows.
+        embedder: embeds the images; the vectors come from it. None: their encoder is unknown.
 
     Raises:
-        InvalidRequest: vectors of several lengths, images without an embedder, fewer than two classes.
+        InvalidRequest: if vectors differ in length, images have no embedder, or there are fewer than two classes.
     """
     reading, fitting = _halves(progress)
     vectors, broken = _embedded(examples, embedder, reading)
-    places = [i for i, vector in enumerate(vectors) if vector is not None]
+    positions = [i for i, vector in enumerate(vectors) if vector is not None]
     rows = [one for one in vectors if one is not None]
     labels, several = [], any(isinstance(one.label, list | tuple) for one in examples)
     taken = []
-    for i, row in zip(places, rows, strict=True):
+    for i, row in zip(positions, rows, strict=True):
         label = label_of(examples[i].label, f"The label of item {i}")
         if label is not None:
             labels.append(label)
@@ -86,7 +86,7 @@ def fit_on_examples(
     left_out = {"unreadable": len(broken), "no label": len(rows) - len(taken)}
     matrix = unit_rows(np.stack(taken)) if taken else np.zeros((0, 1), np.float32)
     read = LabeledVectors(matrix, labels, several, {reason: n for reason, n in left_out.items() if n})
-    refuse_few(read, "What was given", "give some of another label too.")
+    refuse_few(read, "The set of examples", "add examples of another label.")
     about: dict[str, Any] = {"items": len(examples)}
     fingerprint, model = (embedder.fingerprint, embedder.name) if embedder else ("", "")
     fitted = fit_and_score(read, options, fingerprint=fingerprint, model=model, progress=fitting)
@@ -94,18 +94,18 @@ def fit_on_examples(
 
 
 def _embedded(
-    examples: Sequence[Example], embedder: Embedder | None, progress: Progress
+    examples: Sequence[LabeledExample], embedder: Embedder | None, progress: Progress
 ) -> tuple[list[np.ndarray | None], list[tuple[int, str]]]:
-    """A vector each, None where there is none; and why."""
+    """Return the vector of each example, or None; and the reasons."""
     found: list[np.ndarray | None] = [one.vector for one in examples]
     broken: list[tuple[int, str]] = []
-    pictures = {i: one.image for i, one in enumerate(examples) if one.image is not None}
-    places = list(pictures)
-    if places and embedder is None:
-        raise InvalidRequest("Images need a model that makes vectors of them: name one.")
-    for start in range(0, len(places), BATCH):
+    images = {i: one.image for i, one in enumerate(examples) if one.image is not None}
+    positions = list(images)
+    if positions and embedder is None:
+        raise InvalidRequest("Fitting on images needs a model to embed them; name one.")
+    for start in range(0, len(positions), BATCH):
         assert embedder is not None
-        read = [(i, _bytes_of(pictures[i])) for i in places[start : start + BATCH]]
+        read = [(i, _bytes_of(images[i])) for i in positions[start : start + BATCH]]
         embedded = iter(embedder.embed_each([data for _, data in read if isinstance(data, bytes)]))
         for i, data in read:
             result = next(embedded) if isinstance(data, bytes) else data
@@ -113,13 +113,13 @@ def _embedded(
                 broken.append((i, str(result)))
             else:
                 found[i] = result
-        progress(min(start + BATCH, len(places)), len(places))
+        progress(min(start + BATCH, len(positions)), len(positions))
     lengths = {len(one) for one in found if one is not None}
     wanted = embedder.embed_dim if embedder else next(iter(lengths), 0)
     if lengths - {wanted}:
         raise InvalidRequest(
-            f"The vectors have {', '.join(map(str, sorted(lengths)))} numbers: all must have {wanted}"
-            + (f", as those of {embedder.name}." if embedder else ".")
+            f"The vectors have lengths {', '.join(map(str, sorted(lengths)))}; all must have length {wanted}"
+            + (f", like those of {embedder.name}." if embedder else ".")
         )
     return found, broken
 
@@ -132,7 +132,7 @@ def _bytes_of(image: bytes | Callable[[], bytes]) -> bytes | ImageError:
 
 
 def _halves(progress: Progress) -> tuple[Progress, Progress]:
-    """Two parts of the work as one: reading is the first half, fitting the second, counted in what is read."""
+    """Return the progress of reading and of fitting, each of which is half of the whole."""
     rows = 1
 
     def reading(done: int, total: int) -> None:

@@ -1,10 +1,10 @@
-"""Probes that a store keeps by name: fitted from its items' labels, used, taken elsewhere.
+"""Linear probes that a store keeps by name, and the labels that they predict.
 
     bench.fit_probe("pets", collection="photos", field="label")
     bench.predict("pets", images=[Path("new.jpg")])[0].label
     probe_files(get_probe(bench.store.records, "pets"))["probe.safetensors"]
 
-A probe is a record of the store: what is told about it as JSON, its weights as safetensors.
+A probe is a record of the store: its description as JSON, its weights as safetensors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import unit_rows
-from nnclr_hub.errors import ProbeExists, ProbeNotFound
+from nnclr_hub.errors import ItemNotFound, NNCLRHubError, ProbeExists, ProbeNotFound
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, LinearProbe
+from nnclr_hub.store.base import Collection
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.workbench.probe_fitting import FittedProbe
@@ -31,11 +35,11 @@ CARD = "card.json"
 
 @dataclass(frozen=True)
 class KeptProbe:
-    """A probe by name, and what is known about it.
+    """A named probe and its description.
 
-    probe: its weights are empty where a listing gives it.
+    probe: without weights in a listing.
     about: JSON: created (seconds since 1970), source, rows, left_out, held_out, scores, none, per_class, dim,
-        confusion and few_shot (of probes that were fitted before there were any, not).
+        confusion and few_shot (the last two are missing in probes of early versions).
     """
 
     name: str
@@ -44,11 +48,11 @@ class KeptProbe:
 
 
 def about_fit(fitted: FittedProbe, source: Mapping[str, Any], left_out: Mapping[str, int]) -> dict[str, Any]:
-    """What is told about a probe that was fitted just now.
+    """Return the description of a probe that was fitted just now.
 
     Args:
         source: where its rows come from.
-        left_out: how many were not taken, by reason.
+        left_out: how many items were not used, by reason.
     """
     return {
         "created": time.time(),
@@ -66,19 +70,19 @@ def about_fit(fitted: FittedProbe, source: Mapping[str, Any], left_out: Mapping[
 
 
 def refuse_taken_probe(records: Records, name: str) -> None:
-    """Raises ProbeExists if there is a probe of that name."""
+    """Raise ProbeExists if a probe of that name exists."""
     if records.get(PROBE, name) is not None:
-        raise ProbeExists(f"There is a probe {name!r} already: take another name, or say that it is to be replaced.")
+        raise ProbeExists(f"A probe named {name!r} exists already; use another name, or ask to replace it.")
 
 
 def keep_probe(records: Records, kept: KeptProbe, *, replace: bool) -> None:
-    """Keeps a probe.
+    """Store a probe.
 
     Args:
-        replace: whether it may take the place of one of the same name.
+        replace: whether it may replace a probe of the same name.
 
     Raises:
-        ProbeExists: it may not.
+        ProbeExists: if a probe of that name exists and may not be replaced.
     """
     files = kept.probe.files()
     content = {"about": dict(kept.about), "probe": files[ABOUT].decode()}
@@ -89,16 +93,16 @@ def keep_probe(records: Records, kept: KeptProbe, *, replace: bool) -> None:
 
 
 def list_probes(records: Records) -> list[KeptProbe]:
-    """All probes by name, without their weights."""
+    """Return all probes by name, without their weights."""
     return [_without_weights(record) for record in records.list(PROBE)]
 
 
 def get_probe(records: Records, name: str) -> KeptProbe:
-    """A probe.
+    """Return a probe.
 
     Raises:
-        ProbeNotFound: names those that there are.
-        InvalidRequest: it is damaged.
+        ProbeNotFound: names the existing ones.
+        InvalidRequest: if it is damaged.
     """
     record = records.get(PROBE, name)
     if record is None:
@@ -108,54 +112,89 @@ def get_probe(records: Records, name: str) -> KeptProbe:
 
 
 def delete_probe(records: Records, name: str) -> None:
-    """Deletes a probe.
+    """Delete a probe.
 
     Raises:
-        ProbeNotFound: there is none.
+        ProbeNotFound: names the existing ones.
     """
     if not records.delete(PROBE, name):
         raise _not_found(records, name)
 
 
 def probe_files(kept: KeptProbe) -> dict[str, bytes]:
-    """A probe as files by name: probe.safetensors and probe.json, as `LinearProbe.load` reads them, and card.json."""
+    """Return a probe as files by name: probe.safetensors and probe.json for `LinearProbe.load`, and card.json."""
     card = json.dumps({"name": kept.name, **kept.about}, indent=2)
     return {**kept.probe.files(), CARD: (card + "\n").encode()}
 
 
 def probe_in_one_file(kept: KeptProbe) -> bytes:
-    """A probe as safetensors whose metadata hold, as `probe`, what the JSON files of `probe_files` say."""
-    told = {"name": kept.name, **kept.about, **json.loads(kept.probe.files()[ABOUT])}
-    return kept.probe.files(("probe", json.dumps(told)))[WEIGHTS]
+    """Return a probe as one safetensors file, whose metadata `probe` holds the JSON of `probe_files`."""
+    about = {"name": kept.name, **kept.about, **json.loads(kept.probe.files()[ABOUT])}
+    return kept.probe.files(("probe", json.dumps(about)))[WEIGHTS]
 
 
 def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: str = "") -> list[Labeling]:
-    """What a probe says of (N, D) vectors, which need not be of length 1.
+    """Return a probe's labeling of vectors (N, D), which need not have length 1.
 
     Args:
-        k: how many classes to give the probabilities of.
-        fingerprint: of the encoder that the vectors come from; "" leaves it unchecked.
+        k: number of classes to report with their probability.
+        fingerprint: of the encoder that made the vectors; "" skips the check.
 
     Raises:
         InvalidRequest, FingerprintMismatch: see `LinearProbe.scores`.
     """
-    said = probe.predict(unit_rows(np.asarray(vectors, np.float32)), fingerprint=fingerprint)
-    best = np.argsort(-said.probabilities, axis=1, kind="stable")[:, :k]
-    rows: Sequence[Any] = said.labels
+    prediction = probe.predict(unit_rows(np.asarray(vectors, np.float32)), fingerprint=fingerprint)
+    best = np.argsort(-prediction.probabilities, axis=1, kind="stable")[:, :k]
+    rows: Sequence[Any] = prediction.labels
     return [
         Labeling(label, tuple((probe.classes[i], float(row[i])) for i in places))
-        for label, row, places in zip(rows, said.probabilities, best, strict=True)
+        for label, row, places in zip(rows, prediction.probabilities, best, strict=True)
     ]
 
 
+def label_items(
+    probe: LinearProbe, collection: Collection, ids: Sequence[str], k: int
+) -> list[Labeling | NNCLRHubError]:
+    """Return the labeling of each item of a collection, or an ItemNotFound.
+
+    Raises:
+        FingerprintMismatch: if the collection's vectors come from another encoder.
+    """
+    probe.require(collection.spec.fingerprint)
+    vectors = {item.id: item.vector for item in collection.get(list(dict.fromkeys(ids)))}
+    missing = {
+        id: ItemNotFound(f"Collection {collection.name!r} has no item {id!r}.") for id in ids if id not in vectors
+    }
+    return _label_each(probe, [missing.get(id, vectors.get(id)) for id in ids], k, collection.spec.fingerprint)
+
+
+def label_images(
+    probe: LinearProbe, embedder: Embedder, images: Sequence[Path | bytes | Image.Image], k: int
+) -> list[Labeling | NNCLRHubError]:
+    """Return the labeling of each image, or an ImageError.
+
+    Raises:
+        FingerprintMismatch: if the embedder is not the probe's.
+    """
+    probe.require(embedder.fingerprint)
+    return _label_each(probe, embedder.embed_each(images), k, embedder.fingerprint)
+
+
+def _label_each(probe: LinearProbe, rows: Sequence[Any], k: int, fingerprint: str) -> list[Labeling | NNCLRHubError]:
+    """Label the rows that are vectors; errors stay where they are."""
+    vectors = [row for row in rows if not isinstance(row, NNCLRHubError)]
+    labelings = iter(label_rows(probe, np.stack(vectors), k, fingerprint=fingerprint) if vectors else [])
+    return [row if isinstance(row, NNCLRHubError) else next(labelings) for row in rows]
+
+
 def _without_weights(record: Record) -> KeptProbe:
-    told = json.loads(record.content["probe"])
+    about = json.loads(record.content["probe"])
     empty = np.zeros((0, record.content["about"]["dim"]), np.float32)
-    probe = LinearProbe(empty, empty[:, 0], tuple(told.pop("classes")), **told)
+    probe = LinearProbe(empty, empty[:, 0], tuple(about.pop("classes")), **about)
     return KeptProbe(record.name, probe, record.content["about"])
 
 
 def _not_found(records: Records, name: str) -> ProbeNotFound:
     names = ", ".join(record.name for record in records.list(PROBE))
-    hint = f"there are {names}." if names else "fit one first."
-    return ProbeNotFound(f"There is no probe {name!r:.150}: {hint}")
+    hint = f"existing probes: {names}." if names else "fit one first."
+    return ProbeNotFound(f"No probe is named {name!r:.150}; {hint}")

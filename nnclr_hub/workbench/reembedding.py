@@ -1,10 +1,10 @@
-"""A collection moves to another encoder: built anew beside the old one from the kept sources, then swapped in.
+"""Re-embed a collection with another encoder: build a new collection from the source files, then swap it in.
 
     reembed(bench, "photos", "runs/my/encoder")
 
-While it is built, the alias photos~next means the new collection, and what the workbench writes goes to both. What is
-left to do is always the difference between the two, so a call that was interrupted is simply made again. Only the last
-look holds writers up. Other processes that write to the same Milvus are refused until it is done.
+During the build, the alias photos~next means the new collection, and the workbench writes to both. The remaining work
+is always the difference between the two collections, so an interrupted call continues when it is repeated. Writers wait
+only during the last pass. Other processes that write to the same Milvus are refused until the swap is done.
 """
 
 from __future__ import annotations
@@ -24,24 +24,34 @@ from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, Sto
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
 from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
-from nnclr_hub.workbench.differences import Change, differences
+from nnclr_hub.workbench.collection_diff import Change, differences
 from nnclr_hub.workbench.indexing import BATCH, MAX_BATCH_BYTES
-from nnclr_hub.workbench.left_out import LeftOut, called, refusal, refusal_of_all
 from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
 
 
+NAMED = 5  # items that an error message names before it only counts
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An item's metadata, and why it cannot be embedded."""
+
+    metadata: Mapping[str, Any]
+    reason: str
+
+
 @dataclass(frozen=True)
 class Reembedded:
-    """What a re-embedding came to.
+    """The result of a re-embedding.
 
-    collection: the new one, which the name means now; None if there was nothing to do.
+    collection: the new one, which the name now means; None if there was nothing to do.
     items: how many it holds.
     embedded: how many of them this call embedded.
     left_out: items that are not in it, with the reason.
-    kept: name under which the old one is kept.
+    kept: the name of the old collection.
     """
 
     collection: str | None
@@ -60,25 +70,25 @@ def reembed(
     folders: Sequence[Path] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Reembedded:
-    """Makes the name mean a collection of the same items, embedded by another model; goes on where a call stopped.
+    """Make the name mean a collection of the same items, embedded by another model. Continues an interrupted call.
 
-    An item is embedded if its file is there and has the pixels that were recorded (for items without a record: the
-    size and modification time). Metadata and thumbnails are carried over. Aliases of the old collection move along.
+    An item is embedded if its file exists and has the recorded pixels (without a record: the recorded size and
+    modification time). Metadata and thumbnails are copied. Aliases of the old collection move to the new one.
 
     Args:
         name: of a collection, or an alias.
         model: source of the encoder.
-        skip_missing: leave out items whose file is missing or changed, which else are refused at the end.
-        folders: where files may be read, as an item's metadata could name any; None: anywhere.
+        skip_missing: leave out items whose file is missing or changed, instead of failing at the end.
+        folders: the only folders whose files may be read, since metadata could name any file; None: any folder.
         progress: called with (done, total), counted in items of the old collection.
 
     Raises:
-        InvalidRequest: another model is in progress.
-        StoreError: items cannot be embedded; what was done is kept for the next call, if anything was.
+        InvalidRequest: if a re-embedding with another model is in progress.
+        StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
-        raise InvalidRequest("A collection of this store is being re-embedded just now: wait until that is done.")
+        raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
     try:
         return _reembed(bench, name, embedder, skip_missing, folders, progress)
     finally:
@@ -94,51 +104,51 @@ def _reembed(
     folders: Sequence[Path] | None,
     progress: Progress,
 ) -> Reembedded:
-    with bench.gate.alone():
+    with bench.write_lock.alone():
         finish_swaps(bench.store)
     store, old = bench.store, bench.store.get(name)
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
-    with bench.gate.alone():  # a write that is under way goes to the old one alone: it has to be over
+    with bench.write_lock.alone():  # running writes go to the old collection only, so they must end first
         following = _successor(store, name, old, embedder)
         bench.built_here.add(following.collection.name)
     new = following.collection
     read = partial(read_source, folders=folders)
-    embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.gate.alone, progress)
-    with bench.gate.alone():
+    embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.write_lock.alone, progress)
+    with bench.write_lock.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
-        if left_out and len(left_out) == old.count():  # nor of earlier calls is anything there to go on with
+        if left_out and len(left_out) == old.count():  # and earlier calls left nothing to continue with
             _give_up(store, following)
-            raise refusal_of_all(name, embedder.name, left_out)
+            raise _none_embedded(name, embedder.name, left_out)
         if left_out and not skip_missing:
-            raise refusal(name, embedder.name, old.count(), left_out, locked=not store.single_writer)
-        # items that others deleted meanwhile, and copies of what could not be brought up to date
+            raise _some_not_embedded(name, embedder.name, old.count(), left_out, locked=not store.single_writer)
+        # items that were deleted during the build, and copies that could not be updated
         extra = (change.id for change in differences(old, new) if change.metadata is None or change.id in left_out)
         for ids in batches(list(extra), BATCH):
             new.delete(ids)
         items, wanted = new.count(), old.count() - len(left_out)
         if items != wanted:
             raise StoreError(
-                f"The new collection holds {items} items where {wanted} belong: another process writes to it; stop "
-                "that one, and call again."
+                f"The new collection holds {items} items instead of {wanted}, because another process writes to it; "
+                "stop that process and repeat the call."
             )
         kept = swap(store, name, following)
-    reasons = tuple((called(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
+    reasons = tuple((_label(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
     return Reembedded(new.name, items, embedded + more, reasons, kept)
 
 
 def abandon(bench: Workbench, name: str) -> str:
-    """Drops what was built to take a collection's place; returns its name.
+    """Drop the collection that was being built to replace another; return its name.
 
     Raises:
-        InvalidRequest: nothing is being built.
+        InvalidRequest: if no re-embedding is in progress.
     """
-    with bench.gate.alone():
+    with bench.write_lock.alone():
         finish_swaps(bench.store)
     following = successor_of(bench.store, name)
     if following is None:
-        raise InvalidRequest(f"Collection {name!r} is not being re-embedded: there is nothing to abandon.")
-    with bench.gate.alone():
+        raise InvalidRequest(f"Collection {name!r} is not being re-embedded, so there is nothing to abandon.")
+    with bench.write_lock.alone():
         return _give_up(bench.store, following)
 
 
@@ -148,39 +158,39 @@ def abandon(bench: Workbench, name: str) -> str:
 def _give_up(store: VectorStore, following: Successor) -> str:
     half_made = following.collection.name
     store.drop(half_made)
-    marker = following.alias.removesuffix(SUFFIX) + WAS  # of a swap that ended before it began
+    marker = following.alias.removesuffix(SUFFIX) + WAS  # left by a swap that was interrupted before it started
     if marker in store.aliases():
         store.unalias(marker)
     return half_made
 
 
 def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Successor:
-    """The collection in progress; made if there is none."""
+    """Return the collection that is being built; create it if it does not exist."""
     following = successor_of(store, name)
     if following is None:
         spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
-        new = _made(store, f"{name}.{embedder.fingerprint[:8]}", spec)
+        new = _create(store, f"{name}.{embedder.fingerprint[:8]}", spec)
         store.alias(name + SUFFIX, new.name)
         return Successor(name + SUFFIX, new)
     spec = following.collection.spec
     if spec.fingerprint != embedder.fingerprint:
         raise InvalidRequest(
-            f"Collection {name!r} is being re-embedded with {spec.model} already: finish that with `nnclr store "
-            f"reembed {name} --model {spec.model}`, or give it up with `nnclr store reembed {name} --abandon`."
+            f"Collection {name!r} is already being re-embedded with {spec.model}; finish that with `nnclr store "
+            f"reembed {name} --model {spec.model}`, or cancel it with `nnclr store reembed {name} --abandon`."
         )
     return following
 
 
-def _made(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
-    """A new collection, its name with a number behind it where an older one is kept under that name."""
+def _create(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
+    """Create a collection; append a number to its name if an older collection has that name."""
     candidate, number = name, 2
     while True:
         try:
-            there = store.get(candidate)
+            existing = store.get(candidate)
         except CollectionNotFound:
             return store.create(candidate, spec)
-        if there.name == candidate and there.spec == spec and there.count() == 0:
-            return there  # made by a call that ended before its first item
+        if existing.name == candidate and existing.spec == spec and existing.count() == 0:
+            return existing  # created by a call that was interrupted before its first item
         candidate, number = f"{name}.{number}", number + 1
 
 
@@ -196,11 +206,13 @@ def _catch_up(
     exclusively: Callable[[], AbstractContextManager[None]],
     progress: Progress,
 ) -> tuple[int, dict[str, LeftOut]]:
-    """Embeds what the new collection lacks: how many, and which cannot be. What it has too many stays.
+    """Embed the items that the new collection lacks; return how many, and those that cannot be embedded.
+
+    Items that only the new collection has are kept.
 
     Args:
-        known: those that an earlier look found impossible; they are not read again.
-        read: the image that an item with such metadata was made of, or why it is not to be had.
+        known: items that an earlier pass could not embed; they are not read again.
+        read: returns the source image of an item by its metadata, or why it is unavailable.
         exclusively: entered to store a batch.
     """
     total, embedded = old.count(), 0
@@ -228,15 +240,15 @@ def _catch_up(
 
 
 def _size(change: Change) -> int:
-    """Bytes of the file that is read for it, as they were recorded; anybody may have recorded anything."""
+    """Return the recorded size of the item's file in bytes; metadata from clients may hold any value."""
     size = (change.metadata or {}).get("size")
     return size if isinstance(size, int) and size > 0 else 0
 
 
 def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[np.ndarray | str]:
-    """The vector of each image; or why there is none, which may stand in the place of an image already."""
-    pictures = [source for source in sources if not isinstance(source, str)]
-    vectors = iter(embedder.embed_each(pictures) if pictures else [])
+    """Return the vector of each image, or the reason why it has none."""
+    images = [source for source in sources if not isinstance(source, str)]
+    vectors = iter(embedder.embed_each(images) if images else [])
     found = [source if isinstance(source, str) else next(vectors) for source in sources]
     return [str(one) if isinstance(one, ImageError) else one for one in found]
 
@@ -244,9 +256,10 @@ def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[
 def _carry_over(
     old: Collection, new: Collection, changes: Sequence[Change], vectors: Sequence[np.ndarray | str]
 ) -> int:
-    """Stores what was embedded, with the metadata and thumbnails of the old items; returns how many.
+    """Store the embedded items with the metadata and thumbnails of the old ones; return how many.
 
-    An item that was deleted or replaced since it was looked at is left to whoever did that.
+    Items that were deleted or replaced in the old collection since they were read are skipped: that write went to both
+    collections.
     """
     kept = {item.id: item for item in old.get([change.id for change in changes])}
     items = [
@@ -257,3 +270,54 @@ def _carry_over(
     if items:
         new.upsert(items)
     return len(items)
+
+
+# ---- error messages
+
+
+def _some_not_embedded(
+    name: str, model: str, count: int, left_out: Mapping[str, LeftOut], *, locked: bool
+) -> StoreError:
+    """Return the error for a collection of which some items cannot be embedded.
+
+    Args:
+        locked: `nnclr index`, another process, cannot write to the collection until the swap is done.
+    """
+    skip = f"`nnclr store reembed {name} --model {model} --skip-missing`"
+    if locked:
+        hint = f"and repeat the call; or leave these items out with {skip}, and then {_update_hint(name)}."
+    else:
+        hint = f"or {_update_hint(name)}, and repeat the call; or leave these items out with {skip}."
+    return StoreError(
+        f"{len(left_out)} of the {count} items of {name!r} cannot be re-embedded ({_examples(left_out)}). Restore the "
+        f"files {hint} Finished work is kept until `nnclr store reembed {name} --abandon`."
+    )
+
+
+def _none_embedded(name: str, model: str, left_out: Mapping[str, LeftOut]) -> StoreError:
+    """Return the error for a collection of which no item can be embedded."""
+    if any(Path(str(one.metadata.get("root", ""))).is_absolute() for one in left_out.values()):
+        hint = f"or {_update_hint(name)}, and repeat the call."
+    else:
+        hint = (
+            "and repeat the call; or, if they are on another machine or no longer exist, index the images with "
+            f"--model {model} into a collection of another name."
+        )
+    return StoreError(
+        f"None of the {len(left_out)} items of {name!r} can be re-embedded ({_examples(left_out)}), and the collection "
+        f"was not changed. Restore the files {hint}"
+    )
+
+
+def _update_hint(name: str) -> str:
+    return f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
+
+
+def _label(id: str, metadata: Mapping[str, Any]) -> str:
+    """Return the path of an item, or its id."""
+    return str(metadata.get("path", id))
+
+
+def _examples(left_out: Mapping[str, LeftOut]) -> str:
+    some = [f"{_label(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
+    return "; ".join(some) + (f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")

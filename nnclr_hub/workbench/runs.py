@@ -1,9 +1,9 @@
-"""Pretraining runs below a folder, told from what they write there; the program that trains is not needed.
+"""List the pretraining runs below a folder from the files that they write; the training program is not needed.
 
     list_runs(Path("runs"))                 # [Run("photos", "running", step=1200, steps=5000, ...), ...]
     read_report(Path("runs"), "photos")     # report.html
 
-A run says nothing of whether it still lives, so one whose log has been silent for a while counts as stopped.
+A run does not record whether its process is alive, so a run whose log has not changed for a while counts as stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnclr_hub.errors import RunNotFound
 
 ABOUT, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 SILENT_S = 180.0
-DEEPEST = 3  # folders below the one that is looked through
+DEEPEST = 3  # levels of folders that are searched
 MOST_RUNS = 200
 TAIL = 64 * 1024  # bytes of the log that are read
 MOST_ABOUT = 1_000_000
@@ -31,14 +31,14 @@ State = Literal["running", "stopped", "done"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run at one moment.
+    """The state of a run.
 
-    name: its folder, below the one that was looked through.
-    recipe: "" where that cannot be read.
-    step, steps: how far it is; steps is 0 where that cannot be read.
-    figures: of its last log lines, such as loss and knn.
-    changed: when it logged last, in seconds since 1970.
-    report: when its report was written last; None: there is none yet.
+    name: its folder, relative to the searched folder.
+    recipe: "" if it cannot be read.
+    step, steps: the progress; steps is 0 if it cannot be read.
+    figures: numbers of its last log lines, such as loss and knn.
+    changed: time of its last log line, in seconds since 1970.
+    report: time when its report was written; None: there is none yet.
     """
 
     name: str
@@ -52,32 +52,32 @@ class Run:
 
 
 def list_runs(folder: Path) -> list[Run]:
-    """The runs, those that logged last first; links are not followed."""
+    """Return the runs, most recent log line first; links are not followed."""
     found = [_run(path, path.relative_to(folder).as_posix()) for path in _folders(Path(folder))]
     return sorted(found, key=lambda run: -run.changed)[:MOST_RUNS]
 
 
 def read_report(folder: Path, name: str) -> bytes:
-    """The report of one of `list_runs`, HTML that belongs to whoever wrote it.
+    """Return the report of a run from `list_runs`: HTML, not to be trusted more than its author.
 
     Raises:
-        RunNotFound: there is no such run, or it has no report yet.
+        RunNotFound: if there is no such run, or it has no report yet.
     """
     path = next((one for one in _folders(Path(folder)) if one.relative_to(folder).as_posix() == name), None)
     if path is None:
-        raise RunNotFound(f"There is no run {name!r:.150}: list the runs to see their names.")
+        raise RunNotFound(f"No run is named {name!r:.150}; list the runs to see their names.")
     try:
         with (path / REPORT).open("rb") as file:
             return file.read(MOST_REPORT)
     except OSError as error:
-        raise RunNotFound(f"The run {name!r:.150} has no report yet: it comes with the first checkpoint.") from error
+        raise RunNotFound(f"Run {name!r:.150} has no report yet; the first checkpoint writes it.") from error
 
 
 def _folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """The folders below that hold a run."""
+    """Yield the folders below that hold a run."""
     try:
         inside = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
-    except OSError:  # gone, or not ours to read
+    except OSError:  # removed, or not readable
         return
     for name in inside:
         path = folder / name
@@ -96,21 +96,21 @@ def _run(path: Path, name: str) -> Run:
         state: State = "done"
     else:
         state = "running" if time.time() - changed < SILENT_S else "stopped"
-    told = {key: float(merged[key]) for key in merged if key == "loss" or key.startswith(("knn", "linear/"))}
-    return Run(name, state, str(about.get("recipe", ""))[:100], step, steps, told, changed, _changed(path / REPORT))
+    figures = {key: float(merged[key]) for key in merged if key == "loss" or key.startswith(("knn", "linear/"))}
+    return Run(name, state, str(about.get("recipe", ""))[:100], step, steps, figures, changed, _changed(path / REPORT))
 
 
 def _about(path: Path) -> dict[str, Any]:
     try:
         with (path / ABOUT).open("rb") as file:
             about = json.loads(file.read(MOST_ABOUT))
-    except (OSError, ValueError):  # being written, or damaged: the run is there all the same
+    except (OSError, ValueError):  # being written, or damaged; the run is listed all the same
         return {}
     return about if isinstance(about, dict) else {}
 
 
 def _last_lines(path: Path) -> list[dict[str, Any]]:
-    """The log's last lines, those that can be read."""
+    """Return the last lines of the log that can be parsed."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
@@ -121,7 +121,7 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             one = json.loads(line)
-        except ValueError:  # cut off at the beginning, or not yet written to its end
+        except ValueError:  # cut off at its start, or not yet complete
             continue
         if isinstance(one, dict):
             found.append(
@@ -131,7 +131,7 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_finite(value: float) -> bool:
-    """A loss may be no number, which JSON has no word for."""
+    """Return whether JSON can represent the value: a loss may be NaN."""
     return abs(value) < 1e300 and math.isfinite(value)
 
 

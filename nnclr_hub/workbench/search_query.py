@@ -284,7 +284,7 @@ class SearchQuery:
         [item] = collection.get([example]) or [None]
         if item is None:
             raise ItemNotFound(f"Collection {collection.name!r} has no item {example!r}.")
-        # the item is the best of its own group, so one more group is needed
+        # the item itself is the best of its group, so one more group is needed
         matches = best_per_group(collection, item.vector, key, wanted + 1, **self.options())
         return [match for match in matches if match.id != example][:wanted]
 

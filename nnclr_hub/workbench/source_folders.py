@@ -1,4 +1,4 @@
-"""SourceFolders: the folders of this machine that a server's operator lets it read.
+"""SourceFolders: the folders of this machine that a server may read, as its operator configured.
 
 folders = SourceFolders(settings.source_folders)
 place = folders.find("photos", "2024/summer")       # .root, .relative, .path
@@ -19,7 +19,7 @@ class Place:
     """A folder below a source folder.
 
     root: the source folder, resolved.
-    relative: the way from there, with slashes; "." for the root itself.
+    relative: the path from there, with slashes; "." for the root itself.
     """
 
     root: Path
@@ -34,66 +34,64 @@ class SourceFolders:
     """See the module.
 
     Args:
-        folders: as they were named; they need not be there.
+        folders: as configured; they need not exist.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._roots: dict[str, Path] = {}
         for folder in folders:
             root = _resolved(folder) or folder.absolute()
-            name = _called(root)
+            name = _name_of(root)
             names = chain([name], (f"{name} ({i})" for i in count(2)))
             self._roots[next(one for one in names if one not in self._roots)] = root
 
     @property
     def names(self) -> list[str]:
-        """What to call them, which is no path; with a number where two would have the same name."""
+        """Their names, which are not paths; with a number if two would have the same name."""
         return list(self._roots)
 
     @property
     def missing(self) -> list[Path]:
-        """Those that are not there now."""
+        """The folders that do not exist now."""
         return [root for root in self._roots.values() if not is_folder(root)]
 
     def find(self, source: str | None, folder: str = "") -> Place:
-        """A folder that is there.
+        """Return an existing folder.
 
         Args:
             source: one of `names`; None: the only one.
             folder: below it; "" for all of it.
 
         Raises:
-            InvalidRequest: there is no such folder below; names those that there are.
+            InvalidRequest: if there is no such folder; names the existing ones.
         """
         name = self._named(source)
         root = self._roots[name]
         if not is_folder(root):
-            raise InvalidRequest(f"The server's folder {name!r} is not there: have its operator look after it.")
+            raise InvalidRequest(f"The server's folder {name!r} does not exist; ask its operator to restore it.")
         place = self._below(root, folder)
         if place is None or not is_folder(place.path):
             raise InvalidRequest(
-                f"There is no folder {folder!r:.100} below {name!r}: name one that does not lead out of it, or "
-                "nothing for all of it."
+                f"There is no folder {folder!r:.100} in {name!r}; name one inside it, or nothing for all of it."
             )
         return place
 
     def again(self, root: str, folder: str) -> Place:
-        """What `find` found once; the server may have been started with other folders since.
+        """Return a folder that `find` returned earlier, possibly before a restart with other folders.
 
         Args:
             root: its path.
 
         Raises:
-            InvalidRequest: it is not to be read any more.
+            InvalidRequest: if it may no longer be read.
         """
         if root not in map(str, self._roots.values()):
             raise InvalidRequest(
-                f"The folder {_called(Path(str(root)))!r} is no longer one that this server reads: name it in "
-                "NNCLR_SOURCE_FOLDERS again."
+                f"This server no longer reads the folder {_name_of(Path(str(root)))!r}; add it to NNCLR_SOURCE_FOLDERS."
             )
         place = self._below(Path(root), folder)
         if place is None:
-            raise InvalidRequest(f"The folder {folder!r:.150} lies elsewhere: name one below the server's.")
+            raise InvalidRequest(f"The folder {folder!r:.150} is outside of the server's folder; name one inside it.")
         return place
 
     def _named(self, source: str | None) -> str:
@@ -103,12 +101,12 @@ class SourceFolders:
             return source
         if not self._roots:
             raise InvalidRequest(
-                'This server reads no folders: have NNCLR_SOURCE_FOLDERS name some, as JSON like ["/photos"].'
+                'This server reads no folders; set NNCLR_SOURCE_FOLDERS to a JSON list like ["/photos"].'
             )
         known = ", ".join(map(repr, self._roots))
         if source is None:
-            raise InvalidRequest(f"This server reads several folders: say by `source` in which, one of {known}.")
-        raise InvalidRequest(f"This server reads no folder that is called {source!r:.100}: name one of {known}.")
+            raise InvalidRequest(f"This server reads several folders; set `source` to one of {known}.")
+        raise InvalidRequest(f"This server reads no folder named {source!r:.100}; use one of {known}.")
 
     @staticmethod
     def _below(root: Path, folder: str) -> Place | None:
@@ -116,12 +114,12 @@ class SourceFolders:
         return Place(root, path.relative_to(root).as_posix()) if path and path.is_relative_to(root) else None
 
 
-def _called(root: Path) -> str:
+def _name_of(root: Path) -> str:
     return root.name or "/"
 
 
 def is_folder(path: Path) -> bool:
-    """Also of a path that no file could have."""
+    """Return whether it is a folder; False for paths that the system does not accept."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -129,7 +127,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _resolved(path: Path) -> Path | None:
-    """Without links; None if they lead in a circle, or no file could have such a path."""
+    """Return the path without links; None if they form a cycle, or the system does not accept the path."""
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):

@@ -1,9 +1,9 @@
-"""The image that an item was made of, if its file is still there and still the same.
+"""Read the image that an item was made from, if its file still exists and is unchanged.
 
     original = read_original(collection, id, folders)     # .data, .media_type, .of: "source" or "thumbnail"
 
-`nnclr index` notes where a file lay, and a hash of its pixels. What an item says of itself may have come from anybody:
-a server reads files of the folders alone that its operator names, and gives out none whose pixels are not the item's.
+`nnclr index` records the path of a file and a hash of its pixels. Metadata may come from any client, so a server reads
+only files in the folders that its operator names, and returns none whose pixels differ from the item's.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, ItemNotFound
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.duplicates import PIXEL_HASH
-from nnclr_hub.workbench.pixels import pixel_hash
+from nnclr_hub.workbench.image_record import pixel_hash
 
-# what browsers show; of all else a PNG is made
+# formats that browsers show; others are converted to PNG
 SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
 @dataclass(frozen=True)
 class Original:
-    """What is there of an item's image.
+    """The best available version of an item's image.
 
-    data: the file as it is, or a PNG of it where browsers do not show its format.
-    of: "source" for the file that was indexed, "thumbnail" for what the collection keeps, 256 pixels at most.
-    reason: why it is no more than the thumbnail.
+    data: the file as it is, or converted to PNG if browsers do not show its format.
+    of: "source" for the file that was indexed, "thumbnail" for the collection's copy of at most 256 pixels per side.
+    reason: why it is only the thumbnail.
     """
 
     data: bytes
@@ -42,27 +42,27 @@ class Original:
 
 
 def read_original(collection: Collection, id: str, folders: Sequence[Path] | None) -> Original:
-    """The source of an item, else its thumbnail.
+    """Return the source image of an item, or its thumbnail.
 
     Args:
-        folders: the only ones that files are read of; None: any.
+        folders: the only folders whose files are read; None: any folder.
 
     Raises:
-        ItemNotFound: no such item, or it has neither.
+        ItemNotFound: if the item does not exist or has neither.
     """
     [item] = collection.get([id]) or [None]
     if item is None:
-        raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r:.150}: list its items to see their ids.")
+        raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r:.150}.")
     found = _read(item.metadata, folders)
     if not isinstance(found, str):
         return _shown(*found)
     if item.thumbnail is None:
-        raise ItemNotFound(f"Item {id!r} has no image: it was stored by its vector alone.")
+        raise ItemNotFound(f"Item {id!r} has no image, because it was added as a vector or without a thumbnail.")
     return Original(item.thumbnail, "image/jpeg", "thumbnail", found)
 
 
 def read_source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> Image.Image | str:
-    """The image that an item was made of, RGB and upright, or why it is not to be had.
+    """Return the image that an item was made from, RGB and upright, or why it is unavailable.
 
     Args:
         folders: as in `read_original`.
@@ -75,17 +75,17 @@ def read_source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> 
 
 
 def _read(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> tuple[bytes, Image.Image] | str:
-    """The file's bytes and its image: read once, so that what was checked is what is given out."""
+    """Return the file's bytes and its image. Reads once, so the checked bytes are those that are returned."""
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
-        return "it keeps no source, since `nnclr index` did not write it"
+        return "it has no source file, since it was not added by `nnclr index`"
     if not Path(root).is_absolute():  # FOLDER@HOST of `nnclr index --server`, or whatever its --source says
-        return f"it was uploaded from {root}, and its file was never here"
+        return f"it was uploaded from {root}, and its file is not on this machine"
     path = Path(root, relative)
     recorded = metadata.get(PIXEL_HASH)
     try:
         if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
-            return "its file lies in no folder that may be read"
+            return "its file is not in a folder that may be read"
         stat = path.stat()
         if recorded is None and (stat.st_size, stat.st_mtime) != (metadata.get("size"), metadata.get("mtime")):
             return "its file has changed"

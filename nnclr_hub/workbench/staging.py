@@ -1,15 +1,15 @@
-"""Files that came from a browser and wait for the job that adds them.
+"""The staging area: uploaded files that wait for the job that adds them.
 
-    ticket = stage([("cat/01.jpg", [uploaded]), ("photos.zip", [part1, part2])])    # they are moved away
+    ticket = stage([("cat/01.jpg", [uploaded]), ("photos.zip", [part1, part2])])    # moves the files
     for file in staged(ticket):
         file.name, file.path
-    renew(ticket)                               # a job has it: its week begins anew
+    renew(ticket)                               # when a job takes the files: their week restarts
+    note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
-    note(ticket, ["id"])                        # that it begins to add these; a job that is begun again asks `noted`
 
-They lie in the cache, under a ticket that a job can keep: neither a closed browser nor a server that ends loses them.
-Each goes after a week, which begins anew when a job takes it, and when a server starts that has the job: nothing else
-tells a job that is still to come from one that is lost, for the jobs are in the store and these are not.
+The files are in the cache folder under a ticket, so they survive a closed browser and a restart of the server. They are
+deleted after a week. The week restarts when a job takes them, and when a server starts that has the job: jobs are in
+the store and files are not, so their age is the only sign that nobody needs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, Overloaded
 
 KEPT_S = 7 * 24 * 3600
-MOST_BYTES = 4_000_000_000  # that wait at once
+MOST_BYTES = 4_000_000_000  # of all waiting files
 LIST = "names.json"
 BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
@@ -37,23 +37,23 @@ _TICKET = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Staged:
-    """A file that waits, and what it was called: its path below the folder that was chosen."""
+    """A waiting file and its name: its path below the folder that the user chose."""
 
     name: str
     path: Path
 
 
 def stage(files: Sequence[tuple[str, Sequence[Path]]]) -> str:
-    """Moves files here; each is its parts, one after the other.
+    """Move files into the staging area, joining the parts of each.
 
     Args:
-        files: (name, parts), the parts being ours to take away.
+        files: (name, parts); the parts are removed.
 
     Returns:
         The ticket, for `staged`.
 
     Raises:
-        Overloaded: too much waits already.
+        Overloaded: if too many bytes wait already.
     """
     _sweep()
     ticket = secrets.token_hex(16)
@@ -73,41 +73,41 @@ def stage(files: Sequence[tuple[str, Sequence[Path]]]) -> str:
 
 
 def staged(ticket: str) -> list[Staged]:
-    """What waits under a ticket.
+    """Return the files of a ticket.
 
     Raises:
-        InvalidRequest: nothing does.
+        InvalidRequest: if there are none.
     """
     folder = _folder() / ticket
     if not _TICKET.fullmatch(ticket) or not (folder / LIST).is_file():
-        raise InvalidRequest("The images that waited to be added are no longer there: choose them again.")
+        raise InvalidRequest("The uploaded images no longer exist; choose them again.")
     names = json.loads((folder / LIST).read_text())
     return [Staged(name, folder / str(index)) for index, name in enumerate(names)]
 
 
 def renew(ticket: str) -> None:
-    """Lets what waits under a ticket stay another week; nothing happens where there is nothing."""
+    """Keep the files of a ticket for another week; does nothing if there are none."""
     if _TICKET.fullmatch(ticket):
-        with suppress(OSError):  # the old week goes on
+        with suppress(OSError):  # the files keep their old deadline
             os.utime(_folder() / ticket)
 
 
 def unstage(ticket: str) -> None:
-    """Takes away what is left under a ticket; nothing happens where there is nothing."""
+    """Delete the files of a ticket; does nothing if there are none."""
     if _TICKET.fullmatch(ticket):
         shutil.rmtree(_folder() / ticket, ignore_errors=True)
 
 
 def note(ticket: str, lines: Sequence[str]) -> None:
-    """Keeps lines beside what waits, as long as that does; durable when it returns."""
+    """Store lines with the files of a ticket; durable when it returns."""
     with (_folder() / ticket / BEGUN).open("a") as file:
-        file.write("\n" + "\n".join(lines) + "\n")  # the line before may be torn, if a server ended within it
+        file.write("\n" + "\n".join(lines) + "\n")  # the last line may be incomplete after a kill
         file.flush()
         os.fsync(file.fileno())
 
 
 def noted(ticket: str) -> set[str]:
-    """The lines that were kept."""
+    """Return the lines of `note`."""
     path = _folder() / ticket / BEGUN
     return set(path.read_text().split("\n")) - {""} if path.is_file() else set()
 
@@ -125,7 +125,7 @@ def _folder() -> Path:
 
 
 def _size(file: Path) -> int:
-    """Its bytes; none if its job has just taken it away."""
+    """Return its number of bytes; 0 if its job has just deleted it."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def _size(file: Path) -> int:
 
 
 def _sweep() -> None:
-    """Forgets what nobody came for, and refuses more where too much waits."""
+    """Delete expired files, and raise Overloaded if too many bytes wait."""
     size, oldest = 0, time.time() - KEPT_S
     for folder in _folder().iterdir() if _folder().is_dir() else ():
         try:
@@ -141,7 +141,7 @@ def _sweep() -> None:
                 unstage(folder.name)
             else:
                 size += sum(map(_size, folder.iterdir()))
-        except FileNotFoundError:  # its job ended at this moment, and took it away
+        except FileNotFoundError:  # its job ended at this moment and deleted it
             continue
     if size > MOST_BYTES:
-        raise Overloaded("Too many images wait to be added: wait until some of the jobs are done.", 60.0)
+        raise Overloaded("Too many images wait to be added; wait until some of the jobs are done.", 60.0)

@@ -1,10 +1,8 @@
-"""Workbench: encoders and a store, and what people do with both.
+"""Workbench: encoders and a store, and what the command line, REST and the apps do with both.
 
-    bench = Workbench(Encoders(), open_store("./nnclr-store"))
-    bench.index_folder("photos", Path("~/photos").expanduser())
-    bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
-
-The command line, REST and the page all work through it, so they cannot differ.
+bench = Workbench(Encoders(), open_store("./nnclr-store"))
+bench.index_folder("photos", Path("~/photos").expanduser())
+bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
 """
 
 from __future__ import annotations
@@ -14,86 +12,193 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, ModelError, NNCLRHubError
+from nnclr_hub.encoder.embedder import Embedder, ImageLike
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    FingerprintMismatch,
+    ImageError,
+    InvalidRequest,
+    ModelError,
+    ModelFilesMissing,
+    NNCLRHubError,
+    UnknownModel,
+)
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
 from nnclr_hub.store.succession import drop_with_successor, written_together
-from nnclr_hub.workbench.adding import Adding, NewImage
-from nnclr_hub.workbench.choosing import Choosing
+from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
-from nnclr_hub.workbench.indexing import add_images, index_folder
-from nnclr_hub.workbench.labeling import label_images, label_items
+from nnclr_hub.workbench.indexing import index_folder
+from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
 from nnclr_hub.workbench.probe_sources import fit_on_collection
-from nnclr_hub.workbench.probes import KeptProbe, get_probe, keep_probe, label_rows, refuse_taken_probe
+from nnclr_hub.workbench.probes import (
+    KeptProbe,
+    get_probe,
+    keep_probe,
+    label_images,
+    label_items,
+    label_rows,
+    refuse_taken_probe,
+)
 from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 from nnclr_hub.workbench.search_query import SearchQuery
-from nnclr_hub.workbench.writing import Gate, Target
+from nnclr_hub.workbench.write_lock import Target, WriteLock
+
+if TYPE_CHECKING:  # attention builds on timm, which takes a second to import
+    from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 
-class Workbench(Choosing):
+class Workbench:
     """See the module.
 
     Args:
-        models: hands out embedders.
-        store: holds the collections; opened for reading, it makes all that writes raise OpenedForReading.
+        models: provides embedders.
+        store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
     """
 
     def __init__(self, models: Models, store: VectorStore) -> None:
         self.models = models
         self.store = store
         self.read_only = store.read_only
-        self.gate = Gate(shut=self.read_only)
+        self.write_lock = WriteLock(read_only=self.read_only)
         self.reembedding = threading.Lock()  # one at a time
-        self.built_here: set[str] = set()  # names of collections that are to take another's place
+        self.built_here: set[str] = set()  # names of collections that will replace another
 
     # ---- collections
 
+    def collection(self, name: str) -> Collection:
+        """Return an existing collection.
+
+        Raises:
+            CollectionNotFound: names the existing ones.
+        """
+        return self.store.get(name)
+
     def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
-        """The collection, created for the model if it is not there, with the embedder that fills it.
+        """Return the collection, created for the model if it does not exist, with its embedder.
 
         Args:
             model: source; None: the collection's own model, or the default for a new one.
 
         Raises:
-            FingerprintMismatch: the collection was made with another encoder.
+            FingerprintMismatch: if the collection is bound to another encoder.
         """
         try:
             collection = self.store.get(name)
         except CollectionNotFound:
             embedder = self.models.get(model)
             return self.store.create(name, CollectionSpec.of(embedder)), embedder
-        embedder = self.embedder_of(collection, model)
-        return collection, embedder
+        return collection, self.embedder_of(collection, model)
 
-    def drop(self, name: str) -> tuple[str, ...]:
-        """Deletes a collection, with what was to take its place; returns the names of both.
+    def fillable(self, name: str) -> Collection:
+        """Return an existing collection to which images can be added, with the encoder that is available here.
 
         Raises:
-            CollectionNotFound: names those that exist.
-            InvalidRequest: it is an alias.
+            FingerprintMismatch, CollectionNotFound.
+            InvalidRequest: if its vectors were made elsewhere and have another length.
         """
-        with self.gate.alone():
+        collection = self.collection(name)
+        dim = self.embedder_of(collection).embed_dim
+        if collection.spec.dim != dim:
+            raise InvalidRequest(
+                f"Collection {name!r} holds vectors of length {collection.spec.dim} that were made elsewhere, and the "
+                f"encoder here makes vectors of length {dim}; create another collection for these images."
+            )
+        return collection
+
+    def drop(self, name: str) -> tuple[str, ...]:
+        """Delete a collection and the one that was being built to replace it; return the names of both.
+
+        Raises:
+            CollectionNotFound: names the existing ones.
+            InvalidRequest: if the name is an alias.
+        """
+        with self.write_lock.alone():
             return drop_with_successor(self.store, name)
 
-    # ---- vectors in
+    # ---- encoders
+
+    def embedder(self, model: str | None = None, collection: str | None = None) -> Embedder:
+        """Return the embedder of a source, or that of a collection; without either, the default.
+
+        Raises:
+            FingerprintMismatch: if the collection is bound to another model.
+            CollectionNotFound, ModelError.
+        """
+        return self.models.get(model) if collection is None else self.embedder_of(self.collection(collection), model)
+
+    def embedder_of(self, collection: Collection, model: str | None = None) -> Embedder:
+        """Return the embedder whose vectors the collection holds.
+
+        Raises:
+            FingerprintMismatch: if the collection is bound to another model, or its own is unavailable.
+        """
+        spec = collection.spec
+        try:
+            embedder = self.models.get(model) if model else embedder_for(self.models, spec)
+        except (UnknownModel, ModelFilesMissing) as error:  # other errors may be temporary
+            if model or not spec.fingerprint:
+                raise
+            raise FingerprintMismatch(
+                f"Collection {collection.name!r} holds vectors of {spec.model or 'an encoder'} "
+                f"({spec.fingerprint[:8]}), which is unavailable here. {error} To use another encoder, run "
+                f"`nnclr store reembed {collection.name} --model NAME`."
+            ) from error
+        collection.check(embedder)
+        return embedder
+
+    def embedder_of_probe(self, probe: str) -> Embedder:
+        """Return the embedder whose vectors a probe was fitted on.
+
+        Raises:
+            FingerprintMismatch: if its source now provides another encoder.
+            ProbeNotFound, ModelError.
+        """
+        kept = get_probe(self.store.records, probe)
+        spec = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
+        embedder = embedder_for(self.models, spec)
+        kept.probe.require(embedder.fingerprint)
+        return embedder
+
+    def look(
+        self,
+        settings: AttentionSettings,
+        image: ImageLike,
+        targets: Sequence[ImageLike] = (),
+        *,
+        model: str | None = None,
+        collection: str | None = None,
+    ) -> list[AttentionMap]:
+        """Return the attention map of an image, or one for each target, on a common scale.
+
+        Args:
+            settings: see `Encoder.attention`.
+            model: source; None: the collection's own model, or the default.
+            collection: whose encoder to use.
+
+        Raises:
+            ImageError, InvalidRequest, FingerprintMismatch, CollectionNotFound.
+        """
+        return self.embedder(model, collection).look(settings, image, targets)
+
+    # ---- writing
 
     @contextmanager
     def writing(self, name: str, embedder: Embedder | None = None) -> Iterator[list[Target]]:
-        """What a write goes to: the collection and, while it is re-embedded, the one that takes its place.
+        """Open the targets of a write: the collection and, during a re-embedding, the one that will replace it.
 
         Args:
-            embedder: for the collection, if it fits; None: by the collection's own model.
+            embedder: for the collection, if it fits; None: the collection's own.
 
         Raises:
-            CollectionMoving: another process re-embeds it, or did so meanwhile: nothing counts as written.
+            CollectionMoving: if another process re-embeds it, or did so during the write: nothing was written.
         """
         with self._written_together(name) as (collection, *following):
             if embedder is None or collection.spec.fingerprint not in ("", embedder.fingerprint):
@@ -110,53 +215,64 @@ class Workbench(Choosing):
         *,
         model: str | None = None,
         prune: bool = False,
+        thumbnails: bool = True,
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
-        """Makes the collection hold the folder's images; see `workbench.indexing.index_folder`."""
-        self.gate.refuse_if_shut()
+        """Make the collection hold the folder's images; see `workbench.indexing.index_folder`."""
+        self.write_lock.check_writable()
         try:
             self.collection(name)
         except CollectionNotFound:
             listed(folder)  # a wrong folder must not leave an empty collection behind
         _, embedder = self.ensure_collection(name, model)
-        options: dict[str, Any] = {"prune": prune, "begin": begin, "progress": progress}
-        return index_folder(partial(self.writing, name, embedder), folder, **options)
+        return index_folder(
+            partial(self.writing, name, embedder),
+            folder,
+            prune=prune,
+            thumbnails=thumbnails,
+            begin=begin,
+            progress=progress,
+        )
 
-    def add_images(self, name: str, images: Sequence[NewImage]) -> list[ImageError | None]:
-        """Embeds images into an existing collection; one entry an image: None or its error."""
-        self.collection(name)  # a wrong name is told before anything is decoded
-        return add_images(partial(self.writing, name), images)
+    def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
+        """Embed images into an existing collection; return one entry per image: None or its error."""
+        self.collection(name)  # a wrong name is reported before anything is decoded
+        return add_images(partial(self.writing, name), AddRequest.of(images))
 
-    def adding(self, name: str, images: Sequence[NewImage]) -> Adding:
-        """`add_images` in its steps, for who must not wait for them in one thread."""
+    def ingestion(self, name: str, images: AddRequest | Sequence[NewImage]) -> Ingestion:
+        """Return the steps of `add_images`, for a caller that runs them in several threads."""
         self.collection(name)
-        return Adding(partial(self.writing, name), images)
+        return Ingestion(partial(self.writing, name), AddRequest.of(images))
 
     def upsert(self, name: str, items: Sequence[Item]) -> int:
-        """Adds or replaces items by their vectors; returns the number of the change when durable.
+        """Add or replace items by their vectors; return the number of the change when it is durable.
 
         Raises:
-            InvalidRequest: an item is not possible, or the collection is being re-embedded: vectors of the one encoder
-                cannot be turned into those of the other.
+            InvalidRequest: if an item is invalid, or the collection is being re-embedded: a vector of one encoder
+                cannot be converted to the other.
             CollectionMoving: see `writing`.
         """
         with self._written_together(name) as (collection, *following):
             if following:
                 raise InvalidRequest(
-                    f"Collection {name!r} is being re-embedded with {following[0].spec.model}, which no vector can be: "
-                    f"send images instead, wait until that is done, or give it up with `nnclr store reembed {name} "
-                    "--abandon`."
+                    f"Collection {name!r} is being re-embedded with {following[0].spec.model}, and vectors cannot be "
+                    "converted; send images instead, wait until it is done, or cancel it with "
+                    f"`nnclr store reembed {name} --abandon`."
                 )
             return collection.upsert(items)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
-        """Deletes items; returns how many there were; CollectionMoving: see `writing`."""
+        """Delete items; return how many existed.
+
+        Raises:
+            CollectionMoving: see `writing`.
+        """
         with self._written_together(name) as collections:
             deleted = [collection.delete(ids) for collection in collections]
         return deleted[0]
 
-    # ---- neighbors out
+    # ---- search
 
     def search(self, name: str, query: SearchQuery) -> list[Match]:
         """Return the matches of a query, best first.
@@ -181,7 +297,7 @@ class Workbench(Choosing):
         vectors = self.embedder_of(collection).embed_each(together) if together else []
         return answer_each(collection, queries, images, vectors)
 
-    # ---- labels
+    # ---- probes
 
     def fit_probe(
         self,
@@ -194,17 +310,17 @@ class Workbench(Choosing):
         replace: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> KeptProbe:
-        """Fits a probe on the labels that a collection's items have in a field, and keeps it by name.
+        """Fit a probe on the labels in a metadata field of a collection's items, and keep it by name.
 
         Args:
             where: fit only on items that pass.
-            replace: whether it may take the place of a probe of the same name.
+            replace: whether it may replace a probe of the same name.
             progress: called with (done, total).
 
         Raises:
             ProbeExists, CollectionNotFound, InvalidRequest, OpenedForReading.
         """
-        self.gate.refuse_if_shut()
+        self.write_lock.check_writable()
         if not replace:
             refuse_taken_probe(self.store.records, name)
         kept = fit_on_collection(self.collection(collection), name, field, where, options, progress=progress)
@@ -222,15 +338,15 @@ class Workbench(Choosing):
         fingerprint: str = "",
         k: int = 5,
     ) -> list[Labeling | NNCLRHubError]:
-        """What a probe says of images, of vectors (N, D), or of items of a collection: one entry each, or its error.
+        """Return a probe's labeling of images, vectors (N, D), or items of a collection; or an error for each.
 
         Args:
-            fingerprint: of the encoder that the vectors come from; "" leaves it unchecked.
-            k: how many classes to give the probabilities of.
+            fingerprint: of the encoder that made the vectors; "" skips the check.
+            k: number of classes to report with their probability.
 
         Raises:
-            InvalidRequest: not exactly one of images, vectors and ids.
-            FingerprintMismatch: they come from another encoder than the probe's.
+            InvalidRequest: unless exactly one of images, vectors and ids is given.
+            FingerprintMismatch: if they come from another encoder than the probe's.
             ProbeNotFound, CollectionNotFound.
         """
         if sum(query is not None for query in (images, vectors, ids)) != 1 or (ids is None) != (collection is None):
@@ -246,7 +362,7 @@ class Workbench(Choosing):
 
     @contextmanager
     def _written_together(self, name: str) -> Iterator[list[Collection]]:
-        with self.gate.shared(), written_together(self.store, name, self.built_here) as collections:
+        with self.write_lock.shared(), written_together(self.store, name, self.built_here) as collections:
             yield collections
 
     def _embedder_of_successor(self, name: str, successor: Collection) -> Embedder:
@@ -254,8 +370,8 @@ class Workbench(Choosing):
             embedder = embedder_for(self.models, successor.spec)
         except ModelError as error:
             raise ModelError(
-                f"Collection {name!r} is being re-embedded with {successor.spec.model}, which cannot be had ({error}) "
-                f"Bring it back, or give up with `nnclr store reembed {name} --abandon`."
+                f"Collection {name!r} is being re-embedded with {successor.spec.model}, which is unavailable ({error}) "
+                f"Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
             ) from error
         successor.check(embedder)
         return embedder

@@ -14,7 +14,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
-from nnclr_hub.workbench.probe_sources import Example, fit_on_collection, fit_on_examples
+from nnclr_hub.workbench.probe_sources import LabeledExample, fit_on_collection, fit_on_examples
 from nnclr_hub.workbench.probes import KeptProbe, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staged_images import staged_images
@@ -129,16 +129,16 @@ def _fit_on_upload(context: JobContext, options: FitOptions) -> tuple[KeptProbe,
     params = context.params
     with staged_images(params[UPLOAD], params["max_bytes"]) as (images, left_out):
         images.sort(key=lambda one: one.name)  # browsers send files in any order, and the split depends on it
-        examples = [Example(image.label, image=image.read) for image in images]
+        examples = [LabeledExample(image.label, image=image.read) for image in images]
         embedder = context.bench.models.get(params["source"])
         kept, broken = fit_on_examples(examples, params["name"], embedder, options, progress=context.progress)
         errors = [*left_out, *((images[index].name, reason) for index, reason in broken)]
     return kept, [{"name": name, "detail": without_paths(reason)} for name, reason in errors]
 
 
-def _example(item: dict[str, Any], index: int) -> Example:
+def _example(item: dict[str, Any], index: int) -> LabeledExample:
     vector, image = item.get("vector"), item.get("image")
-    return Example(
+    return LabeledExample(
         item["label"],
         None if vector is None else decode_vector(vector, f"vector of item {index}"),
         None if image is None else decode_text(image, f"image of item {index}"),

@@ -41,7 +41,7 @@ def point(
 ) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
     _refuse_reserved(alias)
-    with measured(metrics, "store"), bench.gate.alone():
+    with measured(metrics, "store"), bench.write_lock.alone():
         bench.store.alias(alias, body.collection)
         return AliasResponse(alias=alias, collection=bench.collection(alias).name)
 
@@ -51,7 +51,7 @@ def point(
 def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Delete an alias; its collection stays."""
     _refuse_reserved(alias)
-    with measured(metrics, "store"), bench.gate.alone():
+    with measured(metrics, "store"), bench.write_lock.alone():
         bench.store.unalias(alias)
 
 

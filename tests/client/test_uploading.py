@@ -100,7 +100,7 @@ def test_another_folder_under_the_same_paths_is_refused_and_a_copy_is_not_sent(c
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert collection.index_folder(copy, source="copy").unchanged == 60
     Image.new("RGB", (71, 70), "blue").save(copy / "cat" / "00.jpg")
-    with pytest.raises(InvalidRequest, match=r"cat/00.jpg.*--source"):
+    with pytest.raises(InvalidRequest):
         collection.index_folder(copy, source="copy")
     assert collection.index_folder(copy, source="mine").updated == 1
 

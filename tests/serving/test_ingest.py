@@ -79,7 +79,7 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     with ExitStack() as nobody_writes:
-        nobody_writes.enter_context(server.bench.gate.alone())  # before the first upload gets so far
+        nobody_writes.enter_context(server.bench.write_lock.alone())  # before the first upload gets so far
         with uploads(server, collection, 45, pictures) as sent:
             try:
                 until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)

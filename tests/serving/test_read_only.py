@@ -125,7 +125,7 @@ def test_the_workbench_refuses_whoever_writes_by_it(server, photos, pictures):
         lambda: bench.ensure_collection("other"),
         lambda: bench.index_folder("photos", photos),
         lambda: bench.add_images("photos", [NewImage("x", pictures[0])]),
-        lambda: bench.adding("photos", [NewImage("x", pictures[0])]).store(),
+        lambda: bench.ingestion("photos", [NewImage("x", pictures[0])]).store(),
         lambda: bench.upsert("photos", [item]),
         lambda: bench.delete("photos", ["x"]),
         lambda: bench.drop("photos"),

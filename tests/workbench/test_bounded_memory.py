@@ -6,7 +6,7 @@ import weakref
 from PIL import Image
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, adding, indexing, reembedding, sources
+from nnclr_hub.workbench import Encoders, Workbench, indexing, ingestion, reembedding, sources
 from nnclr_hub.workbench.reembedding import reembed
 
 
@@ -36,8 +36,8 @@ def test_of_large_files_few_are_in_memory_at_once(photos, pictures, model, tmp_p
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in pictures))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        decoding = Counting(adding.decode_image)
-        monkeypatch.setattr(adding, "decode_image", decoding)
+        decoding = Counting(ingestion.decode_image)
+        monkeypatch.setattr(ingestion, "decode_image", decoding)
         assert bench.index_folder("photos", photos).added == 60
         reading = Counting(sources.decode_image)
         monkeypatch.setattr(sources, "decode_image", reading)

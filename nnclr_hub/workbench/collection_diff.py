@@ -1,4 +1,4 @@
-"""In what one collection differs from another that is to hold the same items."""
+"""The difference between a collection and a copy that should hold the same items."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class Change:
-    """What would have to be done for one item.
+    """What must be done for one item of the copy.
 
-    passed: how many items of the model were passed so far.
-    metadata: to store the item with; None: to delete it.
+    passed: how many items of the original were compared so far.
+    metadata: store the item with it; None: delete the item.
     """
 
     passed: int
@@ -25,15 +25,15 @@ class Change:
     metadata: Mapping[str, Any] | None
 
 
-def differences(model: Collection, copy: Collection) -> Iterator[Change]:
-    """Items that the copy lacks, has with other metadata, or has too many, in the order of their ids.
+def differences(original: Collection, copy: Collection) -> Iterator[Change]:
+    """Yield the items that the copy lacks, has with other metadata, or should not have, in the order of their ids.
 
-    Both are read page by page, so what is stored or deleted meanwhile, behind the last change, does no harm.
+    Both are read page by page, so items before the last change may be stored or deleted during the iteration.
     """
     theirs = _walk(copy)
     other = next(theirs, None)
     passed = 0
-    for item in _walk(model):
+    for item in _walk(original):
         while other is not None and other.id < item.id:
             yield Change(passed, other.id, None)
             other = next(theirs, None)

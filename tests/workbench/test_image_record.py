@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from nnclr_hub.store.checks import MAX_THUMBNAIL
-from nnclr_hub.workbench.thumbnail import make_thumbnail
+from nnclr_hub.workbench.image_record import make_thumbnail
 
 RNG = np.random.default_rng(0)
 

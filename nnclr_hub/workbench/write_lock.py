@@ -1,4 +1,4 @@
-"""Where images are written to, and when: side by side, but never while a collection takes another's place."""
+"""WriteLock: writers run side by side, but never while a collection is being swapped for another."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from nnclr_hub.store.base import Collection
 
 @dataclass(frozen=True)
 class Target:
-    """A collection that is written to, and the embedder whose vectors it holds."""
+    """A collection to write to, and the embedder whose vectors it holds."""
 
     collection: Collection
     embedder: Embedder
 
 
-# entered for each batch anew: the collection to write to comes first, then the one that takes its place, if any
-Writing = Callable[[], AbstractContextManager[Sequence[Target]]]
+# Entered once per write, since a re-embedding may start between two writes. The first target is the collection itself,
+# the second, if any, is the collection that will replace it.
+OpenTargets = Callable[[], AbstractContextManager[Sequence[Target]]]
 
 
-class Gate:
-    """A lock that many may share, or one hold alone; who waits to be alone goes before those who come later.
+class WriteLock:
+    """A lock that many may share, or one may hold alone. A thread that waits to be alone blocks later arrivals.
 
     Args:
-        shut: nobody may enter, for the store was opened for reading: OpenedForReading.
+        read_only: the store is read-only, so entering raises OpenedForReading.
     """
 
-    def __init__(self, *, shut: bool = False) -> None:
-        self._shut = shut
+    def __init__(self, *, read_only: bool = False) -> None:
+        self._read_only = read_only
         self._changed = threading.Condition()
         self._sharing = 0
         self._taken = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Waits for whoever is alone, or wants to be. Not to be entered twice by one thread."""
-        self.refuse_if_shut()
+        """Hold the lock together with others. A thread must not enter it twice: it could wait for itself."""
+        self.check_writable()
         with self._changed:
             self._changed.wait_for(lambda: not self._taken)
             self._sharing += 1
@@ -53,9 +54,10 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits until nobody shares."""
-        self.refuse_if_shut()
+        """Hold the lock alone: wait until nobody shares it."""
+        self.check_writable()
         with self._changed:
+            # taken before the others leave, so that a stream of writers cannot starve this thread
             self._changed.wait_for(lambda: not self._taken)
             self._taken = True
         try:
@@ -67,7 +69,7 @@ class Gate:
                 self._taken = False
                 self._changed.notify_all()
 
-    def refuse_if_shut(self) -> None:
-        """Raises OpenedForReading: for who would only enter after long work."""
-        if self._shut:
+    def check_writable(self) -> None:
+        """Raise OpenedForReading if the store is read-only, before long work that would end in a write."""
+        if self._read_only:
             raise OpenedForReading

@@ -8,8 +8,8 @@ import pytest
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.workbench import Encoders, NewImage, Workbench, adding, indexing
-from nnclr_hub.workbench.writing import Target
+from nnclr_hub.workbench import AddRequest, Encoders, Ingestion, NewImage, Workbench, ingestion
+from nnclr_hub.workbench.write_lock import Target
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def bench(tmp_path, model):
 
 def test_many_images_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
-    alive, most, read = [0], [0], adding.read_image
+    alive, most, read = [0], [0], ingestion.read_image
 
     def gone() -> None:
         alive[0] -= 1
@@ -32,10 +32,10 @@ def test_many_images_are_never_all_decoded_at_once(bench, pictures, monkeypatch)
         weakref.finalize(image, gone)
         return image, draft
 
-    monkeypatch.setattr(adding, "read_image", counting)
+    monkeypatch.setattr(ingestion, "read_image", counting)
     bench.ensure_collection("photos")
     assert bench.add_images("photos", [NewImage(f"i{i}", path) for i, path in enumerate(pictures)]) == [None] * 60
-    assert most[0] <= 3 * indexing.DECODED_AT_ONCE
+    assert most[0] <= 3 * ingestion.DECODED_AT_ONCE
     assert bench.collection("photos").count() == 60
 
 
@@ -58,12 +58,12 @@ def test_a_collection_whose_re_embedding_begins_meanwhile_gets_the_other_vectors
     ]
     written = iter([targets[:1], targets, targets])
     images = [NewImage("a", pictures[0]), NewImage("bad", b"garbage"), NewImage("b", pictures[1])]
-    there = adding.Adding(lambda: nullcontext(next(written)), images)
+    there = Ingestion(lambda: nullcontext(next(written)), AddRequest(images))
     for embedder in (first, second):
         assert there.store() is embedder
         assert [target.collection.count() for target in targets] == [0, 0]
         read = {i: image for i in range(3) if (image := there.read(i)) is not None}
-        there.take(embedder, list(read), embedder.embed_each(read.values()))
+        there.set_vectors(embedder, list(read), embedder.embed_each(read.values()))
     assert there.store() is None
     assert [error is None for error in there.errors] == [True, False, True]
     for target in targets:

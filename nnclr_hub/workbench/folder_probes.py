@@ -1,4 +1,4 @@
-"""Labeled images to a probe, and a probe to labels."""
+"""Probes of folders of labeled images: fit, evaluate, predict. Behind `nnclr probe`."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Fitted:
     """
 
     probe: LinearProbe
-    pictures: int
+    images: int
     broken: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How a probe does on labeled images.
+class Evaluation:
+    """How accurate a probe is on labeled images.
 
     scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels an image, map11.
     per_class: accuracy of each class that occurs; for several labels, empty.
     none: share of the images that fell below the threshold.
     images: how many were scored.
-    left_out: sentences about those that were not.
+    left_out: one sentence for each reason why images were not scored.
     """
 
     scores: dict[str, float]
     per_class: dict[str, float]
     none: float
-    pictures: int
+    images: int
     left_out: tuple[str, ...]
 
 
@@ -58,13 +58,14 @@ def fit_probe(
     device: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
-    """A probe on unit vectors of labeled images.
+    """Fit a probe on the unit vectors of labeled images.
 
     Args:
-        encoder: what makes the vectors.
-        data: a folder with a folder a class, or a table; if it has train/, that is fitted on, and val/ chooses the L2.
-        l2: strength of the penalty; None chooses.
-        balanced: every class counts as much, however rare.
+        encoder: makes the vectors.
+        data: a folder with one folder per class, or a table. If it has train/, only that is fitted on, and val/ selects
+            the L2 penalty.
+        l2: strength of the penalty; None selects it.
+        balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
         device: where to fit.
         progress: called with (done, total).
@@ -99,7 +100,7 @@ def fit_probe(
 def _validation(
     encoder: FeatureSource, folder: Path, classes: Sequence[str], progress: Progress
 ) -> tuple[tuple[np.ndarray, np.ndarray | list[str]], list[tuple[str, str]]]:
-    """What chooses the L2, as `fit_linear_probe` takes it; and the files that cannot be read."""
+    """Return the data that selects the L2 penalty, for `fit_linear_probe`; and the files that cannot be read."""
     images = read_labeled(folder).labeled
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     return (vectors, _targets(images.keep(kept), classes)), broken
@@ -109,19 +110,19 @@ def _refuse_one_class(parts: Path, images: LabeledImages) -> None:
     classes = images.classes
     if len(classes) < (1 if images.several else 2):
         raise InvalidRequest(
-            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}: give images of at least "
-            "two classes, in a folder each or listed in a CSV file with the columns path and label."
+            f"{parts} has {'no labels' if not classes else f'only the label {classes[0]}'}; give images of at least "
+            "two classes, in one folder per class or in a CSV file with the columns path and label."
         )
 
 
-def judge_probe(
+def evaluate_probe(
     probe: LinearProbe, encoder: FeatureSource, data: Path, *, progress: Progress = lambda done, total: None
-) -> Verdict:
-    """Scores a probe on labeled images; those of classes that it does not know are left out, and named.
+) -> Evaluation:
+    """Score a probe on labeled images; images of unknown classes are left out and reported.
 
     Raises:
-        FingerprintMismatch: the probe is of another encoder.
-        InvalidRequest: no image of its classes.
+        FingerprintMismatch: if the probe belongs to another encoder.
+        InvalidRequest: if no image has one of its classes.
     """
     probe.require(encoder.fingerprint)
     parts = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
@@ -129,8 +130,8 @@ def judge_probe(
     if every.several != probe.several:
         kinds = ["one label", "several labels"]
         raise InvalidRequest(
-            f"The probe gives {kinds[probe.several]} an image, and {parts} has {kinds[every.several]}: score it on "
-            "images labeled as those that it was fitted on."
+            f"The probe predicts {kinds[probe.several]} per image, and {parts} has {kinds[every.several]}; evaluate it "
+            "on images that are labeled like those it was fitted on."
         )
     images, names = every.labeled, tuple(map(str, probe.classes))
     unknown = sorted(set(images.classes) - set(names))
@@ -140,35 +141,37 @@ def judge_probe(
         left_out.append(f"{len(every.paths) - len(images.paths)} images without a label")
     if unknown:
         number = len(images.paths) - len(known)
-        left_out.append(f"{number} images of classes that the probe does not know ({some(unknown)})")
+        left_out.append(f"{number} images of classes unknown to the probe ({some(unknown)})")
     images = images.keep(known)
     if not images.paths:
-        raise InvalidRequest(f"{parts} has no image of the probe's classes ({some(names)}): check the labels.")
+        raise InvalidRequest(f"{parts} has no image of the probe's classes ({some(names)}); check the labels.")
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
-    return verdict_of(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
+    return score_probe(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
 
 
-def verdict_of(probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()) -> Verdict:
-    """Scores a probe on unit vectors of its encoder.
+def score_probe(
+    probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()
+) -> Evaluation:
+    """Score a probe on unit vectors of its encoder.
 
     Args:
         vectors: (N, D) float32.
-        labels: (N,) int, places in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
+        labels: (N,) int, positions in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
             uncertain.
-        left_out: for the verdict.
+        left_out: passed on to the result.
     """
     names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
     if probe.several:
         value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
-        return Verdict({"map11": value}, {}, 0.0, len(vectors), left_out)
+        return Evaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
     best = scores.argmax(axis=1)
     found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
     if len(names) > 5:
         found["top5"] = top_k_accuracy(scores, labels, 5)
     per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
     none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
-    return Verdict(found, per_class, none, len(vectors), left_out)
+    return Evaluation(found, per_class, none, len(vectors), left_out)
 
 
 def predict_labels(
@@ -178,10 +181,10 @@ def predict_labels(
     *,
     progress: Progress = lambda done, total: None,
 ) -> tuple[list[Path], Prediction, list[tuple[str, str]]]:
-    """The images that can be read, what the probe says of them, and the files that cannot, with the reason.
+    """Return the readable images, the probe's prediction for them, and the other files with the reason.
 
     Raises:
-        FingerprintMismatch: the probe is of another encoder.
+        FingerprintMismatch: if the probe belongs to another encoder.
     """
     probe.require(encoder.fingerprint)
     vectors, kept, broken = _vectors(encoder, paths, progress)
@@ -191,7 +194,7 @@ def predict_labels(
 def _vectors(
     encoder: FeatureSource, paths: Sequence[Path], progress: Progress
 ) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
-    """Unit rows of the readable images, their places, and the others."""
+    """Return unit rows of the readable images, their positions, and the other files with the reason."""
     found = extract_features(encoder, paths, progress=progress)
     kept = [i for i in range(len(paths)) if i not in found.broken]
     broken = [(str(paths[i]), reason) for i, reason in sorted(found.broken.items())]

@@ -1,0 +1,50 @@
+"""What a collection stores of an image besides its vector: a thumbnail and a hash of its pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+from PIL import Image
+
+from nnclr_hub.store.checks import MAX_THUMBNAIL
+
+SIDE = 256  # pixels of the longer side
+# Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
+QUALITIES = (85, 60, 30, 10)
+
+
+def make_thumbnail(image: Image.Image) -> bytes:
+    """Return a JPEG of at most 256 pixels per side, in the best quality that the store accepts.
+
+    Smaller images are not enlarged.
+
+    Args:
+        image: RGB, upright.
+    """
+    small = image.copy()
+    small.thumbnail((SIDE, SIDE), reducing_gap=2.0)
+    for quality in QUALITIES[:-1]:
+        if len(jpeg := _jpeg(small, quality)) <= MAX_THUMBNAIL:
+            return jpeg
+    return _jpeg(small, QUALITIES[-1])
+
+
+def pixel_hash(image: Image.Image) -> str:
+    """Return a hash that is equal for equal images, whatever their files are.
+
+    It is the SHA-256, in hex, of width and height (8 bytes each, little-endian) and the RGB bytes row by row.
+
+    Args:
+        image: as `decode_image` returns it: RGB, upright.
+    """
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    digest = hashlib.sha256(b"".join(side.to_bytes(8, "little") for side in rgb.size))
+    digest.update(rgb.tobytes())
+    return digest.hexdigest()
+
+
+def _jpeg(image: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()

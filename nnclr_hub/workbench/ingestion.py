@@ -1,0 +1,134 @@
+"""Ingestion: put a few images into a collection, in steps that the caller may run in different threads.
+
+    ingestion = Ingestion(targets, request)
+    while (embedder := ingestion.store()) is not None:      # until no encoder misses an image
+        ingestion.set_vectors(embedder, range(len(images)), embedder.embed_each([...]))
+        for i in range(len(images)):
+            ingestion.read(i)
+    ingestion.errors
+
+No lock is held while images are decoded and embedded, so other writers wait only for a write. If a re-embedding of the
+collection starts in between, `store` returns the second encoder, whose vectors are needed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.given import readable
+from nnclr_hub.errors import ImageError
+from nnclr_hub.read_ahead import batches, read_ahead
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.image_record import make_thumbnail, pixel_hash
+from nnclr_hub.workbench.write_lock import OpenTargets
+
+DECODED_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An item without its vector."""
+
+    id: str
+    metadata: Mapping[str, Any]
+    thumbnail: bytes | None
+
+    def item(self, vector: np.ndarray) -> Item:
+        """Return the item with a vector (D,)."""
+        return Item(self.id, vector, self.metadata, self.thumbnail)
+
+
+def read_image(new: NewImage) -> tuple[Image.Image, Draft] | ImageError:
+    """Return the image, RGB and upright, with what is stored of it; or why it cannot be read."""
+    try:
+        image = decode_image(readable(new.image))
+    except ImageError as error:
+        return error
+    thumbnail = make_thumbnail(image) if new.thumbnail else None
+    return image, Draft(new.item_id, {**new.metadata, PIXEL_HASH: pixel_hash(image)}, thumbnail)
+
+
+class Ingestion:
+    """See the module.
+
+    Args:
+        open_targets: opens what to write to; called once per write.
+        request: the images.
+    """
+
+    def __init__(self, open_targets: OpenTargets, request: AddRequest) -> None:
+        self.images = request.images
+        self.errors: list[ImageError | None] = [None] * len(self.images)
+        self._open_targets = open_targets
+        self._drafts: dict[int, Draft] = {}
+        self._vectors: dict[str, dict[int, np.ndarray]] = {}  # by the encoder's fingerprint, then by position
+
+    def read(self, index: int) -> Image.Image | None:
+        """Decode an image and keep its draft, or its error. Blocks; safe in several threads."""
+        return self.set_read(index, read_image(self.images[index]))
+
+    def set_read(self, index: int, result: tuple[Image.Image, Draft] | ImageError) -> Image.Image | None:
+        """Keep the result of `read_image`, for a caller that has run it already."""
+        if isinstance(result, ImageError):
+            self.errors[index] = result
+            return None
+        image, self._drafts[index] = result
+        return image
+
+    def is_read(self, index: int) -> bool:
+        """Return whether the image has been decoded."""
+        return index in self._drafts
+
+    def set_vectors(
+        self, embedder: Embedder, indices: Sequence[int], results: Sequence[np.ndarray | ImageError]
+    ) -> None:
+        """Keep the results of an encoder that `store` returned: a vector or an error for each position."""
+        for index, result in zip(indices, results, strict=True):
+            if isinstance(result, ImageError):
+                self.errors[index] = result
+            else:
+                self._vectors[embedder.fingerprint][index] = result
+
+    def store(self) -> Embedder | None:
+        """Write the images that have no error, durably and at once; or return an encoder that must embed them first.
+
+        Blocks. Returns None when everything is written.
+        """
+        with self._open_targets() as targets:
+            for target in targets:
+                if target.embedder.fingerprint not in self._vectors:
+                    self._vectors[target.embedder.fingerprint] = {}
+                    return target.embedder
+            good = [index for index, error in enumerate(self.errors) if error is None]
+            for target in targets:
+                vectors = self._vectors[target.embedder.fingerprint]
+                items = [self._drafts[index].item(vectors[index]) for index in good]
+                if items:
+                    target.collection.upsert(items)
+        return None
+
+
+def add_images(open_targets: OpenTargets, request: AddRequest) -> list[ImageError | None]:
+    """Embed images and upsert them in one write; return when those that could be read are durable.
+
+    Only a few images are decoded at a time, since one may take 120 MB.
+
+    Returns:
+        One entry per image: None, or why it could not be read.
+    """
+    ingestion = Ingestion(open_targets, request)
+    while (embedder := ingestion.store()) is not None:
+        for batch, decoded in read_ahead(batches(range(len(request.images)), DECODED_AT_ONCE), ingestion.read):
+            good = [(index, image) for index, image in zip(batch, decoded, strict=True) if image is not None]
+            vectors = embedder.embed_each([image for _, image in good])
+            ingestion.set_vectors(embedder, [index for index, _ in good], vectors)
+    return ingestion.errors
