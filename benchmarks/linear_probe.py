@@ -36,8 +36,8 @@ from nnclr_hub.probe.logistic import Rows, Solver, Stacked
 from training.evals.features import task_features
 from training.evals.linear import linear
 from training.evals.linear_images import linear_images
-from training.evals.subject import Subject
 from training.evals.task import read_task
+from training.evals.trainer import ClassifierTrainer
 
 PENALTIES = np.logspace(-6, 5, 45)
 EPOCHS, PAPER_EPOCHS = 2, 90
@@ -92,7 +92,7 @@ def against_images(data: Path, source: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NNCLR_CACHE"] = folder  # nothing is there yet
         _, fast = timed(lambda: dict(linear(task_features(task, encoder, lambda part: nullcontext(lambda *_: None)))))
-        subject = Subject(encoder, task, Path(folder), torch.device("cpu"), say)
+        subject = ClassifierTrainer(encoder, task, Path(folder), torch.device("cpu"), say)
         _, slow = timed(lambda: dict(linear_images(subject, epochs=EPOCHS, workers=2)))
     whole = slow * PAPER_EPOCHS / EPOCHS
     print(

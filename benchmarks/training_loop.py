@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from nnclr_hub.method import Gather, Learner
 from training import step as steps_module
-from training.assemble import build_learner, placed
+from training.assemble import build_learner, place_learner
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_views
 from training.data.batches import Batches
 from training.data.image_pack import ImagePack
@@ -44,7 +44,7 @@ def batches_of(pack: ImagePack, recipe: Recipe, where: torch.device) -> Batches:
 def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> tuple[Learner, Stepper]:
     torch.manual_seed(0)
     ranks = Ranks(0, 1, where, Gather())
-    learner = placed(build_learner(recipe), recipe, ranks)
+    learner = place_learner(build_learner(recipe), recipe, ranks)
     learner.train()
     optimizer = make_optimizer(learner, recipe)
     return learner, Stepper(learner, optimizer, Schedule(optimizer, recipe, STEPS, 100), recipe, ranks, batches, STEPS)
@@ -94,7 +94,7 @@ class Loops:
     def step(self, kind: str) -> None:
         views = {MODEL: lambda: self._once, LOOP: lambda: None, TORCHVISION: lambda: next(self._fed)}[kind]()
         with _views(views):
-            self.stepper.take(self.batches.at(self._step % STEPS), self._step % STEPS)
+            self.stepper.run(self.batches.at(self._step % STEPS), self._step % STEPS)
         self._step += 1
 
     def close(self) -> None:

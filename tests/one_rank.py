@@ -44,7 +44,7 @@ def main(where: torch.device) -> None:
     step = shared(views, ids=ids, labels=ids % 3)
     step.loss.backward()
     learner.enqueue(step, ids, ids % 3)
-    learner.follow(0.9)
+    learner.update_momentum_encoder(0.9)
     dist.barrier()
     gradients = [p.grad for p in learner.parameters() if p.requires_grad]
     assert all(one is not None and one.isfinite().all() for one in gradients)

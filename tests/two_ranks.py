@@ -42,7 +42,7 @@ def make(method: str, options: dict) -> Learner:
         nn.Flatten(),
     )
     prediction = PredictionHead(8, 16) if row.prediction != "none" else None
-    support = SupportSet(30, 8) if row.target == "neighbour" else None
+    support = SupportSet(30, 8) if row.target == "neighbor" else None
     return Learner(backbone, row, ProjectionHead(24, 16, 8), prediction, support, **options)
 
 
@@ -68,7 +68,7 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
         gradients = {f"gradient {n}": p.grad.clone() for n, p in learner.named_parameters() if p.grad is not None}
         optimizer.step()
         learner.enqueue(result, ids, ids % 3)
-        learner.follow(0.9)
+        learner.update_momentum_encoder(0.9)
     state = {name: value.clone() for name, value in learner.state_dict().items()}
     return {"loss": torch.stack(losses), **gradients, **state}
 

@@ -1,9 +1,9 @@
-"""The rows of one of the paper's tables, with one base recipe, several seeds and one page of results.
+"""Run the rows of one of the paper's tables: one base recipe, several seeds, one page of results.
 
     nnclr ablate crop_only --data PHOTOS --recipe small_cpu --seeds 3 --out ablations
 
-writes OUT/TABLE/ROW/seed-N (run folders), and after each run OUT/TABLE/{results.json, results.md, results.png,
-report.html} from all that are there. Called again, it goes on where it stopped.
+writes the run folders OUT/TABLE/ROW/seed-N. After each run it updates OUT/TABLE/{results.json, results.md,
+results.png, report.html}. The same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from nnclr_hub.encoder.device import find_device
 
 from .assemble import require_labels
 from .data.datasets import evaluation_sets, training_files, typical_side
-from .data.named import find_data
+from .data.named_sets import find_data
 from .monitor import replace_text
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
 from .tables import Row, Table, find_table
 
-# settings that stand out from the paper's in recipes for small sets, and hold for all rows that do not change them
+# settings that differ from the paper's in recipes for small sets; they hold for every row that does not change them
 SHARED = ("epochs", "batch_size", "queue_size", "projection_dim", "prediction", "warm_start", "ramp", "gate")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row after its runs: scores[metric] has a value a seed."""
+    """One row after its runs: scores[metric] has one value per seed."""
 
     row: Row
     seeds: tuple[int, ...]
@@ -53,48 +53,48 @@ def ablate(
     device: str | None = None,
     console: Console | None = None,
 ) -> list[Result] | None:
-    """Runs a table; None if a signal stopped it.
+    """Run a table; return None if a signal stopped it.
 
     Args:
         name: of the table.
-        recipe_name, base: what all rows share.
+        recipe_name, base: the recipe that all rows share.
         data: as for `pretrain`.
         out: folder of tables.
-        seeds: runs a row, with seeds base.seed, base.seed + 1, ...
+        seeds: runs per row, with seeds base.seed, base.seed + 1, ...
         device: as for `pretrain`.
-        console: where the program talks.
+        console: for progress and messages; default standard error.
 
     Raises:
-        InvalidRequest: no such table, or a row that the recipe cannot have.
-        what `pretrain` raises.
+        InvalidRequest: an unknown table, or a row that the recipe does not support.
+        and the errors of `pretrain`.
     """
-    say = console or Console(stderr=True)
+    console = console or Console(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
-    base = _for_data(base, data, device, say)
+    base = _for_data(base, data, device, console)
     rows = table.rows(base)
-    recipes = [base.with_settings(row.settings) for row in rows]  # before any run: a row may be refused
-    _check_data(recipes, data, say)
+    recipes = [base.with_settings(row.settings) for row in rows]  # before any run: an invalid row stops here
+    _check_data(recipes, data, console)
     results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(rows))}
     for seed in range(base.seed, base.seed + seeds):
         for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
-            say.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
+            console.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
             run = folder / _slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
-            outcome = pretrain(recipe_name, settings, data, run, resume=True, device=device, console=say)
+            outcome = pretrain(recipe_name, settings, data, run, resume=True, device=device, console=console)
             if not outcome.finished:
                 return None
             results[number][seed] = outcome.scores
             _write(folder, table, recipe_name, base, _collect(rows, results))
     done = _collect(rows, results)
     written = [folder / one for one in ("results.md", "results.png", "report.html") if (folder / one).exists()]
-    say.print(f"done: {', '.join(map(str, written))}", highlight=False)
+    console.print(f"done: {', '.join(map(str, written))}", highlight=False)
     return done
 
 
-def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, say: Console) -> Recipe:
-    """What `auto` makes of the images; queue and batch no larger than they allow, so that rows differ as they say."""
-    paths = training_files(find_data(data, say)).paths
+def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, console: Console) -> Recipe:
+    """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state."""
+    paths = training_files(find_data(data, console)).paths
     images = len(paths)
     recipe = base.for_data(images, typical_side(paths), find_device(device).type == "cuda")
     return dataclasses.replace(
@@ -104,19 +104,19 @@ def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, say:
     )
 
 
-def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], say: Console) -> None:
-    """Refuses, before the first row, what would stop a later one.
+def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], console: Console) -> None:
+    """Check the data before the first row for everything that would stop a later row.
 
     Raises:
-        InvalidRequest: a row needs labels, and there are none.
+        InvalidRequest: a row needs labels, and the data has none.
     """
-    folders = find_data(data, say)
+    folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):
         require_labels(training_files(folders).labels)
     if not evaluation_sets(folders):
-        say.print(
-            "[yellow]note[/] no folder has labeled images in train/ and val/ or test/: the rows are trained, and no "
-            "score tells them apart",
+        console.print(
+            "[yellow]note[/] No folder has labeled images in train/ and in val/ or test/. The rows will be trained "
+            "without scores to compare them.",
             highlight=False,
         )
 
@@ -136,7 +136,7 @@ def _collect(rows: Sequence[Row], results: Mapping[int, Mapping[int, Mapping[str
     return collected
 
 
-# ------------------------------------------------------------------------------ what it writes
+# ------------------------------------------------------------------------------ output files
 
 
 def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Sequence[Result]) -> None:
@@ -164,16 +164,16 @@ def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Seque
 
 
 def as_markdown(table: Table, recipe: str, shared: str, results: Sequence[Result]) -> str:
-    """The table with means over seeds, their deviation, and the paper's figure beside them."""
+    """Return the table: means over seeds, their standard deviation, and the paper's result."""
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     lines = [
         f"# {table.title}",
         "",
-        f"Recipe `{recipe}`, last epoch, mean over seeds ± deviation. The paper: ImageNet, ResNet-50, linear.",
-        f"Unless a row says otherwise: {shared}.",
+        f"Recipe `{recipe}`, last epoch, mean over seeds ± standard deviation. The paper: ImageNet, ResNet-50, linear.",
+        f"Settings, unless a row states otherwise: {shared}.",
         table.note,
         "",
-        f"| {' | '.join(['row', 'seeds', *metrics, 'the paper'])} |",
+        f"| {' | '.join(['row', 'seeds', *metrics, 'paper'])} |",
         f"|---|---|{'---|' * len(metrics)}---|",
     ]
     for one in results:
@@ -190,7 +190,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _draw(path: Path, table: Table, results: Sequence[Result], metrics: Sequence[str]) -> None:
-    """A point a seed and a bar at their mean, one panel a metric, with the paper's own figures last."""
+    """Draw a point per seed and a bar at the mean, one panel per metric, with the paper's results last."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.2 * (len(metrics) + 1) + 1.5, 0.5 * len(results) + 1.6), layout="constrained")
@@ -205,7 +205,7 @@ def _draw(path: Path, table: Table, results: Sequence[Result], metrics: Sequence
         axes.set_title(metric, fontsize=9)
     papers = [(place, one.row.paper) for place, one in zip(places, results, strict=True) if one.row.paper is not None]
     panels[-1].barh([place for place, _ in papers], [value for _, value in papers], color="0.75")
-    panels[-1].set_title("the paper (ImageNet, %)", fontsize=9)
+    panels[-1].set_title("paper (ImageNet, %)", fontsize=9)
     panels[0].set_yticks(list(places), [one.row.label for one in results], fontsize=8)
     panels[0].invert_yaxis()
     for axes in panels:

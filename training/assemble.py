@@ -1,4 +1,4 @@
-"""A recipe made into what a run works with: sizes that fit the data, a precision, a learner."""
+"""Build the parts of a run from its recipe: sizes that fit the data, a precision, a learner."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
 
-LEAST_IN_BF16 = 16  # pixels of a view; see `settle_precision`
+LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
 
 
-def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say: Console) -> Recipe:
-    """Shrinks the batch so that an epoch has at least four steps, and the queue to the number of images.
+def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, console: Console) -> Recipe:
+    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images.
 
     Raises:
         NoImages: too few images to learn from.
-        InvalidRequest: an option needs labels, and there are none; a batch that the ranks cannot share.
+        InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
     """
     if images < 8 * world:
         raise NoImages(
-            f"{images} readable images are too few to learn from: give at least {8 * world}, better some thousands."
+            f"{images} readable images are too few to learn from; provide at least {8 * world}, better a few thousand."
         )
     if recipe.pick == "oracle":
         require_labels(labels)
@@ -44,33 +44,34 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, say
         changes["queue_size"] = changes.get("queue_size", recipe.queue_size) // world * world
     if recipe.k > changes.get("queue_size", recipe.queue_size):
         changes["k"] = changes.get("queue_size", recipe.queue_size)
-    if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would rise to the end and never fall
+    if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would only rise and never fall
         changes["warmup_epochs"] = recipe.epochs / 10
     for setting, value in changes.items():
         if value != getattr(recipe, setting):
             what = f"{recipe.epochs} epochs" if setting == "warmup_epochs" else f"{images} images"
-            said = f"{setting}: {getattr(recipe, setting)} is too much for {what}, using {value}"
-            say.print(said, highlight=False)
+            console.print(
+                f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
+            )
     recipe = dataclasses.replace(recipe, **changes)
     if recipe.batch_size % (world * recipe.accumulate):
         raise InvalidRequest(
-            f"batch_size={recipe.batch_size} cannot be shared by {world} processes in {recipe.accumulate} parts: give "
-            f"a multiple of {world * recipe.accumulate}."
+            f"batch_size={recipe.batch_size} cannot be divided among {world} processes in {recipe.accumulate} parts; "
+            f"use a multiple of {world * recipe.accumulate}."
         )
     return recipe
 
 
 def require_labels(labels: np.ndarray) -> None:
-    """Raises InvalidRequest unless some of the (N,) int64 labels are known, as pick=oracle needs."""
+    """Raise InvalidRequest unless some of the (N,) int64 labels are known, as pick=oracle requires."""
     if not (labels >= 0).any():
         raise InvalidRequest(
-            "pick=oracle takes neighbors of the same label, and the images have none: put them into one folder a "
-            "class, or leave it out."
+            "pick=oracle needs labels, and the images have none. Put the images into one folder per class, or use "
+            "another pick."
         )
 
 
 def choose_precision(precision: str, where: torch.device) -> str:
-    """bf16 where the hardware multiplies it; elsewhere it would be slower than fp32."""
+    """Return bf16 where the hardware multiplies it and fp32 elsewhere, where bf16 would be slower."""
     if precision != "auto":
         return precision
     if where.type == "cuda":
@@ -79,16 +80,16 @@ def choose_precision(precision: str, where: torch.device) -> str:
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
 
 
-def settle_precision(recipe: Recipe, where: torch.device, say: Console) -> Recipe:
-    """The recipe with "auto" decided, and with fp32 where bf16 would learn from wrong gradients.
+def resolve_precision(recipe: Recipe, where: torch.device, console: Console) -> Recipe:
+    """Replace precision "auto", and use fp32 where bf16 would compute wrong gradients.
 
-    oneDNN in torch 2.15 gives wrong ones for the weights of a 3 x 3 convolution of stride 2 over a single pixel, in
-    bf16 on a CPU: the last stage of a ResNet has one of views of 16 pixels.
+    oneDNN in torch 2.15 computes wrong gradients in bf16 on a CPU for a 3 x 3 convolution of stride 2 over a single
+    pixel. The last stage of a ResNet has one for views of 16 pixels.
     """
     precision = choose_precision(recipe.precision, where)
     if precision == "bf16" and where.type == "cpu" and min(recipe.view_sizes) <= LEAST_IN_BF16:
-        say.print(
-            f"precision: fp32, since bf16 on a CPU goes wrong for views of {min(recipe.view_sizes)} pixels",
+        console.print(
+            f"precision: using fp32, because bf16 on a CPU fails for views of {min(recipe.view_sizes)} pixels",
             highlight=False,
         )
         precision = "fp32"
@@ -96,7 +97,7 @@ def settle_precision(recipe: Recipe, where: torch.device, say: Console) -> Recip
 
 
 def build_learner(recipe: Recipe) -> Learner:
-    """Backbone, heads and support set as the recipe and its method say."""
+    """Build backbone, heads and support set from the recipe and its method."""
     method = METHODS[recipe.method]
     choices = {
         name: getattr(recipe, name) for name in ("projection", "prediction") if getattr(recipe, name) != "method"
@@ -118,7 +119,7 @@ def build_learner(recipe: Recipe) -> Learner:
         method,
         projection,
         prediction,
-        _support_set(recipe, d) if method.target == "neighbour" else None,
+        _support_set(recipe, d) if method.target == "neighbor" else None,
         temperature=recipe.temperature,
         transposed_term=recipe.transposed_term,
         chunk=recipe.chunk,
@@ -126,26 +127,26 @@ def build_learner(recipe: Recipe) -> Learner:
     )
 
 
-def placed(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
-    """The learner on its device, in the layout and form that the recipe wants."""
+def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
+    """Move the learner to its device, with the recipe's memory layout, synchronized norms and compilation."""
     learner = learner.to(ranks.where)
-    if recipe.channels_last and is_convolutional(learner.backbone):  # as the encoder that is scored has it
+    if recipe.channels_last and is_convolutional(learner.backbone):  # the layout of the evaluated encoder
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.world > 1:
         synchronize_norms(learner, ranks.where)
     if recipe.compile:
         networks = [learner.backbone, *([] if learner.momentum is None else [learner.target[0]])]
-        for network in networks:  # few sizes, each met at every step: a program for each, and none for sizes in general
+        for network in networks:  # every size occurs at every step: one program per size is faster than a general one
             network.compile(dynamic=False)
     return learner
 
 
 def check_network(recipe: Recipe) -> None:
-    """Builds the backbone without memory for its weights, to find out early that it cannot be.
+    """Build the backbone on the meta device, without memory for weights, to find errors early.
 
     Raises:
-        UnknownModel: no such architecture.
-        InvalidRequest: one that does not take these settings.
+        UnknownModel: an unknown architecture.
+        InvalidRequest: an architecture that does not accept these settings.
     """
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         backbone = _backbone(recipe)
@@ -156,8 +157,8 @@ def check_network(recipe: Recipe) -> None:
         for name, used in sizes.items():
             if used and getattr(recipe, name) % side:
                 raise InvalidRequest(
-                    f"{name}={getattr(recipe, name)}: {recipe.backbone} takes patches of {side} pixels, so give a "
-                    "multiple of that."
+                    f"{name} must be a multiple of {side}, the patch size of {recipe.backbone}; got "
+                    f"{getattr(recipe, name)}."
                 )
 
 
@@ -175,17 +176,17 @@ def _support_set(recipe: Recipe, d: int) -> SupportSet:
 
 
 def _backbone(recipe: Recipe) -> nn.Module:
-    """The network to train: with stochastic depth and, for views of several sizes, positions that stretch."""
+    """Build the network to train, with stochastic depth and, for views of several sizes, resizable positions."""
     arguments = dict(recipe.model_args)
     if sized(recipe.backbone) and recipe.eval_size != recipe.image_size:
         raise InvalidRequest(
-            f"eval_size={recipe.eval_size}: {recipe.backbone} is exported for the size that it learned at, so give "
-            f"{recipe.image_size}, its image_size."
+            f"eval_size must equal image_size ({recipe.image_size}) for {recipe.backbone}, whose input size is fixed; "
+            f"got {recipe.eval_size}."
         )
     if recipe.channels and not timm_name(recipe.backbone).startswith(("resnet", "nnclr_resnet")):
         raise InvalidRequest(
-            f"channels={as_text(recipe.channels)} are the widths of a ResNet, and {recipe.backbone} is none: give "
-            "--set channels= for timm's own."
+            f"channels={as_text(recipe.channels)} sets the widths of a ResNet, but {recipe.backbone} is not a ResNet; "
+            "use --set channels= for timm's widths."
         )
     several = recipe.local_crops > 0 or recipe.early_share > 0
     if recipe.drop_path:
@@ -197,7 +198,7 @@ def _backbone(recipe: Recipe) -> nn.Module:
         patches = getattr(backbone, "patch_embed", None)
         if patches is None:
             raise InvalidRequest(
-                f"freeze_patches=true is for vision transformers, and {recipe.backbone} has no patch projection: "
+                f"freeze_patches=true needs a vision transformer, but {recipe.backbone} has no patch projection; "
                 "leave it out."
             )
         patches.requires_grad_(False)

@@ -1,7 +1,7 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Checkpoints: the complete state of a run, so that a resumed run equals one that never stopped.
 
-RUN/checkpoint.pt is replaced whole (written beside it, synced, renamed), so a full disk or a kill in
-the middle leaves the last good one.
+RUN/checkpoint.pt is written to a temporary file, synced and renamed. A full disk or a kill during the write leaves the
+previous checkpoint intact.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from .data.datasets import ImageFiles
 from .recipes import Recipe
 
 NAME = "checkpoint.pt"
-# settings that may differ between the parts of one run: the weights do not depend on them, but for the last digits
-# (and on chunk by the batch norm of a chunk)
+# settings that may change between the parts of one run: the weights do not depend on them, except for rounding
+# (and except for chunk, which sets the images that one batch norm sees)
 FREE = (
     *("eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "tensorboard"),
     *("residency", "channels_last", "compile", "compile_views", "chunk", "fixed"),
 )
+RENAMED = {"eval_pictures": "eval_images"}  # settings of earlier versions
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
-    """Writes RUN/checkpoint.pt.
+    """Write RUN/checkpoint.pt.
 
     Raises:
-        CheckpointError: the disk refused; an older checkpoint is still whole.
+        CheckpointError: the disk is full or rejects the write; an older checkpoint is still intact.
     """
     half = run / (NAME + ".part")
     try:
@@ -46,16 +47,19 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         half.unlink(missing_ok=True)
         raise CheckpointError(
-            f"The checkpoint could not be written to {run} ({_reason(error)}): free some space, then --resume."
+            f"The checkpoint could not be written to {run} ({_reason(error)}). Free some disk space, then continue "
+            "with --resume."
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or "the disk took only a part of it"
+    return (error.strerror if isinstance(error, OSError) else None) or "the disk accepted only a part of it"
 
 
 def load_checkpoint(run: Path) -> dict[str, Any] | None:
-    """What `save_checkpoint` was given, or None if there is none; tensors on the CPU.
+    """Return the state passed to `save_checkpoint`, with tensors on the CPU, or None without a checkpoint.
+
+    Settings of earlier versions are returned under their present names.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -63,23 +67,34 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
     if not (run / NAME).exists():
         return None
     try:
-        return torch.load(run / NAME, map_location="cpu", weights_only=True)
+        state = torch.load(run / NAME, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"{run / NAME} is damaged ({type(error).__name__}): move it away and start anew with --resume."
+            f"{run / NAME} is damaged ({type(error).__name__}). Move it away and restart with --resume."
         ) from error
+    if "settings" in state:
+        state["settings"] = rename_settings(state["settings"])
+    return state
+
+
+def rename_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a checkpoint or a run.json with the names of earlier versions replaced."""
+    renamed = {RENAMED.get(key, key): value for key, value in settings.items()}
+    if "fixed" in renamed:
+        renamed["fixed"] = tuple(RENAMED.get(key, key) for key in renamed["fixed"])
+    return renamed
 
 
 def check_same_run(
     saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, start: str | None, out: Path
 ) -> None:
-    """Refuses a checkpoint that this call would continue as something else.
+    """Reject a checkpoint that belongs to a different run.
 
     Raises:
-        CheckpointError: names what differs.
+        CheckpointError: lists the differences.
     """
     if not {"recipe", "settings", "init", "files", "step", "learner"} <= saved.keys():
-        raise CheckpointError(f"The checkpoint in {out} is of an older version: start anew with another --out.")
+        raise CheckpointError(f"The checkpoint in {out} was written by an older version; restart with another --out.")
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
     changed = [
@@ -90,20 +105,20 @@ def check_same_run(
     if saved["init"] != start:
         changed.append(f"--init was {saved['init']}, is {start}")
     if saved["files"] != digest(files):
-        changed.append("the images are not the same")
+        changed.append("the images have changed")
     if changed:
         raise CheckpointError(
-            f"The checkpoint in {out} is of another run ({'; '.join(changed)}): call it with its own settings again, "
-            "or name another folder with --out."
+            f"The checkpoint in {out} belongs to a different run ({'; '.join(changed)}). Resume it with its original "
+            "settings, or choose another folder with --out."
         )
 
 
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether the encoder is to take its images otherwise than the checkpoint's was."""
+    """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
     return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
 
 
 def digest(files: ImageFiles) -> str:
-    """A hash of the images in their order, by folder, name and size: rows of the queue carry places in that list."""
+    """Hash the images in their order, by folder, name and size: queue rows store positions in that list."""
     lines = (f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in files.paths)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,8 +1,7 @@
-"""Several processes as one run: who this process is, and what it does together with the others.
+"""Several processes as one run: this process's rank, and the operations that all ranks perform together.
 
-torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), torch's
-DistributedDataParallel averages their gradients, and `GatherRanks` lets each contrast with the
-predictions of all.
+torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), torch's DistributedDataParallel averages
+their gradients, and with `GatherRanks` each process contrasts with the predictions of all.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import Gather, GatherRanks, Learner
 
-PATIENCE = timedelta(hours=4)  # others wait while rank 0 decodes, evaluates and saves
+TIMEOUT = timedelta(hours=4)  # the other ranks wait while rank 0 decodes, evaluates and saves
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run.
+    """This process and the run's other processes.
 
-    rank, world: its number and how many there are.
-    where: its device.
-    gather: collects from all.
+    rank, world: number of this process and number of processes.
+    where: the device of this process.
+    gather: collects tensors from all processes.
     """
 
     rank: int
@@ -45,52 +44,52 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and talks."""
+        """Whether this process writes files and prints messages."""
         return self.rank == 0
 
     @property
     def first_here(self) -> bool:
-        """Whether this is the first process of its machine."""
+        """Whether this is the first process on its machine."""
         return self.world == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Block until all ranks have reached this call."""
         if self.world > 1:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so; all get the same answer."""
+        """Return whether the flag is true on any rank; all ranks get the same result."""
         if self.world == 1:
             return flag
         answer = torch.tensor(int(flag), device=self.where)
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer)
 
-    def agree(self, **figures: object) -> None:
-        """That all ranks have the same.
+    def require_equal(self, **values: object) -> None:
+        """Check that all ranks have the same values.
 
         Raises:
-            InvalidRequest: names what differs; on several machines a folder may not be shared.
+            InvalidRequest: names the value that differs; on several machines a folder may not be shared.
         """
         if self.world == 1:
             return
         everywhere: list[Any] = [None] * self.world
-        dist.all_gather_object(everywhere, figures)
+        dist.all_gather_object(everywhere, values)
         for name, here in everywhere[0].items():
             others = {str(one[name]) for one in everywhere}
             if len(others) > 1:
                 raise InvalidRequest(
-                    f"The processes do not agree on {name} ({', '.join(sorted(others))}; the first has {here}): give "
-                    "all machines the same images, the same --out on a disk that they share, and devices of a kind."
+                    f"The processes disagree on {name} ({', '.join(sorted(others))}; the first has {here}). Use the "
+                    "same images, a shared --out folder and the same kind of device on all machines."
                 )
 
 
 @contextmanager
 def joined(device: str | None) -> Iterator[Ranks]:
-    """Joins the processes that torchrun started; alone, if it did not.
+    """Join the processes that torchrun started, or run as a single process.
 
     Args:
-        device: "cpu", "cuda", "cuda:1"; default the GPU if there is one, of several ranks each its own.
+        device: "cpu", "cuda" or "cuda:1"; default the GPU if there is one, a separate GPU for each rank.
     """
     chosen = str(find_device(device))
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -100,7 +99,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
     if chosen == "cuda":
         chosen = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.startswith("cuda") else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if chosen.startswith("cuda") else "gloo", timeout=TIMEOUT)
     try:
         yield Ranks(dist.get_rank(), world, torch.device(chosen), GatherRanks())
     finally:
@@ -108,29 +107,29 @@ def joined(device: str | None) -> Iterator[Ranks]:
 
 
 def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
-    """The learner with gradients averaged over ranks and batch norm over all their images.
+    """Wrap the learner so that gradients are averaged over ranks.
 
-    The support set stays out of what torch broadcasts: every rank enqueues the same rows, so it is the
-    same everywhere already; a broadcast would send the whole bank at each step.
+    torch must not broadcast the support set: every rank enqueues the same rows, so it is equal everywhere already. A
+    broadcast would send the whole queue at each step.
     """
     if ranks.world == 1:
         return learner
     learner.gather = ranks.gather
-    bank = (
+    queue = (
         []
         if learner.support_set is None
         else [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
     )
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, bank)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, queue)
     devices = [ranks.where] if ranks.where.type == "cuda" else None
     known = signature(DistributedDataParallel).parameters
-    # torch 2.15 renamed it: running statistics are the same everywhere, since batch norm is synchronized
-    silent = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return DistributedDataParallel(learner, device_ids=devices, **{silent: False})  # type: ignore[arg-type]
+    # torch 2.15 renamed the argument. Running statistics are equal on all ranks, since batch norm is synchronized.
+    no_sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(learner, device_ids=devices, **{no_sync: False})  # type: ignore[arg-type]
 
 
 def synchronize_norms(module: nn.Module, where: torch.device) -> nn.Module:
-    """Batch norm over the images of all ranks: torch's on GPUs; on the CPU, which torch's refuses, ours."""
+    """Synchronize batch norm over ranks: with torch's layer on GPUs, with ours on the CPU, which torch's rejects."""
     if where.type == "cuda":
         return convert_sync_batchnorm(module)
     for norm in module.modules():
@@ -140,12 +139,12 @@ def synchronize_norms(module: nn.Module, where: torch.device) -> nn.Module:
 
 
 def _with_base(kind: type[_BatchNorm]) -> type[_BatchNorm]:
-    """The same batch norm, its statistics over all ranks; what it holds stays as it is."""
-    return type(f"Synchronised{kind.__name__}", (_Synchronized, kind), {})
+    """Return the same kind of batch norm with statistics over all ranks; parameters and buffers are unchanged."""
+    return type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {})
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks; its gradient is the sum of theirs."""
+    """Sum over ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -161,7 +160,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Synchronized(_BatchNorm):
-    """Mean and variance by differentiable sums over ranks, which hold equally many values."""
+    """Batch norm with mean and variance from differentiable sums over ranks, which hold equally many values."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -171,8 +170,8 @@ class _Synchronized(_BatchNorm):
         x = input.float()
         world = dist.get_world_size()
         mean = _Sum.apply(x.mean(dim=over)) / world  # (C,)
-        centerd = x - mean.view(shape)
-        variance = _Sum.apply(centerd.square().mean(dim=over)) / world
+        centered = x - mean.view(shape)
+        variance = _Sum.apply(centered.square().mean(dim=over)) / world
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             count = world * x.numel() // x.shape[1]
             with torch.no_grad():
@@ -181,11 +180,11 @@ class _Synchronized(_BatchNorm):
                 self.running_var.lerp_(variance * count / max(1, count - 1), rate)
                 if self.num_batches_tracked is not None:
                     self.num_batches_tracked.add_(1)
-        out = centerd * (variance + self.eps).rsqrt().view(shape)
+        out = centered * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         out = out.to(input.dtype)
-        for following in ("drop", "act"):  # timm's batch norms have an activation of their own
-            if isinstance(getattr(self, following, None), nn.Module):
-                out = getattr(self, following)(out)
+        for layer in ("drop", "act"):  # timm's batch norms contain an activation
+            if isinstance(getattr(self, layer, None), nn.Module):
+                out = getattr(self, layer)(out)
         return out

@@ -1,9 +1,10 @@
-"""What is asked of the encoder at each checkpoint."""
+"""Evaluate the encoder at each checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,33 @@ from .evals.knn import knn
 from .evals.labeled import LabeledSet
 from .evals.linear import quick_linear
 from .evals.pixels import Pixels
-from .measuring import measuring
 from .recipes import Recipe
 from .run_folder import network
 
 PROTOCOLS = (knn, quick_linear)
+
+
+@contextmanager
+def exact_inference() -> Iterator[None]:
+    """Run an encoder's forward passes so that the scores equal those of the exported weights on any device.
+
+    The run's settings for training steps are restored afterwards.
+
+    - Passes run eagerly and without cuDNN's search for algorithms. The last batch of each set has its own size, and
+      each size would cost seconds of compiling or searching for a pass or two.
+    - float32 products do not use TF32. With mantissas of ten bits some images change their neighbors, and the score
+      differs from that of another device.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    cudnn.benchmark, cudnn.allow_tf32 = False, False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32 = before[:2]
+        torch.set_float32_matmul_precision(before[2])
 
 
 class Evaluation:
@@ -33,75 +56,79 @@ class Evaluation:
 
     Args:
         folders: the run's data.
-        preprocessing: the exported encoder's.
-        recipe: says which network is exported.
+        preprocessing: of the exported encoder.
+        recipe: determines which network is exported.
         where: the device.
-        say: where progress is shown.
+        console: console for progress.
 
-    `images` is {"NAME": digest} of what each set is scored with.
+    `images` is {"NAME": digest of the images that the set is scored with}.
     """
 
     def __init__(
-        self, folders: Sequence[Path], preprocessing: Preprocessing, recipe: Recipe, where: torch.device, say: Console
+        self,
+        folders: Sequence[Path],
+        preprocessing: Preprocessing,
+        recipe: Recipe,
+        where: torch.device,
+        console: Console,
     ) -> None:
-        self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, say
-        self._sets, self.pictures = labeled_sets(folders, preprocessing, recipe.eval_images, say)
+        self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, console
+        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console)
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
-        """{"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; the learner is in training mode afterwards."""
+        """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...} and put the learner back in training mode."""
         backbone, _ = network(learner, self._recipe)
         encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
-        with measuring():
+        with exact_inference():
             features = [one.embed(encoder) for one in self._sets]
             scores = dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
         learner.train()
         return scores
 
     def warn_if_no_better_than_pixels(self, scores: Mapping[str, float]) -> None:
-        """Says so where the images of a class are found as well without an encoder."""
+        """Warn if raw pixels classify a set as well as the encoder does."""
         for one in self._sets:
             for name, floor in knn(one.embed(Pixels())):
                 if scores.get(name, 1.0) <= floor:
                     self._say.print(
-                        f"[yellow]warning[/] {name} is {scores[name]:.3f}, no better than raw pixels ({floor:.3f}): "
-                        "train for longer (--set epochs=...), on more images, or from an encoder that has learned "
-                        "something already (--init).",
+                        f"[yellow]warning[/] {name} is {scores[name]:.3f}, no better than raw pixels ({floor:.3f}). "
+                        "Train longer (--set epochs=...), use more images, or start from a trained encoder (--init).",
                         highlight=False,
                     )
 
-    def tell(self, epoch: float, scores: dict[str, float]) -> None:
-        """Prints them in a line."""
+    def print_scores(self, epoch: float, scores: dict[str, float]) -> None:
+        """Print the scores on one line."""
         if scores:
             shown = "  ".join(f"{key} {value:.3f}" for key, value in scores.items())
             self._say.print(f"epoch {epoch:g}  {shown}", highlight=False)
 
 
 def labeled_sets(
-    folders: Sequence[Path], preprocessing: Preprocessing, most: int, say: Console
+    folders: Sequence[Path], preprocessing: Preprocessing, most: int, console: Console
 ) -> tuple[list[LabeledSet], dict[str, str]]:
-    """The data folders that can score an encoder, decoded, and {"NAME": digest} of their images.
+    """Decode the data folders that can score an encoder; also return {"NAME": digest of their images}.
 
     Args:
-        folders: data folders; those without classes or a held-out part are passed over.
-        preprocessing: the encoder's.
-        most: images of a part that are looked at.
-        say: where progress is shown.
+        folders: data folders; those without classes or a held-out split are skipped.
+        preprocessing: of the encoder.
+        most: maximum number of images per split.
+        console: console for progress.
     """
     sets, digests = [], {}
     for found in evaluation_sets(folders):
-        one = _at_most(found, most, say)
+        one = _at_most(found, most, console)
         digests[one.name] = hashlib.sha256(f"{digest(one.train)} {digest(one.test)}".encode()).hexdigest()[:16]
-        with bar(say, f"decoding {one.name} for evaluation") as advance:
+        with bar(console, f"decoding {one.name} for evaluation") as advance:
             sets.append(LabeledSet(one, preprocessing, advance))
     return sets, digests
 
 
-def _at_most(data: EvaluationSet, pictures: int, say: Console) -> EvaluationSet:
-    """The set, or of a large one the same random part each time: its crops are kept in memory."""
+def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:
+    """Limit a large set to the same random part each time: its crops are kept in memory."""
     parts = [data.train, data.test]
     for number, part in enumerate(parts):
-        if len(part.paths) > pictures:
-            chosen = np.random.default_rng(0).permutation(len(part.paths))[:pictures]
+        if len(part.paths) > most:
+            chosen = np.random.default_rng(0).permutation(len(part.paths))[:most]
             parts[number] = part.keep(np.sort(chosen))
-            say.print(f"{data.name}: scored with {pictures} of {len(part.paths)} images of a part", highlight=False)
+            console.print(f"{data.name}: scoring {most} of {len(part.paths)} images of a split", highlight=False)
     return EvaluationSet(data.name, *parts)

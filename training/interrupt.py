@@ -1,4 +1,4 @@
-"""Signals, and time that is up: a run ends at the next step, with a checkpoint."""
+"""Stop a run at the next step, with a checkpoint, on a signal or at a time limit."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """A signal ended the work; the message says how it goes on."""
+    """Raised when a signal stopped the work; the message states how to continue."""
 
 
 @contextmanager
-def stop_signals(*, patient: bool = False, until: float | None = None) -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; the loop ends at the next step. A second one ends the program at once.
+def stop_signals(*, ignore_repeats: bool = False, until: float | None = None) -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM or Ctrl-C sets, so that the loop stops at the next step.
+
+    A second signal ends the program at once.
 
     Args:
-        patient: not so, since Ctrl-C reaches a process of a distributed run twice: from the terminal and
-            from torchrun.
-        until: the time, as `time.monotonic` tells it, that sets the event as well.
+        ignore_repeats: ignore further signals. In a distributed run Ctrl-C reaches each process twice: from the
+            terminal and from torchrun.
+        until: time limit on the clock of `time.monotonic`, which sets the event as well.
     """
     event = threading.Event()
-    left = 0.0 if until is None else until - time.monotonic()
-    clock = threading.Timer(max(0.0, left), event.set)
-    clock.daemon = True
-    if until is not None and left <= 0:
+    remaining = 0.0 if until is None else until - time.monotonic()
+    timer = threading.Timer(max(0.0, remaining), event.set)
+    timer.daemon = True
+    if until is not None and remaining <= 0:
         event.set()
     elif until is not None:
-        clock.start()
+        timer.start()
 
     def handle(number: int, frame: FrameType | None) -> None:
         event.set()
-        if not patient:
+        if not ignore_repeats:
             for one, handler in before.items():
                 signal.signal(one, handler)
 
@@ -45,6 +47,6 @@ def stop_signals(*, patient: bool = False, until: float | None = None) -> Iterat
     try:
         yield event
     finally:
-        clock.cancel()
+        timer.cancel()
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -1,4 +1,4 @@
-"""`nnclr pretrain --gpus N`: torchrun's launcher, with its outcome in one sentence.
+"""`nnclr pretrain --gpus N`: start torchrun's launcher and report its outcome in one sentence.
 
 On several machines start torchrun there yourself, with the same program and no --gpus:
 
@@ -22,26 +22,29 @@ INTERRUPTED = 130
 
 
 def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
-    """Runs `nnclr ARGUMENTS` in that many processes on this machine and returns the exit code.
+    """Run `nnclr ARGUMENTS` in several processes on this machine and return the exit code.
 
     Args:
-        processes: how many; on GPUs, one each.
+        processes: number of processes; with GPUs, one per GPU.
         arguments: of the command line, without --gpus.
         device: as given on the command line; "cpu" needs no GPUs.
 
     Raises:
         InvalidRequest: more processes than there are GPUs.
     """
-    there = torch.cuda.device_count()
+    available = torch.cuda.device_count()
     if device not in (None, "cpu", "cuda"):
-        raise InvalidRequest(f"--gpus {processes} gives each process a GPU of its own: leave --device {device} out.")
-    if device != "cpu" and processes > there:
-        raise InvalidRequest(f"--gpus {processes}, but this machine has {there}: give at most that, or --device cpu.")
+        raise InvalidRequest(f"--gpus {processes} assigns one GPU to each process; leave --device {device} out.")
+    if device != "cpu" and processes > available:
+        raise InvalidRequest(
+            f"--gpus must be at most {available}, the number of GPUs on this machine; got {processes}. "
+            "Use --device cpu to run several processes without GPUs."
+        )
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # each process would otherwise take all cores, and torchrun would say so
+    # otherwise each process would use all cores, and torchrun would print a warning
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(
         min_nodes=1,
@@ -53,17 +56,17 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
     )
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes speak for themselves
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
     try:
         elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             raise TrainingError(
-                f"Process {rank} was ended by {signal.Signals(-failure.exitcode).name}, often for want of memory: take "
-                "a smaller batch_size, then go on with --resume."
+                f"Process {rank} was killed by {signal.Signals(-failure.exitcode).name}, often for lack of memory. Set "
+                "a smaller batch_size, then continue with --resume."
             ) from error
         return int(failure.exitcode)
-    except SignalException:  # the processes have been told, and have saved
+    except SignalException:  # the processes have received it too, and have saved
         return INTERRUPTED
     return 0

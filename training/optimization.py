@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, from timm and torch, with the paper's rules about what decays."""
+"""Optimizer and learning-rate schedule, from timm and torch, with the paper's rules for weight decay."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Groups = list[dict[str, Any]]
 
 
 def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0) -> torch.optim.Optimizer:
-    """LARS, SGD or AdamW at base_lr x batch / 256; biases, norms, positions and [CLS] neither decay nor adapt.
+    """Create LARS, SGD or AdamW with rate base_lr x batch / 256.
 
-    timm's LARS adapts the rate of those tensors alone that decay, so a group's decay settles both.
+    Biases, norms, positions and [CLS] have no weight decay. timm's LARS adapts the rate of exactly those tensors that
+    decay, so they are not adapted either.
 
     Args:
-        learner: whose trained parameters are grouped: the backbone's (marked "backbone") and the heads'.
+        learner: its trained parameters form the groups of the backbone (marked "backbone") and of the heads.
         recipe: its settings; `batch_size` counts the images of all ranks and accumulated parts.
-        layer_decay: rate of each layer of the backbone relative to the next later one.
+        layer_decay: rate of each layer of the backbone relative to the next later layer.
     """
     heads = [p for part in (learner.projection, learner.prediction) for p in part.parameters()]
     groups = [{**group, "backbone": True} for group in _backbone(learner.backbone, recipe.weight_decay, layer_decay)]
@@ -48,12 +49,12 @@ def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> G
             {key: group[key] for key in ("params", "weight_decay", "lr_scale")} for group in groups if group["params"]
         ]
     trained = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
-    kept = {"params": [p for name, p in trained.items() if name in skip], "weight_decay": 0.0}
-    return [*_by_decay((p for name, p in trained.items() if name not in skip), weight_decay), kept]
+    exempt = {"params": [p for name, p in trained.items() if name in skip], "weight_decay": 0.0}
+    return [*_by_decay((p for name, p in trained.items() if name not in skip), weight_decay), exempt]
 
 
 def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
-    """Matrices and kernels decay, vectors do not."""
+    """Group parameters: matrices and kernels decay, vectors do not."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
@@ -62,14 +63,14 @@ def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups
 
 
 class Schedule:
-    """Linear warm-up from 0, then half a cosine to 0, step by step; at first the heads alone, if so wanted.
+    """Linear warm-up from 0, then half a cosine to 0, per step; optionally the heads alone learn first.
 
     Args:
-        optimizer: of `make_optimizer`.
+        optimizer: from `make_optimizer`.
         recipe: for its warm-up.
-        steps: of the whole run.
-        steps_per_epoch: as it says.
-        heads_first: steps in which the backbone's rate is 0.
+        steps: of the complete run.
+        steps_per_epoch: number of steps in an epoch.
+        heads_first: number of first steps in which the backbone's rate is 0.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Schedule:
         )
 
     def set(self, step: int) -> float:
-        """Sets the rates of a step, before it; returns that of the heads."""
+        """Set the rates for a step, before it, and return the rate of the heads."""
         self._cosine.step_update(step)
         for group in self._optimizer.param_groups:
             if group["backbone"] and step < self._heads_first:

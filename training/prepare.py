@@ -1,4 +1,4 @@
-"""What a run works on, made ready: the device, the images, and the recipe with sizes that fit them."""
+"""Prepare the images of a run, and the recipe with sizes that fit them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Console
 
 from nnclr_hub.progress import bar
 
-from .assemble import check_network, fit_to_data, settle_precision
+from .assemble import check_network, fit_to_data, resolve_precision
 from .data.batches import Batches
 from .data.datasets import ImageFiles, training_files, typical_side
 from .data.image_pack import ImagePack, build_pack
-from .data.named import find_data
+from .data.named_sets import find_data
 from .distributed import Ranks
+from .initial_encoder import InitialEncoder, adopt
 from .recipes import Recipe
 from .recipes.auto import Auto
-from .starting_point import StartingPoint, adopt
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made ready.
+    """Result of `prepare`.
 
-    recipe: decided, with sizes that fit the data and a precision that fits the device.
+    recipe: complete, with sizes that fit the data and a precision that fits the device.
     folders: the data.
-    files: the images to learn from, without the broken ones.
-    batches: of them.
+    files: the images to learn from, without unreadable ones.
+    batches: of these images.
     """
 
     recipe: Recipe
@@ -39,31 +39,31 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe, data: Sequence[str | Path], start: StartingPoint | None, ranks: Ranks, say: Console
+    recipe: Recipe, data: Sequence[str | Path], start: InitialEncoder | None, ranks: Ranks, console: Console
 ) -> Prepared:
-    """Finds the images, settles the recipe and decodes.
+    """Find the images, complete the recipe, and decode the images.
 
     Args:
-        recipe: as it was asked for.
+        recipe: as requested.
         data: folders, or names of data sets.
-        start: the encoder to go on from, if any.
-        ranks: this process among those of the run.
-        say: where the program talks.
+        start: encoder to start from, if any.
+        ranks: this process and the run's other processes.
+        console: console for messages.
 
     Raises:
         NoImages, NoRoom, InvalidRequest, UnknownModel.
     """
     where = ranks.where
-    _set_up(where)
+    _set_up_device(where)
     if ranks.first_here:
-        find_data(data, say)  # fetches what has a name, once on each machine
+        find_data(data, console)  # downloads named sets, once on each machine
     ranks.wait()
-    folders = find_data(data, say)
+    folders = find_data(data, console)
     files = training_files(folders)
-    recipe = _decide(recipe, files, start, where, say)  # before the images are decoded, which may take hours
-    pack = _decode(files, recipe, say)
+    recipe = _complete(recipe, files, start, where, console)  # before decoding, which may take hours
+    pack = _decode(files, recipe, console)
     files = files.keep(pack.kept)
-    recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, say)
+    recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, console)
     batches = Batches(
         pack,
         files.labels,
@@ -76,29 +76,29 @@ def prepare(
         rank=ranks.rank,
         world=ranks.world,
     )
-    return Prepared(settle_precision(recipe, where, say), folders, files, batches)
+    return Prepared(resolve_precision(recipe, where, console), folders, files, batches)
 
 
-def _set_up(where: torch.device) -> None:
+def _set_up_device(where: torch.device) -> None:
     if where.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, the look-up above all
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the look-up
         torch.backends.cudnn.benchmark = True
 
 
-def _decide(
-    recipe: Recipe, files: ImageFiles, start: StartingPoint | None, where: torch.device, say: Console
+def _complete(
+    recipe: Recipe, files: ImageFiles, start: InitialEncoder | None, where: torch.device, console: Console
 ) -> Recipe:
-    """The recipe for these images, this start and this device; what `auto` has chosen is told.
+    """Return the recipe for these images, this initial encoder and this device, and print what `auto` chose.
 
     Raises:
-        InvalidRequest, UnknownModel: no such network can be built.
+        InvalidRequest, UnknownModel: the network cannot be built.
     """
-    by_itself = isinstance(recipe, Auto)
+    is_auto = isinstance(recipe, Auto)
     recipe = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
     if start:
-        recipe = adopt(recipe, start, say)
-    if by_itself:
-        say.print(
+        recipe = adopt(recipe, start, console)
+    if is_auto:
+        console.print(
             f"auto: {recipe.method}, {recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, "
             f"{recipe.epochs} epochs",
             highlight=False,
@@ -107,10 +107,10 @@ def _decide(
     return recipe
 
 
-def _decode(files: ImageFiles, recipe: Recipe, say: Console) -> ImagePack:
-    """The images that can be read; the others are named."""
-    with bar(say, "decoding") as advance:
+def _decode(files: ImageFiles, recipe: Recipe, console: Console) -> ImagePack:
+    """Decode the images and list those that cannot be read."""
+    with bar(console, "decoding") as advance:
         pack = build_pack(files.paths, recipe.pack_size, progress=advance)
     for path, reason in pack.broken:
-        say.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
+        console.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
     return pack

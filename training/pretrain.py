@@ -1,14 +1,14 @@
 """The pretraining program, top to bottom.
 
     nnclr pretrain small_cpu --data PHOTOS --out RUN                    # a real run on two CPU cores
-    nnclr pretrain small_cpu --data PHOTOS --out RUN --resume           # go on after a stop
-    nnclr pretrain small_cpu --data PHOTOS --out RUN --minutes 9        # stop by itself, to go on later
+    nnclr pretrain small_cpu --data PHOTOS --out RUN --resume           # continue after an interruption
+    nnclr pretrain small_cpu --data PHOTOS --out RUN --minutes 60       # stop after an hour, continue with --resume
     nnclr pretrain auto --data PHOTOS --out RUN --init nnclr_resnet18_small_cpu_starter
     nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
-RUN gets `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else
-loads) and `report.html`. SIGTERM and Ctrl-C save a checkpoint before they end the program, and a
-resumed run is bit for bit the run that was never stopped.
+RUN contains `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else loads) and
+`report.html`. SIGTERM and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run that
+never stopped, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from rich.console import Console
 from nnclr_hub.encoder.preprocess import Preprocessing
 from nnclr_hub.progress import bar
 
-from .assemble import build_learner, placed
+from .assemble import build_learner, place_learner
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
 from .distributed import Ranks, joined
 from .evaluation import Evaluation
-from .evolution import record_neighbors
 from .health import symptoms
+from .initial_encoder import find_initial_encoder, load_initial_encoder, warn_if_worse
 from .interrupt import stop_signals
 from .monitor import Monitor, rankme, stop_if_diverged
+from .neighbor_history import record_neighbors
 from .optimization import Schedule, make_optimizer
 from .prepare import prepare
 from .recipes import Recipe
 from .report import write_report
-from .run_folder import claim, disk_errors, export_encoder, write_about
-from .starting_point import find_start, load_start, warn_if_worse
+from .run_folder import claim, disk_errors, export_encoder, write_run_json
 from .step import Stepper
 
-SOME = 20  # last lines of the log that signs of trouble are looked for in
+RECENT = 20  # last lines of the log that are searched for symptoms
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `pretrain` ended.
+    """Result of a call of `pretrain`.
 
-    finished: all epochs are done; false after a signal, or when the time was up.
-    step: optimizer steps done so far.
+    finished: whether all epochs are done; false after a signal or at the time limit.
+    step: number of completed optimizer steps.
     scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
     """
 
@@ -72,29 +72,28 @@ def pretrain(
     minutes: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Runs a recipe on images until its epochs are done, its time is up or a signal comes.
+    """Run a recipe on images until its epochs are done, the time limit is reached, or a signal stops it.
 
-    Under torchrun every process calls this, and they work together.
+    Under torchrun every process calls this function, and the processes work together.
 
     Args:
-        name: the recipe's name, for the record.
+        name: the recipe's name, for run.json.
         recipe: its settings.
-        data: folders, or names of data sets; see `training.data.datasets` and `training.data.named`.
+        data: folders, or names of data sets; see `training.data.datasets` and `training.data.named_sets`.
         out: the run folder.
-        resume: go on with the checkpoint in `out`, or start there if there is none.
-        init: source of an encoder to go on from.
+        resume: continue from the checkpoint in `out`, or start there without one.
+        init: source of an encoder to start from.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
-        minutes: from now until the run saves a checkpoint and ends as after a signal, having taken one step at
-            least; what saving takes comes on top.
-        console: where the program talks; default the terminal's standard error.
+        minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
+        console: for progress and messages; default standard error.
 
     Raises:
         RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with joined(device) as ranks, disk_errors(Path(out)):
-        say = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
-        return _pretrain(name, recipe, data, Path(out), resume, init, until, ranks, say)
+        console = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+        return _pretrain(name, recipe, data, Path(out), resume, init, until, ranks, console)
 
 
 def _pretrain(
@@ -106,12 +105,12 @@ def _pretrain(
     init: str | None,
     until: float | None,
     ranks: Ranks,
-    say: Console,
+    console: Console,
 ) -> Outcome:
     # ------------------------------------------------------------------------ data
-    start = find_start(init) if init else None
-    claim(out, resume, ranks, say)
-    ready = prepare(recipe, data, start, ranks, say)
+    start = find_initial_encoder(init) if init else None
+    claim(out, resume, ranks, console)
+    ready = prepare(recipe, data, start, ranks, console)
     recipe, folders, files, batches = ready.recipe, ready.folders, ready.files, ready.batches
     steps_per_epoch = batches.steps_per_epoch
     steps = recipe.epochs * steps_per_epoch
@@ -121,8 +120,8 @@ def _pretrain(
     learner = build_learner(recipe)
     saved = load_checkpoint(out) if resume else None
     if start and saved is None:
-        load_start(learner, start, say)
-    learner = placed(learner, recipe, ranks)
+        load_initial_encoder(learner, start, console)
+    learner = place_learner(learner, recipe, ranks)
     optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
     heads_first = round(recipe.heads_first * steps) if start else 0
     schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
@@ -136,29 +135,31 @@ def _pretrain(
         step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
         saved_at = step
         if step == steps and not evaluation_changed(saved, recipe):
-            say.print(f"{out} is finished: {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False)
+            console.print(
+                f"{out} is finished after {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+            )
             return Outcome(True, step, scores)
-        say.print(f"going on at step {step} of {steps}", highlight=False)
-    ranks.agree(pictures=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
+        console.print(f"continuing at step {step} of {steps}", highlight=False)
+    ranks.require_equal(images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
     monitor = None
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
-        begun = None if saved is None else saved.get("unlogged")
-        monitor = Monitor(out, resumed_at=step, begun=begun, tensorboard=recipe.tensorboard)
-        write_about(out, name, recipe, folders, files, ranks, init, steps)
+        unlogged = None if saved is None else saved.get("unlogged")
+        monitor = Monitor(out, resumed_at=step, unlogged=unlogged, tensorboard=recipe.tensorboard)
+        write_run_json(out, name, recipe, folders, files, ranks, init, steps)
     preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, recipe.mean, recipe.std)
-    guess = learner.loss_of_a_guess(recipe.batch_size // recipe.accumulate)
+    chance = learner.chance_loss(recipe.batch_size // recipe.accumulate)
     warned: set[str] = set()
 
-    # ------------------------------------------------------------------------ once in a while
-    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, say) if ranks.first else None
+    # ------------------------------------------------------------------------ at checkpoints and log lines
+    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, console) if ranks.first else None
 
     def evaluate() -> None:
         if evaluation is not None and monitor is not None:
             scores.update(evaluation.scores(learner, out.name))
             monitor.record(step, step / steps_per_epoch, scores)
-            evaluation.tell(step / steps_per_epoch, scores)
-            warn_if_worse(scores, at_start, say)
+            evaluation.print_scores(step / steps_per_epoch, scores)
+            warn_if_worse(scores, at_start, console)
 
     def save() -> None:
         if monitor is not None:
@@ -175,24 +176,24 @@ def _pretrain(
                 "optimizer": optimizer.state_dict(),
             }
             save_checkpoint(out, state)
-            figures: dict[str, Any] = {
+            provenance: dict[str, Any] = {
                 "metrics": {key: round(value, 4) for key, value in scores.items()},
-                "measured_on": evaluation.pictures if evaluation is not None else {},
+                "measured_on": evaluation.images if evaluation is not None else {},
             }
-            if (scored := monitor.last_scored(scores)) is not None:  # a stop saves weights without measuring them
-                figures["measured_at_step"] = scored
-            export_encoder(learner, preprocessing, recipe, out, name, step, steps, figures if scores else {})
+            if (scored := monitor.last_scored(scores)) is not None:  # a stopped run saves weights without scoring them
+                provenance["measured_at_step"] = scored
+            export_encoder(learner, preprocessing, recipe, out, name, step, steps, provenance if scores else {})
             record_neighbors(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()
 
     def warn(lines: Sequence[dict[str, float]]) -> None:
-        for sign, sentence in (symptoms(lines, steps) or {}).items():
-            if sign not in warned:
-                say.print(f"[yellow]warning[/] {sentence}", highlight=False)
-                warned.add(sign)
+        for symptom, sentence in (symptoms(lines, steps) or {}).items():
+            if symptom not in warned:
+                console.print(f"[yellow]warning[/] {sentence}", highlight=False)
+                warned.add(symptom)
 
-    if step == steps:  # trained already, but evaluated and exported otherwise than asked for now
+    if step == steps:  # trained already; only the exported encoder's input has changed
         evaluate()
         save()
         return Outcome(True, step, scores)
@@ -200,28 +201,31 @@ def _pretrain(
         evaluate()
         at_start.update(scores)
 
-    # ------------------------------------------------------------------------ go
+    # ------------------------------------------------------------------------ the loop
     learner.train()
     stepper = Stepper(learner, optimizer, schedule, recipe, ranks, batches, steps)
-    with stop_signals(patient=ranks.world > 1, until=until) as stop, bar(say, name, each=recipe.batch_size) as advance:
+    with (
+        stop_signals(ignore_repeats=ranks.world > 1, until=until) as stop,
+        bar(console, name, each=recipe.batch_size) as advance,
+    ):
         while step < steps:
             started = time.perf_counter()
             batch = batches.at(step)
             waited = time.perf_counter() - started
-            taken = stepper.take(batch, step)
+            result = stepper.run(batch, step)
             step += 1
 
             log_due = step % recipe.log_every == 0 or step == steps
             checkpoint_due = step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps
-            # several ranks agree on stopping when they log: asking at each step would make the device wait
+            # several ranks agree on stopping only when they log: agreeing at each step would make the device wait
             stopping = ranks.any(stop.is_set()) if log_due or ranks.world == 1 else False
             if log_due or checkpoint_due or stopping:
-                stop_if_diverged(learner, taken.loss.item(), step, out, saved_at)
+                stop_if_diverged(learner, result.loss.item(), step, out, saved_at)
             if monitor is not None:
-                monitor.add(taken.figures, recipe.batch_size, waited + taken.augmented)
+                monitor.add(result.metrics, recipe.batch_size, waited + result.augmented)
                 if log_due:
-                    monitor.log(step, step / steps_per_epoch, lr=taken.lr, rankme=rankme(taken.z1), **guess)
-                    warn(monitor.lines[-SOME:])
+                    monitor.log(step, step / steps_per_epoch, lr=result.lr, rankme=rankme(result.z1), **chance)
+                    warn(monitor.lines[-RECENT:])
                 advance(step, steps)
             with monitor.paused() if monitor is not None else nullcontext():
                 if checkpoint_due:
@@ -230,11 +234,13 @@ def _pretrain(
                     save()
                     saved_at = step
             if stopping and step < steps:
-                say.print(f"stopped at step {step} of {steps}; go on with --resume", highlight=False)
+                console.print(f"stopped at step {step} of {steps}; continue with --resume", highlight=False)
                 break
     batches.close()
     if step == steps:
         if evaluation is not None:
             evaluation.warn_if_no_better_than_pixels(scores)
-        say.print(f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False)
+        console.print(
+            f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False
+        )
     return Outcome(step == steps, step, scores)

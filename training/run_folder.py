@@ -1,4 +1,4 @@
-"""What a run leaves in its folder beside the checkpoint and the log: run.json and encoder/."""
+"""The run folder: claim it, and write run.json and encoder/."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ REFUSALS = {
 }
 
 
-def claim(out: Path, resume: bool, ranks: Ranks, say: Console) -> None:
-    """Finds out that the run folder can be had, before anything long is begun.
+def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
+    """Check that the run folder is usable before any long work starts.
 
     Raises:
-        RunExists: it holds a run, or anything else.
-        NoRoom: it cannot be written to.
+        RunExists: the folder holds a run, or other files.
+        NoRoom: the folder is not writable.
     """
     if out.is_file():
-        raise NoRoom(f"--out {out} cannot be written to, for it is a file: name a folder for the run.")
+        raise NoRoom(f"--out {out} is a file; name a folder for the run.")
     held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    ranks.wait()  # until all have looked, for the first one fills it
+    ranks.wait()  # until all ranks have looked, because the first one fills it
     if held and not resume:
-        raise RunExists(f"{out} is not empty: go on with that run by --resume, or name another folder with --out.")
+        raise RunExists(f"{out} is not empty; continue that run with --resume, or choose another folder with --out.")
     if held and not OURS & set(held):
-        raise RunExists(f"{out} holds no run, but {held[0]}: name the folder of a run, or a new one.")
+        raise RunExists(f"{out} holds {held[0]}, but no run; name the folder of a run, or a new folder.")
     if ranks.first:
         if resume and CHECKPOINT not in held:
-            say.print(f"{out} has no checkpoint: starting anew", highlight=False)
-        there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        with tempfile.TemporaryFile(dir=there):
+            console.print(f"{out} has no checkpoint; starting from the first step", highlight=False)
+        existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
 
 
 @contextmanager
 def disk_errors(out: Path) -> Iterator[None]:
-    """A disk that is full or refuses ends the run with a sentence; the last checkpoint is whole.
+    """Turn errors of a full or read-only disk into a NoRoom error; the last checkpoint stays intact.
 
     Raises:
-        NoRoom: says why.
+        NoRoom: with the cause.
     """
     try:
         yield
@@ -70,12 +70,12 @@ def disk_errors(out: Path) -> Iterator[None]:
         if error.errno not in REFUSALS:
             raise
         raise NoRoom(
-            f"{error.filename or out} cannot be written ({error.strerror}): free some space or name another --out, "
-            "then go on with --resume; the last checkpoint is whole."
+            f"{error.filename or out} cannot be written ({error.strerror}). Free some disk space or choose another "
+            "--out, then continue with --resume; the last checkpoint is intact."
         ) from error
 
 
-def write_about(
+def write_run_json(
     out: Path,
     name: str,
     recipe: Recipe,
@@ -85,14 +85,14 @@ def write_about(
     start: str | None,
     steps: int,
 ) -> None:
-    """RUN/run.json: what the report shows at its foot."""
+    """Write RUN/run.json, which the report shows at the end of the page."""
     where = ranks.where
     about = {
         "recipe": name,
         "init": start,
         "steps": steps,
         "data": [folder.name for folder in map(Path, data)],
-        "pictures": len(files.paths),
+        "images": len(files.paths),
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "processes": ranks.world,
         "threads": torch.get_num_threads(),
@@ -108,7 +108,7 @@ def write_about(
 
 
 def network(learner: Learner, recipe: Recipe) -> tuple[nn.Module, nn.Module]:
-    """Backbone and projection that the recipe evaluates and exports: the online ones or the momentum encoder's."""
+    """Return the backbone and projection that the recipe evaluates and exports: online, or the momentum encoder's."""
     if recipe.encoder == "momentum" and learner.momentum is not None:
         return learner.target[0], learner.target[1]
     return learner.backbone, learner.projection
@@ -122,12 +122,11 @@ def export_encoder(
     name: str,
     step: int,
     steps: int,
-    figures: Mapping[str, Any],
+    scores: Mapping[str, Any],
 ) -> None:
-    """RUN/encoder/: the backbone as a model folder, with the heads beside it.
+    """Write RUN/encoder/: the backbone as a model folder, with the heads.
 
-    `figures` has its "metrics", the digests of the sets that they are of ("measured_on"), and the step that they are
-    of ("measured_at_step").
+    `scores` has the keys "metrics", "measured_on" (digests of the sets) and "measured_at_step".
     """
     backbone, projection = network(learner, recipe)
     heads = {"projection": projection, "prediction": learner.prediction}
@@ -148,6 +147,6 @@ def export_encoder(
             "seed": recipe.seed,
             "temperature": recipe.temperature,
             "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
-            **figures,
+            **scores,
         },
     )

@@ -1,7 +1,7 @@
 """One optimizer step: views, losses, gradients, the momentum encoder and the support set, in the paper's order.
 
-What is random in a step follows from seed, step and rank alone, so a run that was stopped anywhere goes on as
-if it had not been, without a generator's state in the checkpoint.
+Random numbers in a step depend only on seed, step and rank. A resumed run therefore equals one that never stopped,
+without a generator's state in the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from .data.batches import Batch, Batches
 from .data.operations import EAGER, compiled
 from .data.order import seed_of
 from .distributed import Ranks, share_gradients
-from .monitor import Figures, measure_step
+from .monitor import Metrics, measure_step
 from .optimization import Schedule
 from .recipes import Recipe
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a step was like; but for the loss, by its last part.
+class StepResult:
+    """Result of a step; everything except the loss comes from the last part of the batch.
 
-    loss: scalar float32 on the device, the mean over its parts.
+    loss: scalar float32 on the device, the mean over the parts.
     z1: (B, D) projections of the first view.
-    figures: see `measure_step`.
+    metrics: see `measure_step`.
     lr: learning rate of the heads.
-    augmented: seconds that making the views took; on a GPU, that starting it took.
+    augmented: seconds spent making the views; on a GPU, seconds to launch this work.
     """
 
     loss: Tensor
     z1: Tensor
-    figures: Figures
+    metrics: Metrics
     lr: float
     augmented: float
 
 
 class Stepper:
-    """Takes steps of a recipe.
+    """Runs the steps of a recipe.
 
     Args:
         learner: on its device.
-        optimizer, schedule: of it.
+        optimizer, schedule: of the learner.
         recipe: with sizes that fit the data.
-        ranks: this process among those of the run.
-        batches: where random images come from, for a support set made by the current encoder.
-        steps: of the whole run.
+        ranks: this process and the run's other processes.
+        batches: source of random images for a support set computed by the current encoder.
+        steps: of the complete run.
     """
 
     def __init__(
@@ -75,30 +75,30 @@ class Stepper:
         fused = recipe.compile or recipe.compile_views
         self._operations = compiled() if fused and ranks.where.type == "cuda" else EAGER
         self._augmenting = 0.0  # seconds of the step
-        self._draws = torch.Generator()  # every draw of the augmentation
+        self._draws = torch.Generator()  # for all random numbers of the augmentation
 
-    def take(self, batch: Batch, step: int) -> Taken:
-        """One step.
+    def run(self, batch: Batch, step: int) -> StepResult:
+        """Run one step.
 
         Raises:
-            OutOfMemory: the device cannot hold it; names a batch that fits.
+            OutOfMemory: the device cannot hold the step; the message names a batch size that fits.
         """
         self._seed(step)
         lr = self._schedule.set(step)
-        parts = self._descend(batch, step)
-        if parts is None:  # out here nothing holds the step's memory any more
+        parts = self._update_weights(batch, step)
+        if parts is None:  # at this point nothing holds the step's memory any more
             raise self._explain(batch, step)
         last = parts[-1]
-        figures = measure_step(last, self._learner.support_set, batch.labels[-len(last.z1) :])
+        metrics = measure_step(last, self._learner.support_set, batch.labels[-len(last.z1) :])
         if self._recipe.support_set != "current_encoder":
             for (_, part), result in zip(self._parts(batch), parts, strict=True):
                 self._learner.enqueue(result, part.ids, part.labels)
-        self._learner.follow(momentum_at(step / self._steps, self._recipe.ema))
+        self._learner.update_momentum_encoder(momentum_at(step / self._steps, self._recipe.ema))
         loss = torch.stack([part.loss.detach() for part in parts]).mean()
-        return Taken(loss, last.z1, figures, lr, self._augmenting)
+        return StepResult(loss, last.z1, metrics, lr, self._augmenting)
 
     def views(self, step: int) -> list[View]:
-        """What is made of each image at a step."""
+        """Return the views that a step makes of each image."""
         recipe = self._recipe
         return plan_views(
             recipe.augmentation,
@@ -114,8 +114,8 @@ class Stepper:
 
     # ---- parts of a step
 
-    def _descend(self, batch: Batch, step: int) -> list[Step] | None:
-        """Gradients, and the optimizer's step; None if the device cannot hold them."""
+    def _update_weights(self, batch: Batch, step: int) -> list[Step] | None:
+        """Compute gradients and update the weights; return None if the device runs out of memory."""
         try:
             parts = self._gradients(batch, step)
             if self._recipe.clip:
@@ -125,16 +125,16 @@ class Stepper:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            traceback.clear_frames(error.__traceback__)  # they hold the activations in memory
             return None
 
     def _seed(self, step: int) -> None:
         seed = seed_of(self._recipe.seed, step, self._ranks.rank)
-        torch.manual_seed(seed)  # stochastic depth, one of the k nearest
+        torch.manual_seed(seed)  # for stochastic depth and for sampling one of the k nearest
         self._draws.manual_seed(seed)
 
     def _gradients(self, batch: Batch, step: int) -> list[Step]:
-        """Adds up the gradients of the batch's parts; most recipes have one."""
+        """Sum the gradients over the parts of the batch; most recipes have one part."""
         progress = step / self._steps
         self._optimizer.zero_grad(set_to_none=True)
         if self._recipe.support_set == "current_encoder" and self._learner.support_set is not None:
@@ -156,7 +156,7 @@ class Stepper:
         return results
 
     def _parts(self, batch: Batch) -> Iterator[tuple[bool, Batch]]:
-        """(is it the last, part) of the batch."""
+        """Yield (whether it is the last part, part) for each part of the batch."""
         size = len(batch.images) // self._recipe.accumulate
         for number in range(self._recipe.accumulate):
             some = slice(number * size, (number + 1) * size)
@@ -168,22 +168,22 @@ class Stepper:
 
     @contextmanager
     def _synchronized(self, last: bool) -> Iterator[None]:
-        """Ranks exchange their gradients once a step, with the last part."""
+        """Exchange gradients between ranks once per step, with the last part."""
         shared = self._shared
-        wait = isinstance(shared, DistributedDataParallel) and not last
-        with shared.no_sync() if wait else nullcontext():  # type: ignore[union-attr]
+        skip = isinstance(shared, DistributedDataParallel) and not last
+        with shared.no_sync() if skip else nullcontext():  # type: ignore[union-attr]
             yield
 
     def _refill(self, step: int) -> None:
-        """ "NNs from current encoder": a random set of images, each rank's share of it, embedded anew."""
+        """Fill the support set with a random set of images from the current encoder; each rank embeds its share."""
         support = self._learner.support_set
         assert support is not None
-        # a number that no rank has, and all ranks alike
+        # the number of ranks is not a rank: all ranks get the same seed, and no step uses it otherwise
         draws = torch.Generator().manual_seed(seed_of(self._recipe.seed, step, self._ranks.world))
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
         own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
-        for some in own.tensor_split(-(-len(own) // most)):  # equal pieces: batch norm cannot take one of one image
+        for some in own.tensor_split(-(-len(own) // most)):  # equal parts: batch norm cannot process a single image
             part = self._batches.of(some)
             view = make_views(part.images, part.aspect, self.views(step)[:1], self._draws)[0]
             with self._autocast():
@@ -193,26 +193,26 @@ class Stepper:
         gather = self._ranks.gather
         support.refill(*(gather(torch.cat(one)) for one in (z, ids, labels)))
 
-    # ---- when memory runs out
+    # ---- out of memory
 
     def _explain(self, batch: Batch, step: int) -> OutOfMemory:
-        pictures = len(batch.images)
+        images = len(batch.images)
         fits = self._largest(batch, step)
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
         if not fits:
             return OutOfMemory(
-                f"A step of {pictures} images does not fit into the memory of {where}, nor do 2: take a smaller "
-                "backbone or image_size."
+                f"A step of {images} images does not fit into the memory of {where}, and 2 images do not fit either; "
+                "use a smaller backbone or image_size."
             )
-        do = "do" if self._ranks.world == 1 else "may"  # a trial would leave the other ranks waiting
+        do = "fit" if self._ranks.world == 1 else "may fit"  # a trial would leave the other ranks waiting
         return OutOfMemory(
-            f"A step of {pictures} images does not fit into the memory of {where}, {fits} {do}: "
+            f"A step of {images} images does not fit into the memory of {where}; {fits} {do}. Use "
             f"--set batch_size={fits * self._ranks.world * self._recipe.accumulate}, or keep the batch and its "
-            f"negatives by --set chunk={fits}, which makes the activations twice."
+            f"negatives with --set chunk={fits}, which computes the activations twice."
         )
 
     def _largest(self, batch: Batch, step: int) -> int:
-        """The largest half of a half ... of the batch whose gradients can be made; 0 if not even two images'."""
+        """Halve the batch until its gradients fit into memory and return that size, or 0 if 2 images do not fit."""
         size = len(batch.images) // self._recipe.accumulate
         while (size := size // 2) >= 2:
             if self._ranks.world > 1:
@@ -233,10 +233,10 @@ class Stepper:
         return 0
 
 
-# on the CPU; of the driver, for pinned memory or a kernel's code; of cuBLAS; of cuDNN, whose workspaces do not fit
+# messages from the CPU; the driver, for pinned memory or a kernel's code; cuBLAS; and cuDNN, for its workspaces
 SHORTAGES = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "unable to find an engine to execute")
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch's own class for GPUs; elsewhere a RuntimeError that says so."""
+    """Return whether an error means lack of memory: torch's class on GPUs, a RuntimeError elsewhere."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGES)

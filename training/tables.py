@@ -1,7 +1,7 @@
-"""The paper's ablation tables as data: rows of settings over one base recipe, with the paper's figures.
+"""The paper's ablation tables as data: rows of settings over one base recipe, with the paper's results.
 
-Sizes follow the base: where the paper varies the queue from 8,192 to 98,304 around its own 98,304, a recipe
-with a queue of 8,192 is varied from 683 to 8,192. A recipe of the paper's sizes gets the paper's rows.
+Sizes follow the base recipe. The paper varies the queue from 8,192 to 98,304; a recipe with a queue of 8,192 is varied
+from 683 to 8,192. A recipe with the paper's sizes gets the paper's rows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .recipes import Recipe
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """One row of a table.
 
-    label: as the paper has it.
+    label: as in the paper.
     settings: `key=value` over the base recipe.
-    paper: the paper's ImageNet top-1 in linear evaluation, percent; None where it has none.
+    paper: the paper's ImageNet top-1 accuracy in linear evaluation, in percent; None if not reported.
     """
 
     label: str
@@ -31,11 +31,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper.
+    """One table of the paper.
 
     title: its caption.
-    rows: made for a base recipe.
-    note: what to know when reading it.
+    rows: computed for a base recipe.
+    note: remarks for the reader.
     """
 
     title: str
@@ -48,15 +48,15 @@ def _fixed(*rows: tuple[str, str, float | None]) -> Callable[[Recipe], list[Row]
 
 
 def _scaled(
-    setting: str, own: int, figures: dict[int, float], **beside: dict[int, float]
+    setting: str, own: int, results: dict[int, float], **factors: dict[int, float]
 ) -> Callable[[Recipe], list[Row]]:
-    """Rows that vary one setting in proportion to what the paper varies around `own`."""
+    """Build rows that vary one setting in the proportions in which the paper varies it around `own`."""
 
     def rows(base: Recipe) -> list[Row]:
         made = []
-        for value, paper in figures.items():
+        for value, paper in results.items():
             now = max(2, round(_now(base, setting) * value / own))
-            more = [f"{name}={values[value] * getattr(base, name)}" for name, values in beside.items()]
+            more = [f"{name}={by_value[value] * getattr(base, name)}" for name, by_value in factors.items()]
             made.append(Row(f"{now:,} (the paper: {value:,})", (f"{setting}={now}", *more), paper))
         return made
 
@@ -82,7 +82,7 @@ TABLES: dict[str, Table] = {
             ("momentum encoder, view 1", f"method=momentum_simclr {_SAME_HEADS}", 72.5),
             ("momentum encoder, NN of view 1", f"method=momentum_nnclr {_SAME_HEADS}", 74.9),
         ),
-        "All rows have the prediction head here. The paper's 74.5 is what its own table on that head gives without it.",
+        "All rows have the prediction head. The paper's table on that head reports 74.5 without it.",
     ),
     "crop_only": Table(
         "Performance with only crop augmentation",
@@ -94,14 +94,14 @@ TABLES: dict[str, Table] = {
             ("NNCLR, full augmentation", "method=nnclr augmentation=byol", 72.9),
             ("NNCLR, crops alone", "method=nnclr augmentation=crop_only", 68.2),
         ),
-        "300 epochs in the paper. BYOL's rows have the prediction head, without which it collapses.",
+        "300 epochs in the paper. BYOL's rows have the prediction head, because BYOL collapses without it.",
     ),
     "epochs": Table(
         "Number of pre-training epochs vs. performance",
         _scaled(
             "epochs", 800, {100: 69.4, 200: 70.7, 400: 74.2, 800: 74.9}, base_lr={100: 4 / 3, 200: 1, 400: 1, 800: 1}
         ),
-        "The shortest run has 4/3 of the others' rate, as 0.4 to 0.3 in the paper.",
+        "The shortest run has 4/3 of the learning rate of the others, like 0.4 and 0.3 in the paper.",
     ),
     "queue_size": Table(
         "Support set size",
@@ -139,7 +139,7 @@ TABLES: dict[str, Table] = {
             ("NNs from queue (older embeddings)", "support_set=queue", 74.2),
             ("random replacement instead of first in, first out", "support_set=random_replacement", None),
         ),
-        "The paper has 16,384 rows here, and says of random replacement that it is more than 2 points worse.",
+        "16,384 rows in the paper, which reports that random replacement is more than 2 points worse.",
     ),
     "oracle": Table(
         "Ground Truth Nearest Neighbor",
@@ -157,11 +157,11 @@ TABLES: dict[str, Table] = {
 
 
 def find_table(name: str) -> Table:
-    """The table of that name.
+    """Return the table of that name.
 
     Raises:
-        InvalidRequest: there is none; names them all.
+        InvalidRequest: an unknown name; the message lists all names.
     """
     if name not in TABLES:
-        raise InvalidRequest(f"No table is called {name!r}: there are {', '.join(TABLES)}.")
+        raise InvalidRequest(f"No table is named {name!r}; choose one of {', '.join(TABLES)}.")
     return TABLES[name]

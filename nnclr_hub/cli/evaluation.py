@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import shlex
 import sys
@@ -62,14 +61,14 @@ def evaluate(
     chosen = program.find_protocols([name for name in protocols.split(",") if name], settings)
     evaluation = load_program("training", "evals.evaluate")
     command = "nnclr " + shlex.join(sys.argv[1:])
-    question = evaluation.Question(chosen, sources, data, to, queries, gallery, device, command)
+    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, command)
     try:
-        records = evaluation.evaluate(question, err)
+        records = evaluation.evaluate(request, err)
     except load_program("training", "interrupt").Interrupted as stopped:
         err.print(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json([dataclasses.asdict(one) for one in records])
+        print_json([one.as_json() for one in records])
         return
     for table in load_program("training", "evals.results").tables(records):
         out.print(table)

@@ -60,7 +60,7 @@ def export(
         support_set=support_set,
         provenance=about,
         device=device,
-        say=err,
+        console=err,
     )
     if as_json:
         print_json({"folder": str(done.folder), "metrics": done.metrics, "rechecked": done.rechecked})

@@ -1,4 +1,4 @@
-"""The paper's method in plain torch, one concept a file, for anyone's training loop.
+"""The paper's method in plain torch, one concept per file, usable in any training loop.
 
 from nnclr_hub.method import METHODS, PredictionHead, ProjectionHead, SupportSet, info_nce
 

@@ -1,7 +1,7 @@
-"""What the processes of a distributed run must see of one another's batches.
+"""Collect batches over the processes of a distributed run.
 
-The columns of InfoNCE are the predictions of the whole batch, and the support set takes all its
-projections. One process alone has them; several collect them, in the order of their ranks.
+The columns of InfoNCE are the predictions of the whole batch, and the support set takes all its projections.
+A single process has all of them. Several processes collect them in the order of their ranks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 class Gather:
-    """One process alone: there is nothing to collect."""
+    """Collection in a single process: every tensor is complete already."""
 
     rank = 0
     world = 1
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All ranks' rows, without gradient: (B, ...) -> (world B, ...)."""
+        """Return the rows of all ranks, without gradient: (B, ...) -> (world B, ...)."""
         return x.detach()
 
     def with_gradient(self, x: Tensor) -> Tensor:
-        """All ranks' rows; each rank gets the gradient that all of them have for its own."""
+        """Return the rows of all ranks. Each rank receives the sum of all ranks' gradients for its own rows."""
         return x
 
 
@@ -32,10 +32,10 @@ ALONE = Gather()
 
 
 class GatherRanks(Gather):
-    """Collects over a torch.distributed group; every rank must give as many rows.
+    """Collection over a torch.distributed group; every rank passes the same number of rows.
 
-    With gradients that are then averaged over ranks, as DistributedDataParallel does, the result is
-    the gradient of the mean loss over the whole batch.
+    DistributedDataParallel then averages gradients over ranks, and the result is the gradient of the mean loss over
+    the whole batch.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -57,8 +57,10 @@ def _all_rows(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 class _AllRows(torch.autograd.Function):
-    """All-gather whose backward sums what all ranks have for a row; a slice of the local gradient alone would be
-    too small by the number of ranks."""
+    """All-gather whose backward pass sums the gradients of all ranks.
+
+    A slice of the local gradient alone would be too small by a factor of the number of ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -67,7 +69,7 @@ class _AllRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0].contiguous().clone()  # autograd may hand the same one to others
+        gradient = gradients[0].contiguous().clone()  # autograd may pass the same tensor to other functions
         dist.all_reduce(gradient, group=ctx.group)
         first = dist.get_rank(ctx.group) * ctx.rows
         return gradient[first : first + ctx.rows], None

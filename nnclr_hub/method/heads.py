@@ -1,9 +1,8 @@
-"""The projection and prediction heads ("Architecture", section 4.1), and those of the methods compared with.
+"""Projection and prediction heads ("Architecture", section 4.1), and the heads of the compared methods.
 
-"The projection MLP consists of 3 fully connected layers of sizes [2048, 2048, d]", each followed by
-batch norm, the first two by ReLU as well. The prediction MLP has two: [4096, d], with batch norm and
-ReLU after the hidden one alone. A linear layer that batch norm follows carries no bias: the norm
-would take it away again.
+The projection MLP has "3 fully connected layers of sizes [2048, 2048, d]". Batch norm follows each, and ReLU follows
+the first two. The prediction MLP has two layers, [4096, d], with batch norm and ReLU after the hidden one only.
+A linear layer before a batch norm has no bias, because the norm would remove it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ LastNorm = Literal["affine", "plain", "none"]
 
 
 class ProjectionHead(nn.Module):
-    """z from the encoder's output: (B, in_dim) -> (B, out_dim).
+    """Head that maps the encoder's output to z: (B, in_dim) -> (B, out_dim).
 
     Args:
         in_dim: length of the encoder's output.
         hidden_dim: width of the hidden layers.
         out_dim: d.
         layers: number of linear layers, at least 2.
-        last_norm: batch norm after the last layer: with learned scale and shift, without, or none.
+        last_norm: batch norm after the last layer: "affine" has a learned scale and shift, "plain" has neither.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class ProjectionHead(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """p = g(z): (B, dim) -> (B, dim)."""
+    """Head that maps z to p = g(z): (B, dim) -> (B, dim)."""
 
     def __init__(self, dim: int = 256, hidden_dim: int = 4096) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class PredictionHead(nn.Module):
 
 @dataclass(frozen=True)
 class Projection:
-    """The sizes of one paper's projection head, as `ProjectionHead` takes them."""
+    """Sizes of one paper's projection head, as arguments of `ProjectionHead`."""
 
     hidden_dim: int
     out_dim: int
@@ -81,5 +80,5 @@ PROJECTIONS: dict[str, Projection] = {
     "simsiam": Projection(2048, 2048, 3, "plain"),  # "Exploring Simple Siamese", section 3; d = 2048
     "byol": Projection(4096, 256, 2, "none"),  # "Bootstrap Your Own Latent", section 3.3
 }
-# hidden widths; the paper took its prediction head over from BYOL, SimSiam's is a bottleneck
+# hidden widths; the paper uses BYOL's prediction head, and SimSiam's is a bottleneck
 PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

@@ -1,13 +1,13 @@
-"""A batch larger than the memory for its activations: the encoder's gradients by way of a cache.
+"""Train with a batch whose activations do not fit in memory.
 
-The loss of a contrastive method needs the embeddings of the whole batch at once, so adding up the
-losses of small batches is another loss, with fewer negatives. What takes the memory is the encoder's
-activations, and these are made twice instead of kept: the first pass goes over the batch in chunks and
-keeps the outputs alone, the heads and the loss see the whole batch, and the backward pass makes each
-chunk's activations again. The gradient is that of the large batch; the price is one more forward pass.
+The loss of a contrastive method needs the embeddings of the whole batch at once. Summing the losses of small batches
+gives a different loss with fewer negatives. The encoder's activations take most of the memory, so they are computed
+twice instead of kept. The first pass goes over the batch in chunks and keeps only the outputs; the heads and the loss
+see the whole batch. The backward pass recomputes the activations of each chunk. The gradient equals that of the large
+batch, at the price of one more forward pass.
 
-Batch norm inside the encoder sees a chunk at a time, as it does on the GPUs of a distributed run
-without synchronized statistics. The heads' batch norm sees the whole batch.
+Batch norm inside the encoder sees one chunk at a time, as on the GPUs of a distributed run without synchronized
+statistics. The batch norm of the heads sees the whole batch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 def in_chunks(encoder: nn.Module, x: Tensor, chunk: int) -> Tensor:
-    """encoder(x), never holding the activations of more than `chunk` images.
+    """Compute encoder(x) without ever holding the activations of more than `chunk` images.
 
     Args:
         encoder: (B, ...) -> (B, F).
         x: (B, ...) float.
-        chunk: images a pass; 0, or at least B: one ordinary pass.
+        chunk: images per pass; 0, or at least B, means one ordinary pass.
     """
     if chunk <= 0 or chunk >= len(x):
         return encoder(x)
@@ -42,13 +42,13 @@ def in_chunks(encoder: nn.Module, x: Tensor, chunk: int) -> Tensor:
 
 
 def _equal_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Parts of at most that many rows, as equal as can be: batch norm cannot take a left-over of one."""
+    """Split into parts of at most `most` rows, as equal as possible: batch norm cannot process a remainder of one."""
     return x.tensor_split(-(-len(x) // most))
 
 
 @contextmanager
 def _frozen_statistics(encoder: nn.Module) -> Iterator[None]:
-    """The second pass must not count for the running statistics again."""
+    """Stop the second pass from updating the running statistics again."""
     norms = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
     before = [norm.momentum for norm in norms]
     for norm in norms:

@@ -5,7 +5,7 @@ step = learner([x1, x2], ids=ids)
 step.loss.backward()
 optimizer.step()
 learner.enqueue(step, ids=ids)
-learner.follow(momentum_at(progress))       # methods with a momentum encoder
+learner.update_momentum_encoder(momentum_at(progress))  # does nothing for methods without a momentum encoder
 """
 
 from __future__ import annotations
@@ -27,40 +27,43 @@ from nnclr_hub.method.neighbors import Neighbors
 from nnclr_hub.method.objectives import info_nce, negative_cosine
 from nnclr_hub.method.support_set import SupportSet
 
-LARGE = 2  # views that targets and neighbors come from
+LARGE = 2  # number of large views; targets and neighbors come from these
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step computed.
+    """Result of the forward pass of one step.
 
     loss: scalar float32.
-    z1, z2: (B, D) projections of the large views, without gradient: the momentum encoder's if there is one.
-    neighbors: what the first view's look-up found; None for methods without a support set.
-    took_neighbor: share of the batch whose target was the neighbor, a scalar in [0, 1].
+    z1, z2: (B, D) projections of the large views, without gradient, from the momentum encoder if there is one.
+    neighbors: look-up result of the first view; None for methods without a support set.
+    neighbor_share: share of the batch whose target is the neighbor, a scalar in [0, 1].
     """
 
     loss: Tensor
     z1: Tensor
     z2: Tensor
     neighbors: Neighbors | None
-    took_neighbor: Tensor
+    neighbor_share: Tensor
 
 
 class Learner(nn.Module):
-    """Encoder f = projection(backbone), prediction head g and support set Q under one method.
+    """Encoder f = projection(backbone), prediction head g and support set Q, combined by one method.
 
     Args:
         backbone: (B, 3, H, W) -> (B, F).
         method: a row of METHODS.
         projection: (B, F) -> (B, D); None for z = the backbone's output.
         prediction: (B, D) -> (B, D); None for p = z.
-        support_set: required by methods whose target is the neighbor.
+        support_set: required by methods whose target is the neighbor, rejected by the others.
         temperature: tau of the InfoNCE loss.
         transposed_term: see `info_nce`.
-        chunk: images a pass of the backbone, see `in_chunks`; 0 for the whole batch.
-        both_views: enqueue both large views instead of the first.
-        gather: collects over the ranks of a distributed run.
+        chunk: images per pass of the backbone, see `in_chunks`; 0 for the whole batch.
+        both_views: enqueue both large views instead of only the first.
+        gather: collects tensors over the ranks of a distributed run.
+
+    Raises:
+        InvalidRequest: the support set is missing, or the method does not use one.
     """
 
     def __init__(
@@ -78,11 +81,9 @@ class Learner(nn.Module):
         gather: Gather = ALONE,
     ) -> None:
         super().__init__()
-        if (method.target == "neighbour") != (support_set is not None):
-            raise InvalidRequest(
-                f"The method {method.name!r} takes its target from the {method.target}, so it "
-                f"{'needs a' if support_set is None else 'has no use for a'} support set."
-            )
+        if (method.target == "neighbor") != (support_set is not None):
+            needs = "needs a support set" if support_set is None else "does not use a support set: leave it out"
+            raise InvalidRequest(f"The method {method.name!r} has the {method.target} as its target and {needs}.")
         self.method = method
         self.backbone = backbone
         self.projection = projection if projection is not None else nn.Identity()
@@ -97,12 +98,12 @@ class Learner(nn.Module):
 
     @property
     def online(self) -> nn.Sequential:
-        """f: the trained backbone and its projection."""
+        """Return f: the trained backbone and its projection."""
         return nn.Sequential(self.backbone, self.projection)
 
     @property
     def target(self) -> nn.Sequential:
-        """Whose projections the support set holds: f_m where there is one, else f."""
+        """Return the network whose projections the support set holds: f_m if there is one, else f."""
         return self.online if self.momentum is None else self.momentum.encoder  # type: ignore[return-value]
 
     def forward(
@@ -113,52 +114,53 @@ class Learner(nn.Module):
         labels: Tensor | None = None,
         neighbor_share: float = 1.0,
     ) -> Step:
-        """The large views go through the encoder one after the other, so that batch norm sees one at a time.
+        """Compute the loss. Large views pass the encoder one at a time, so batch norm sees one view at a time.
 
         Args:
-            views: (B, 3, H, W) float each, of the same B images: two large ones, then small ones if any.
+            views: (B, 3, H, W) float each, of the same B images: two large ones first, then any small ones.
             ids: (B,) int64 sample numbers.
             labels: (B,) int64 classes.
-            neighbor_share: below 1 a deviation from the paper that short runs need: only this share of
-                the batch, those with the most similar neighbors, take them as targets. The others
-                take the view itself: with InfoNCE as eq. 2 does, with gradient through both sides; with the
-                negative cosine as SimSiam does, without.
+            neighbor_share: share of the batch, those with the most similar neighbors, that uses neighbors as targets.
+                Below 1 this deviates from the paper; short runs need it. The rest uses the view itself: with gradient
+                through both sides for InfoNCE (eq. 2), without gradient for the negative cosine (SimSiam).
         """
         z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         if self.support_set is None:
             targets = [one.detach() for one in own] if self.method.stop_gradient else own
-            neighbors, took = None, torch.zeros((), device=z[0].device)
+            neighbors, share = None, torch.zeros((), device=z[0].device)
         else:
             found = [self.support_set.lookup(one, ids, labels) for one in own]
             targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
             neighbors = found[0]
-            took = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
+            share = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
         loss = self.method.loss_scale * loss_over_pairs(self._objective, targets, p)
-        return Step(loss, own[0].detach(), own[1].detach(), neighbors, took)
+        return Step(loss, own[0].detach(), own[1].detach(), neighbors, share)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Puts the step's first view (or both) into the support set; call it after the optimizer's step."""
+        """Add the step's first view (or both) to the support set. Call it after the optimizer's step."""
         if self.support_set is None:
             return
         ids, labels = (None if one is None else self.gather(one) for one in (ids, labels))
         for z in (step.z1, step.z2) if self.both_views else (step.z1,):
             self.support_set.enqueue(self.gather(z), ids, labels)
 
-    def loss_of_a_guess(self, batch: int) -> dict[str, float]:
-        """{"chance": ...}, the loss of a network that cannot tell the images of a batch apart; empty for the negative
-        cosine, which has no such mark."""
+    def chance_loss(self, batch: int) -> dict[str, float]:
+        """Return {"chance": loss of a network that cannot distinguish the images of a batch}.
+
+        The dictionary is empty for the negative cosine, which has no such reference value.
+        """
         return {} if self.method.objective == "negative_cosine" else {"chance": math.log(batch)}
 
-    def follow(self, t: float) -> None:
-        """f_m = t f_m + (1 - t) f; nothing for methods without a momentum encoder."""
+    def update_momentum_encoder(self, t: float) -> None:
+        """Set f_m = t f_m + (1 - t) f; does nothing for methods without a momentum encoder."""
         if self.momentum is not None:
             self.momentum.update(self.online, t)
 
     @torch.no_grad()
     def project(self, x: Tensor) -> Tensor:
-        """Projections as the support set holds them, (B, 3, H, W) -> (B, D)."""
+        """Return projections as the support set holds them: (B, 3, H, W) -> (B, D)."""
         return self._project(self.target, x)
 
     def _project(self, encoder: nn.Sequential, x: Tensor) -> Tensor:
@@ -171,16 +173,17 @@ class Learner(nn.Module):
         return round(batch * share)
 
     def _targets(self, z: Tensor, found: Neighbors, share: float) -> Tensor:
-        """The neighbors of the most similar `share` of the batch, the views of the rest: (B, D) float32."""
+        """Return neighbors for the most similar `share` of the batch and views for the rest: (B, D) float32."""
         batch = len(z) * self.gather.world
         count = self._count(batch, share)
         if count == batch:
             return found.embeddings
-        takes = torch.zeros(batch, dtype=torch.bool, device=z.device)
-        takes[self.gather(found.similarity).topk(count).indices] = True
-        takes = takes[self.gather.rank * len(z) :][: len(z)]
+        use_neighbor = torch.zeros(batch, dtype=torch.bool, device=z.device)
+        # the most similar of the whole batch, so the choice does not depend on the number of ranks
+        use_neighbor[self.gather(found.similarity).topk(count).indices] = True
+        use_neighbor = use_neighbor[self.gather.rank * len(z) :][: len(z)]
         own = z.detach() if self.method.objective == "negative_cosine" else z  # else SimSiam without its stop-gradient
-        return torch.where(takes[:, None], found.embeddings, own.float())
+        return torch.where(use_neighbor[:, None], found.embeddings, own.float())
 
     def _objective(self, targets: Tensor, predictions: Tensor) -> Tensor:
         if self.method.objective == "negative_cosine":

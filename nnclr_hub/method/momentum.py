@@ -1,4 +1,4 @@
-"""The momentum encoder f_m (Algorithm 2): a moving average of the trained encoder's weights.
+"""Momentum encoder f_m (Algorithm 2): a moving average of the trained encoder's weights.
 
 f_m = MomentumEncoder(f)
 zm1, zm2 = f_m(x1), f_m(x2)                 # never with gradient
@@ -16,26 +16,25 @@ from torch import Tensor, nn
 
 
 def momentum_at(progress: float, start: float = 0.99) -> float:
-    """t of the moving average when `progress` (0 to 1) of the steps are done: a cosine from `start` to 1, as BYOL's."""
+    """Return t of the moving average at `progress` (0 to 1): a cosine from `start` to 1, as in BYOL."""
     return 1 - (1 - start) * (math.cos(math.pi * progress) + 1) / 2
 
 
 class MomentumEncoder(nn.Module):
-    """A copy of an encoder that follows it slowly.
+    """Copy of an encoder whose weights follow the trained encoder slowly.
 
-    Parameters alone are averaged. Batch norm stays in training mode and gathers statistics of its own,
-    from this copy's activations: those of the trained encoder would not fit the averaged weights.
-    Stochastic depth is switched off.
+    Only parameters are averaged. Batch norm stays in training mode and collects its statistics from this copy's
+    activations, because the trained encoder's statistics would not fit the averaged weights. Stochastic depth is off.
 
     Args:
-        online: the trained encoder, of which a copy is taken.
+        online: the trained encoder; it is copied.
     """
 
     def __init__(self, online: nn.Module) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(online).requires_grad_(False)
         for module in self.encoder.modules():
-            if hasattr(module, "drop_prob"):  # as timm's and torchvision's layers call it
+            if hasattr(module, "drop_prob"):  # the attribute's name in the layers of timm and torchvision
                 module.drop_prob = 0.0  # type: ignore[assignment]
 
     @torch.no_grad()
@@ -43,13 +42,13 @@ class MomentumEncoder(nn.Module):
         return self.encoder(x)
 
     @torch.no_grad()
-    def begin_at(self, online: nn.Module) -> None:
-        """f_m = f, running statistics included: after other weights were loaded into f."""
+    def reset(self, online: nn.Module) -> None:
+        """Set f_m = f, including running statistics. Call it after loading other weights into f."""
         self.encoder.load_state_dict(online.state_dict())
 
     @torch.no_grad()
     def update(self, online: nn.Module, t: float) -> None:
-        """f_m = t f_m + (1 - t) f.
+        """Set f_m = t f_m + (1 - t) f.
 
         Args:
             online: the trained encoder, of the same structure.

@@ -1,9 +1,9 @@
 """Multi-crop: two large views and any number of small ones ("ImageNet linear evaluation", section 4.2).
 
-Targets come from the large views alone, neighbors included; each is compared with the predictions of
-every other view, large or small, and the loss is the mean over those pairs. The small views of a size
-go through the encoder together, and the pairs of a target through the loss, so that the work in Python
-grows with the number of sizes and targets and not with the number of pairs.
+Targets and neighbors come from the large views only. Each target is compared with the predictions of every other view,
+large or small, and the loss is the mean over those pairs. Small views of one size pass the encoder together, and all
+pairs of one target pass the loss together. The work in Python then grows with the number of sizes and targets, not
+with the number of pairs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], large: int) -> list[Tensor]:
-    """Encodes the large views one by one, the small ones together by their size.
+    """Encode large views one at a time and small views together by size.
 
     Args:
         encode: (B, 3, H, W) -> (B, D).
         views: each (B, 3, H, W), the large ones first.
-        large: how many those are. Batch norm sees each of them alone, as two views without multi-crop.
+        large: number of large views. Batch norm sees each of them separately, as without multi-crop.
 
     Returns:
-        The (B, D) of every view, in order.
+        The (B, D) output for each view, in order.
     """
     encoded = [encode(x) for x in views[:large]]
     small: dict[int, list[int]] = {}
@@ -39,12 +39,12 @@ def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], la
 def loss_over_pairs(
     objective: Callable[[Tensor, Tensor], Tensor], targets: Sequence[Tensor], predictions: Sequence[Tensor]
 ) -> Tensor:
-    """The mean of objective(target of view i, prediction of view j) over all i and all j other than i.
+    """Return the mean of objective(target of view i, prediction of view j) over all i and all j other than i.
 
     With two views this is Algorithm 1: L(NN1, p2) / 2 + L(NN2, p1) / 2.
 
     Args:
-        objective: takes targets (B, D) and predictions (V, B, D), and returns their mean over V.
+        objective: takes targets (B, D) and predictions (V, B, D) and returns the mean over V.
         targets: (B, D) of each large view.
         predictions: (B, D) of each view, the large ones first.
     """

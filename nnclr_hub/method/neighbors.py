@@ -1,11 +1,9 @@
-"""NN(z, Q): the nearest row of the support set (eq. 4), and the paper's other ways to pick one.
+"""NN(z, Q): the nearest row of the support set (eq. 4), and the paper's other ways to select one.
 
-For unit vectors the nearest in L2 is the one of the highest dot product, so the look-up is a matrix
-product and a running maximum. It goes over Q in chunks: at B = 4096 and M = 98,304 the whole
-similarity matrix would be 1.6 GB.
+For unit vectors, the nearest row in L2 has the highest dot product. The look-up is therefore a matrix product and a
+running maximum. It processes Q in chunks: at B = 4096 and M = 98,304 the whole similarity matrix would take 1.6 GB.
 
-A mask names pairs that are no candidates. If a query has no candidate at all, index 0 with
-similarity -inf comes back.
+A mask marks pairs that are excluded. A query without any candidate gets index 0 with similarity -inf.
 """
 
 from __future__ import annotations
@@ -16,20 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 23  # similarities held at a time, 32 MiB of float32
+CHUNK = 1 << 23  # similarities held at a time: 32 MiB of float32
 
-Mask = Callable[[slice], Tensor]  # rows of Q -> (B, rows) bool, true where the pair is no candidate
+Mask = Callable[[slice], Tensor]  # rows of Q -> (B, rows) bool, true where the pair is excluded
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """What a look-up found for a batch of B queries.
+    """Result of a look-up for a batch of B queries.
 
-    embeddings: (B, D) float32 unit rows, without gradient: rows of Q, or of soft neighbors a mean of them.
-    index: (B,) int64, the rows' places in Q; of a soft neighbor, that of the nearest row.
-    similarity: (B,) float32, cosine of query and the row at `index`, in [-1, 1].
-    own: (B,) bool, true where the nearest row was the sample's own older embedding, which was passed
-        over for the next one (or kept, where masking is off).
+    embeddings: (B, D) float32 unit rows, without gradient: rows of Q, or a mean of them for soft neighbors.
+    index: (B,) int64, places in Q; for a soft neighbor, the place of the nearest row.
+    similarity: (B,) float32, cosine of the query and the row at `index`, in [-1, 1].
+    own: (B,) bool, true where the nearest row was the sample's own older embedding. With masking, the next row was
+        taken instead.
     """
 
     embeddings: Tensor
@@ -39,7 +37,7 @@ class Neighbors:
 
 
 def _chunks(z: Tensor, queue: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of the queue and the similarities to them, (B, rows), piece by piece."""
+    """Yield rows of the queue and the similarities to them, (B, rows), chunk by chunk."""
     rows = max(1, CHUNK // max(1, len(z)))
     for start in range(0, len(queue), rows):
         piece = slice(start, start + rows)
@@ -47,12 +45,12 @@ def _chunks(z: Tensor, queue: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _masked(similarity: Tensor, mask: Mask | None, piece: slice) -> Tensor:
-    """In place: -inf for what is no candidate."""
+    """Set the similarity of excluded pairs to -inf, in place."""
     return similarity if mask is None else similarity.masked_fill_(mask(piece), -torch.inf)
 
 
-class _Running:
-    """The best of the pieces seen so far; of equals, the first."""
+class _BestSoFar:
+    """Highest similarity and its index over the chunks processed so far; the first one wins a tie."""
 
     def __init__(self, z: Tensor) -> None:
         self.value = torch.full((len(z),), -torch.inf, device=z.device)
@@ -66,25 +64,25 @@ class _Running:
 
 
 def nearest(z: Tensor, queue: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
-    """The most similar row of `queue` for each row of `z`.
+    """Find the most similar row of `queue` for each row of `z`.
 
     Args:
         z: (B, D) float32 unit rows.
-        queue: (M, D) unit rows; of another precision after `module.to(dtype)`, and then multiplied as float32.
-        mask: pairs to leave out.
+        queue: (M, D) unit rows, multiplied as float32 whatever their precision.
+        mask: pairs to exclude.
 
     Returns:
-        similarity (B,) float32 and index (B,) int64; of equals, the first.
+        similarity (B,) float32 and index (B,) int64; the first row wins a tie.
     """
-    best = _Running(z)
+    best = _BestSoFar(z)
     for piece, similarity in _chunks(z, queue):
         best.add(_masked(similarity, mask, piece), piece)
     return best.value, best.index
 
 
 def nearest_other(z: Tensor, queue: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """As `nearest` with a mask; and whether a masked row was nearer, (B,) bool, in the same pass over Q."""
-    best, best_of_all = _Running(z), _Running(z)
+    """Find the nearest row that is not masked, and whether a masked row was nearer, (B,) bool, in one pass over Q."""
+    best, best_of_all = _BestSoFar(z), _BestSoFar(z)
     for piece, similarity in _chunks(z, queue):
         best_of_all.add(similarity, piece)
         best.add(_masked(similarity, mask, piece), piece)
@@ -92,7 +90,7 @@ def nearest_other(z: Tensor, queue: Tensor, mask: Mask) -> tuple[Tensor, Tensor,
 
 
 def top_k(z: Tensor, queue: Tensor, k: int, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
-    """The k most similar rows, most similar first: similarity and index, both (B, min(k, M))."""
+    """Find the k most similar rows, most similar first: similarity and index, both (B, min(k, M))."""
     best = z.new_empty(len(z), 0)
     index = torch.empty(len(z), 0, dtype=torch.int64, device=z.device)
     for piece, similarity in _chunks(z, queue):
@@ -104,13 +102,15 @@ def top_k(z: Tensor, queue: Tensor, k: int, mask: Mask | None = None) -> tuple[T
 
 
 def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None = None) -> Tensor:
-    """A convex combination of Q, each row weighted by the softmax of its similarity ("soft nearest neighbor").
+    """Average the rows of Q, weighted by the softmax of their similarity ("soft nearest neighbor").
+
+    The softmax is accumulated chunk by chunk relative to the highest logit so far, so it cannot overflow.
 
     Args:
         z: (B, D) float32 unit rows.
         queue: (M, D) float32 unit rows.
-        temperature: of the softmax; towards 0 it becomes the nearest row.
-        mask: pairs to leave out.
+        temperature: of the softmax; towards 0 the result becomes the nearest row.
+        mask: pairs to exclude.
 
     Returns:
         (B, D) float32, not normalized; zeros for a query without a candidate.

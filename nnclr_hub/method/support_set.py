@@ -2,11 +2,11 @@
 
 Q = SupportSet(size=98_304, dim=256)
 found = Q.lookup(z1, ids=ids)           # before the optimizer step
-Q.enqueue(z1.detach(), ids=ids)         # after it: one view only
+Q.enqueue(z1.detach(), ids=ids)         # after it, with one view only
 
-The paper's variants: `k` (one of the k nearest at random), `pick="soft"`, `pick="oracle"` (the nearest
-of the query's own class), `replacement="random"`; and `refill`, for a set that the current encoder makes
-anew at each step.
+The paper's variants are `k` (one of the k nearest at random), `pick="soft"`, `pick="oracle"` (the nearest row of the
+query's class) and `replacement="random"`. `refill` serves the variant whose rows the current encoder computes at each
+step.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from nnclr_hub.method.neighbors import Mask, Neighbors, nearest, nearest_other, 
 
 Pick = Literal["nearest", "soft", "oracle"]
 Replacement = Literal["fifo", "random"]
-UNKNOWN = -1  # the id of a row that never held a sample, and of a sample that came without one
+UNKNOWN = -1  # id of a row that never held a sample, and of a sample without an id
 
 
 class SupportSet(nn.Module):
-    """A ring of the last `size` projections, initialized at random; saved in checkpoints.
+    """A ring of the last `size` projections, initialized at random and saved in checkpoints.
 
-    A sample that is looked up never gets its own embedding of an earlier epoch back (`mask_own`).
-    Where Q is much smaller than the data this changes nothing; where Q spans an epoch, it is what
-    keeps the neighbor from being the image itself. It needs `ids`.
+    A look-up never returns the sample's own embedding of an earlier epoch (`mask_own`). Where Q is much smaller than
+    the data, this changes nothing. Where Q spans an epoch, it prevents an image from being its own neighbor. It needs
+    `ids`.
 
-    Ranks of a distributed run hold the same rows, as long as they enqueue the same: what is random
-    here follows from the seed and the number of enqueues.
+    All ranks of a distributed run hold the same rows, provided that they enqueue the same: random choices here depend
+    only on the seed and the number of enqueues.
 
     Args:
         size: M, number of rows.
         dim: D, length of a row.
-        mask_own: pass over rows that carry the query's id.
-        pick: "nearest"; "soft", a mean of all rows weighted by similarity; "oracle", the nearest row of
-            the query's class, or the nearest of all where the queue has none of it.
-        k: draw the neighbor among the k nearest.
+        mask_own: skip rows that carry the query's id.
+        pick: "nearest"; "soft", a mean of all rows weighted by similarity; or "oracle", the nearest row of the query's
+            class, or the nearest of all if the queue has no row of that class.
+        k: sample the neighbor from the k nearest.
         soft_temperature: of the softmax over Q.
         replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
         seed: of the random initial rows and of random replacement.
 
     Raises:
-        InvalidRequest: a choice that there is not.
+        InvalidRequest: an unknown choice, a size below 1, or k > 1 with soft neighbors.
     """
 
     queue: Tensor  # (M, D) float32, unit rows
     ids: Tensor  # (M,) int64, which sample a row came from
-    labels: Tensor  # (M,) int64, its class: for measuring, and for the oracle
-    enqueued_at: Tensor  # (M,) int64, the number of the enqueue that wrote it
+    labels: Tensor  # (M,) int64, its class: for metrics and for the oracle
+    enqueued_at: Tensor  # (M,) int64, number of the enqueue that wrote it
     pointer: Tensor  # () int64, the row to overwrite next
-    enqueues: Tensor  # () int64, how many there were
+    enqueues: Tensor  # () int64, number of enqueues
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class SupportSet(nn.Module):
         super().__init__()
         for name, value, known in (("pick", pick, get_args(Pick)), ("replacement", replacement, get_args(Replacement))):
             if value not in known:
-                raise InvalidRequest(f"{name}={value!r} is none of {', '.join(known)}.")
+                raise InvalidRequest(f"{name} must be one of {', '.join(known)}; got {value!r}.")
         if min(size, dim, k) < 1:
-            raise InvalidRequest(f"size={size}, dim={dim}, k={k}: each is a whole number from 1.")
+            raise InvalidRequest(f"size, dim and k must be at least 1; got size={size}, dim={dim}, k={k}.")
         if k > 1 and pick == "soft":
-            raise InvalidRequest(f"A soft neighbor is made of all rows: k={k} has no meaning with pick='soft'.")
+            raise InvalidRequest(f"pick='soft' averages all rows and does not accept k={k}; leave k at 1.")
         self.mask_own = mask_own
         self.pick = pick
         self.k = k
@@ -90,7 +90,7 @@ class SupportSet(nn.Module):
         self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("enqueues", torch.zeros((), dtype=torch.int64))
-        self._count = 0  # `enqueues` once more: to read it there for the draws would make a GPU wait
+        self._count = 0  # copy of `enqueues` on the CPU: reading the buffer for a seed would synchronize a GPU
 
     @property
     def size(self) -> int:
@@ -100,31 +100,31 @@ class SupportSet(nn.Module):
 
     @torch.no_grad()
     def lookup(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> Neighbors:
-        """NN(z, Q) for each row (eq. 4), in float32.
+        """Find NN(z, Q) for each row (eq. 4), in float32 even under autocast.
 
         Args:
             z: (B, D) float projections, not normalized.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
-            labels: (B,) int64 classes, -1 where unknown; the oracle needs them.
+            labels: (B,) int64 classes, -1 where unknown; required by the oracle.
 
         Raises:
-            InvalidRequest: the oracle without labels.
+            InvalidRequest: pick="oracle" without labels.
         """
         with torch.autocast(z.device.type, enabled=False):
             z = F.normalize(z.float(), dim=1)
             similarity, index, own = self._nearest(z, ids)
             mask = self._own_rows(ids) if self.mask_own and ids is not None else None
             if self.pick == "oracle":
-                similarity, index = self._of_its_class(z, labels, mask, similarity, index)
+                similarity, index = self._nearest_of_class(z, labels, mask, similarity, index)
             elif self.k > 1:
-                similarity, index = _one_of(*top_k(z, self.queue, self.k, mask))
+                similarity, index = _sample_one(*top_k(z, self.queue, self.k, mask))
             embeddings = self.queue[index].float()
             if self.pick == "soft":
                 embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
         return Neighbors(embeddings, index, similarity, own)
 
     def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Similarity and index of the nearest row, and whether the sample's own was nearest."""
+        """Return similarity and index of the nearest row, and whether the sample's own row was nearest."""
         if ids is None or not self.mask_own:
             similarity, index = nearest(z, self.queue)
             own = torch.zeros_like(index, dtype=torch.bool) if ids is None else self.ids[index] == ids
@@ -134,43 +134,43 @@ class SupportSet(nn.Module):
     def _own_rows(self, ids: Tensor) -> Mask:
         return lambda rows: ids[:, None] == self.ids[None, rows]
 
-    def _of_its_class(
-        self, z: Tensor, labels: Tensor | None, own: Mask | None, otherwise: Tensor, otherwise_index: Tensor
+    def _nearest_of_class(
+        self, z: Tensor, labels: Tensor | None, own: Mask | None, fallback: Tensor, fallback_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The nearest (or one of the k nearest) of the query's class; where the queue has none of it, the other."""
+        """Find the nearest row (or one of the k nearest) of the query's class, or return the fallback."""
         if labels is None:
-            raise InvalidRequest("The oracle picks neighbors of the query's class: give `labels` to lookup.")
+            raise InvalidRequest("pick='oracle' needs the classes of the batch; pass `labels` to lookup.")
 
         def others(rows: slice) -> Tensor:
             other = labels[:, None] != self.labels[None, rows]
             return other if own is None else other | own(rows)
 
-        similarity, index = _one_of(*top_k(z, self.queue, self.k, others))
+        similarity, index = _sample_one(*top_k(z, self.queue, self.k, others))
         found = (labels != UNKNOWN) & similarity.isfinite()
-        return torch.where(found, similarity, otherwise), torch.where(found, index, otherwise_index)
+        return torch.where(found, similarity, fallback), torch.where(found, index, fallback_index)
 
     def age(self, index: Tensor) -> Tensor:
-        """Enqueues since the rows were written, (B,) int64; rows of the random start count from before the first."""
+        """Return the enqueues since rows were written, (B,) int64. Initial random rows count from before the first."""
         return self.enqueues - self.enqueued_at[index]
 
     def fill(self) -> Tensor:
-        """Share of rows that hold a real embedding, a scalar in [0, 1]."""
+        """Return the share of rows that hold a real embedding, a scalar in [0, 1]."""
         return (self.enqueued_at != UNKNOWN).float().mean()
 
     # ---- writing
 
     @torch.no_grad()
     def enqueue(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Writes the batch over the oldest rows; any batch size against any queue size.
+        """Write the batch over the oldest rows; any batch size works with any queue size.
 
         Args:
-            z: (B, D) float projections of one view, not normalized. Of a batch larger than the queue
-                the last M rows stay, as if they had been enqueued one by one.
-            ids: (B,) int64 sample numbers, or None: unknown.
-            labels: (B,) int64 classes, or None: unknown.
+            z: (B, D) float projections of one view, not normalized. A batch larger than the queue leaves its last M
+                rows, as if they had been enqueued one at a time.
+            ids: (B,) int64 sample numbers, or None if unknown.
+            labels: (B,) int64 classes, or None if unknown.
 
         Raises:
-            InvalidRequest: rows of another length, or ids or labels of another number of them.
+            InvalidRequest: rows of another length, or a different number of ids or labels.
         """
         self._require_rows(z, ids, labels)
         batch, size = len(z), self.size
@@ -185,24 +185,27 @@ class SupportSet(nn.Module):
 
     @torch.no_grad()
     def refill(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Replaces all rows at once: "NNs from current encoder", where Q is a random set embedded at each step.
+        """Replace all rows: "NNs from current encoder", where Q is a random set embedded at each step.
 
         Args:
             z: (M, D) float projections, not normalized.
             ids: (M,) int64 sample numbers, or None.
             labels: (M,) int64 classes, or None.
+
+        Raises:
+            InvalidRequest: the number of rows differs from the size of the support set.
         """
         self._require_rows(z, ids, labels)
         if len(z) != self.size:
-            raise InvalidRequest(f"refill takes as many rows as the support set has, {self.size}; got {len(z)}.")
+            raise InvalidRequest(f"refill needs {self.size} rows, the size of the support set; got {len(z)}.")
         self._write(torch.arange(self.size, device=z.device), z, ids, labels)
 
     def _require_rows(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
         if z.shape[1:] != self.queue.shape[1:] or any(one is not None and len(one) != len(z) for one in (ids, labels)):
-            given = [tuple(one.shape) for one in (z, ids, labels) if one is not None]
+            shapes = [tuple(one.shape) for one in (z, ids, labels) if one is not None]
             raise InvalidRequest(
-                f"Rows of {self.queue.shape[1]} numbers are kept here, with one id and label each, if any; these are "
-                f"{' and '.join(map(str, given))}."
+                f"The support set holds rows of {self.queue.shape[1]} numbers, each with at most one id and one label; "
+                f"got shapes {', '.join(map(str, shapes))}."
             )
 
     def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
@@ -218,8 +221,8 @@ class SupportSet(nn.Module):
         self._count = int(self.enqueues)
 
 
-def _one_of(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """One column at random in each row, among those that are candidates: (B, k) -> (B,), (B,)."""
+def _sample_one(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample one column of each row from its candidates: (B, k) -> (B,), (B,). Each row has its own sample."""
     candidates = similarity.isfinite().sum(dim=1, keepdim=True).clamp(min=1)
     column = (torch.rand(len(index), 1, device=index.device) * candidates).long()
     return similarity.gather(1, column)[:, 0], index.gather(1, column)[:, 0]

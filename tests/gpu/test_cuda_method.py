@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nnclr_hub.method import METHODS, Gather, Learner, PredictionHead, ProjectionHead, SupportSet
-from training.assemble import build_learner, placed
+from training.assemble import build_learner, place_learner
 from training.data.augment import AUGMENTATIONS, make_view
 from training.data.batches import Batches
 from training.data.image_pack import ImagePack
@@ -83,7 +83,7 @@ def small_learner(method: str) -> Learner:
         torch.nn.Flatten(),
     )
     prediction = PredictionHead(8, 16) if row.prediction != "none" else None
-    support = SupportSet(64, 8) if row.target == "neighbour" else None
+    support = SupportSet(64, 8) if row.target == "neighbor" else None
     return Learner(backbone, row, ProjectionHead(32, 16, 8), prediction, support)
 
 
@@ -114,7 +114,7 @@ def stepper_on(device: str, *settings: str) -> tuple[Stepper, Batches]:
     labels = np.zeros(64, np.int64)
     batches = Batches(pack, labels, labels, batch_size=16, seed=0, where=where, residency=recipe.residency)
     ranks = Ranks(0, 1, where, Gather())
-    learner = placed(build_learner(recipe), recipe, ranks)
+    learner = place_learner(build_learner(recipe), recipe, ranks)
     optimizer = make_optimizer(learner, recipe)
     return Stepper(learner, optimizer, Schedule(optimizer, recipe, 8, 4), recipe, ranks, batches, 8), batches
 
@@ -132,11 +132,11 @@ def stepper_on(device: str, *settings: str) -> tuple[Stepper, Batches]:
 def test_a_step_never_makes_the_device_wait(cuda, settings):
     """torch refuses what synchronizes; placing the images and the first step may."""
     stepper, batches = stepper_on("cuda", *settings)
-    stepper.take(batches.at(0), 0)
+    stepper.run(batches.at(0), 0)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in (1, 2, 3):
-            stepper.take(batches.at(step), step)
+            stepper.run(batches.at(step), step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -147,7 +147,7 @@ def test_views_and_weights_are_channels_last(device):
     view = make_view(batch.images, batch.aspect, stepper.views(0)[0], torch.Generator())
     kernel = stepper._learner.backbone.conv1.weight
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (view, kernel))
-    stepper.take(batch, 0)
+    stepper.run(batch, 0)
     # one that lies otherwise sends the optimizer from a few programs for all weights to some for each
     others = [
         name for name, p in stepper._learner.named_parameters() if p.requires_grad and p.grad.stride() != p.stride()

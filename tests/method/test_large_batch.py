@@ -1,4 +1,4 @@
-"""Gradients by way of a cache equal those of the batch in one piece."""
+"""Gradients of a batch in chunks equal those of the whole batch."""
 
 import torch
 from torch import nn
@@ -21,8 +21,8 @@ def test_a_vision_transformer_in_chunks_has_the_same_output_and_gradient():
         torch.testing.assert_close(chunked, whole, atol=1e-4, rtol=1e-3)
 
 
-def test_random_depth_draws_the_same_in_both_passes():
-    """The second pass must make the activations of the first again, whatever was drawn for them."""
+def test_both_passes_use_the_same_random_numbers():
+    """The second pass must reproduce the activations of the first, including dropout."""
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
     x = torch.randn(8, 6)
@@ -50,8 +50,8 @@ def test_running_statistics_count_each_chunk_once():
     assert norms[0].momentum == 0.1
 
 
-def test_activations_are_held_for_one_chunk_at_a_time():
-    """Counted by the tensors that autograd saves in the first pass."""
+def test_the_first_pass_saves_few_activations():
+    """Count the tensors that autograd saves."""
     torch.manual_seed(0)
     layer = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(8)))
     x = torch.randn(64, 32, requires_grad=True)

@@ -1,4 +1,4 @@
-"""A step of each method is its paper's algorithm with that method's choices."""
+"""A step of each method equals the algorithm of its paper."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def make(method: str, **options) -> Learner:
     row = METHODS[method]
     backbone = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 12))
     prediction = PredictionHead(8, 32) if row.prediction != "none" else None
-    support = SupportSet(40, 8) if row.target == "neighbour" else None
+    support = SupportSet(40, 8) if row.target == "neighbor" else None
     return Learner(backbone, row, ProjectionHead(12, 24, 8), prediction, support, **options)
 
 
@@ -55,7 +55,7 @@ def test_nnclr_is_algorithm_1(views):
     assert torch.equal(learner.support_set.queue, queue), "the look-up must not write"
     learner.enqueue(step)
     torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(z1, dim=1))
-    assert torch.equal(learner.support_set.queue[10:], queue[10:]), "one view alone is enqueued"
+    assert torch.equal(learner.support_set.queue[10:], queue[10:]), "only one view is enqueued"
 
 
 def test_simclr_is_equation_2_over_both_views(views):
@@ -70,7 +70,7 @@ def cosines(targets, predictions):
 
 
 def test_simsiam_is_its_papers_algorithm(views):
-    """D(p1, z2) / 2 + D(p2, z1) / 2 with D = -cos, the targets held constant."""
+    """D(p1, z2) / 2 + D(p2, z1) / 2 with D = -cos, with constant targets."""
     learner = make("simsiam")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     p1, p2 = learner.prediction(z1), learner.prediction(z2)
@@ -78,7 +78,7 @@ def test_simsiam_is_its_papers_algorithm(views):
     torch.testing.assert_close(learner(views).loss, want)
 
 
-def test_nnsiam_replaces_the_constant_branch_by_its_neighbor(views):
+def test_nnsiam_replaces_the_constant_branch_with_its_neighbor(views):
     learner = make("nnsiam")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     p1, p2 = learner.prediction(z1), learner.prediction(z2)
@@ -87,8 +87,8 @@ def test_nnsiam_replaces_the_constant_branch_by_its_neighbor(views):
     torch.testing.assert_close(learner(views).loss, -cosines(nn1, p2).mean() / 2 - cosines(nn2, p1).mean() / 2)
 
 
-def moved_on(learner):
-    """The online network a few steps away from its average."""
+def moved_away(learner):
+    """Move the online network away from its average."""
     with torch.no_grad():
         for parameter in learner.online.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -96,8 +96,8 @@ def moved_on(learner):
 
 
 def test_byol_sums_the_squared_distances_of_both_views(views):
-    """|p - z'|^2 = 2 - 2 cos of unit vectors, summed over the views: a mean would have a quarter of the gradient."""
-    learner = moved_on(make("byol"))
+    """|p - z'|^2 = 2 - 2 cos of unit vectors, summed over the views; a mean would have a quarter of the gradient."""
+    learner = moved_away(make("byol"))
     p1, p2 = (learner.prediction(learner.projection(learner.backbone(x))) for x in views)
     zm1, zm2 = (learner.momentum(x) for x in views)
     want = (2 - 2 * cosines(zm2, p1)).mean() + (2 - 2 * cosines(zm1, p2)).mean()
@@ -106,7 +106,7 @@ def test_byol_sums_the_squared_distances_of_both_views(views):
 
 def test_momentum_nnclr_is_algorithm_2(views):
     """Neighbors of zm, negatives from the online p, zm1 enqueued, then f_m = t f_m + (1 - t) f."""
-    learner = moved_on(make("momentum_nnclr"))
+    learner = moved_away(make("momentum_nnclr"))
     with torch.no_grad():
         p1, p2 = (learner.prediction(learner.projection(learner.backbone(x))) for x in views)
         zm1, zm2 = (learner.momentum(x) for x in views)
@@ -118,14 +118,14 @@ def test_momentum_nnclr_is_algorithm_2(views):
     learner.enqueue(step)
     torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(zm1, dim=1))
     before = [p.clone() for p in learner.momentum.parameters()]
-    learner.follow(0.9)
+    learner.update_momentum_encoder(0.9)
     for was, now, online in zip(before, learner.momentum.parameters(), learner.online.parameters(), strict=True):
         torch.testing.assert_close(now, 0.9 * was + 0.1 * online)
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_every_trained_tensor_gets_a_gradient_and_nothing_else_does(method, views):
-    """The queue and the momentum encoder get none."""
+def test_exactly_the_trained_tensors_get_a_gradient(method, views):
+    """The queue and the momentum encoder do not."""
     learner = make(method)
     learner(views).loss.backward()
     trained = [*learner.backbone.parameters(), *learner.projection.parameters(), *learner.prediction.parameters()]
@@ -135,8 +135,8 @@ def test_every_trained_tensor_gets_a_gradient_and_nothing_else_does(method, view
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_gradient_flows_through_the_target_of_simclr_alone(method, views):
-    """Whether the loss changes with the target's branch: the gradient with respect to z of a view that only targets."""
+def test_only_simclr_has_a_gradient_through_the_target(method, views):
+    """The predictions are constant here, so only the target can carry a gradient."""
     learner = make(method)
     z = [learner.projection(learner.backbone(x)).detach().requires_grad_() for x in views]
     learner.projection = nn.Identity()
@@ -148,7 +148,7 @@ def test_gradient_flows_through_the_target_of_simclr_alone(method, views):
 
 
 def test_simclr_sends_gradient_through_both_sides(views):
-    """Its gradient is that of the loss with neither side held constant."""
+    """Its gradient is that of the loss with no constant side."""
     learner = make("simclr")
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
     (cross_entropy_of_pairs(z1, z2) / 2 + cross_entropy_of_pairs(z2, z1) / 2).backward()
@@ -166,7 +166,7 @@ def test_in_the_warm_start_the_view_is_the_positive(views):
 
 
 def test_nnsiam_without_neighbors_is_simsiam_with_its_stop_gradient(views):
-    """Gradient through both sides of the negative cosine is what makes SimSiam collapse."""
+    """With a gradient through both sides of the negative cosine SimSiam collapses."""
     nnsiam = make("nnsiam")
     simsiam = Learner(nnsiam.backbone, METHODS["simsiam"], nnsiam.projection, nnsiam.prediction)
     gradients = []
@@ -190,11 +190,11 @@ def test_the_gate_gives_neighbors_to_the_most_similar(views):
     assert torch.equal(targets[~takes], z[~takes])
 
 
-def test_a_method_without_its_support_set_is_refused():
+def test_the_support_set_must_fit_the_method():
     backbone, projection = nn.Linear(3, 4), ProjectionHead(4, 8, 4)
     with pytest.raises(InvalidRequest, match="needs a support set"):
         Learner(backbone, METHODS["nnclr"], projection)
-    with pytest.raises(InvalidRequest, match="no use for a support set"):
+    with pytest.raises(InvalidRequest, match="does not use"):
         Learner(backbone, METHODS["simclr"], projection, None, SupportSet(8, 4))
 
 
@@ -214,7 +214,9 @@ def test_multi_crop_takes_targets_from_the_large_views_and_averages_over_pairs(v
     assert len(pairs) == 8
     torch.testing.assert_close(step.loss, want)
     learner.enqueue(step)
-    torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(z[0], dim=1), msg="large view alone")
+    torch.testing.assert_close(
+        learner.support_set.queue[:10], F.normalize(z[0], dim=1), msg="only the first large view"
+    )
 
 
 def test_both_views_can_be_enqueued(views):
@@ -227,7 +229,7 @@ def test_both_views_can_be_enqueued(views):
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_batch_in_chunks_has_the_gradient_of_the_large_batch(method, views):
-    """The cache changes memory and time, not the loss: the heads see the whole batch."""
+    """Chunks change memory and time, but not the loss: the heads see the whole batch."""
     gradients = []
     for chunk in (0, 3):
         learner = make(method, chunk=chunk)
@@ -239,14 +241,14 @@ def test_a_batch_in_chunks_has_the_gradient_of_the_large_batch(method, views):
 
 
 def test_accumulating_small_batches_is_another_loss(views):
-    """Why the cache is there: half the batch at a time has half the negatives."""
+    """Half the batch has half the negatives; this is why `chunk` exists."""
     learner = make("simclr")
     learner.projection = nn.Identity()
     halves = [learner([x[half] for x in views]).loss for half in (slice(0, 5), slice(5, 10))]
     assert sum(halves) / 2 < learner(views).loss - 0.1
 
 
-def test_a_method_without_projection_head_compares_what_the_backbone_gives(views):
+def test_without_a_projection_head_z_is_the_output_of_the_backbone(views):
     """The paper's vision transformers: "the output corresponding to the [CLS] token" is z."""
     made = make("simclr")
     learner = Learner(made.backbone, dataclasses.replace(METHODS["simclr"], projection="none"))
@@ -254,7 +256,7 @@ def test_a_method_without_projection_head_compares_what_the_backbone_gives(views
     torch.testing.assert_close(learner(views).loss, info_nce(h1, h2) / 2 + info_nce(h2, h1) / 2)
 
 
-def test_every_method_has_its_own_papers_heads():
+def test_every_method_has_the_heads_of_its_paper():
     widths = {name: (p.layers, p.hidden_dim, p.out_dim, p.last_norm) for name, p in PROJECTIONS.items()}
     assert widths == {
         "nnclr": (3, 2048, 256, "affine"),

@@ -1,4 +1,4 @@
-"""The momentum encoder: a moving average of parameters, with batch statistics of its own."""
+"""The momentum encoder: a moving average of parameters, with separate batch statistics."""
 
 import math
 
@@ -23,10 +23,10 @@ def test_parameters_are_averaged_and_buffers_are_not():
     for was, now, theirs in zip(start, average.parameters(), online.parameters(), strict=True):
         torch.testing.assert_close(now, 0.75 * was + 0.25 * theirs)
         assert not now.requires_grad
-    assert torch.equal(average.encoder[1].running_mean, torch.zeros(5)), "no statistics of the online network"
+    assert torch.equal(average.encoder[1].running_mean, torch.zeros(5)), "not the statistics of the online network"
 
 
-def test_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own():
+def test_batch_norm_uses_the_batch_and_keeps_separate_statistics():
     torch.manual_seed(0)
     average = MomentumEncoder(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
     out = average(torch.randn(64, 4) * 3 + 5)
@@ -35,7 +35,7 @@ def test_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own():
     assert not out.requires_grad
 
 
-def test_stochastic_depth_is_in_the_online_network_alone():
+def test_stochastic_depth_is_only_in_the_online_network():
     torch.manual_seed(0)
     online = create_backbone("test_vit", model_args={"drop_path_rate": 0.9}).train()
     average = MomentumEncoder(online)
@@ -44,7 +44,7 @@ def test_stochastic_depth_is_in_the_online_network_alone():
     assert not torch.equal(online(x), online(x))
 
 
-def test_the_schedule_goes_from_its_start_to_one_by_a_cosine():
+def test_the_schedule_is_a_cosine_from_its_start_to_one():
     assert momentum_at(0, 0.99) == pytest.approx(0.99)
     assert momentum_at(0.5, 0.99) == pytest.approx(0.995)
     assert momentum_at(1, 0.99) == 1

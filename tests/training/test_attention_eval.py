@@ -15,16 +15,14 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.encoder.attention import Box
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.encoder import load_encoder
-from training.evals.attention import BoxedSubject, attention
+from training.evals.attention import BoxedEvaluation, attention, idle_blocks
 from training.evals.boxes.boxed import read_boxes
-from training.evals.boxes.eyes import EncoderEye, PlaceEye
+from training.evals.boxes.maps import BASELINES, BaselineMaps, EncoderMaps
 from training.evals.boxes.pairs import choose_pairs
-from training.evals.boxes.places import PLACES
-from training.evals.boxes.residuals import idle_blocks
 from training.evals.boxes.scoring import score
 
 QUIET = Console(quiet=True)
-PICTURES = [
+SHAPES = [
     (300, 240, [(0, 20, 30, 120, 90), (1, 180, 100, 100, 120)]),
     (240, 320, [(0, 100, 150, 90, 130)]),
     (280, 260, [(1, 10, 10, 150, 100), (1, 150, 150, 60, 60), (2, 200, 20, 60, 90)]),
@@ -34,13 +32,13 @@ PICTURES = [
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
-    return write_coco(tmp_path_factory.mktemp("sets") / "shapes", PICTURES, ("a", "b", "c"))
+    return write_coco(tmp_path_factory.mktemp("sets") / "shapes", SHAPES, ("a", "b", "c"))
 
 
-def literal(values, picture, kind=None):
+def literal(values, image, kind=None):
     """Pointing and AUROC of (H, W) values, pixel by pixel."""
     labels = np.zeros(values.shape, bool)
-    for (x0, y0, x1, y1), own in zip(picture.boxes, picture.kinds, strict=True):
+    for (x0, y0, x1, y1), own in zip(image.boxes, image.kinds, strict=True):
         for row in range(int(np.floor(y0)), int(np.ceil(y1))):
             for column in range(int(np.floor(x0)), int(np.ceil(x1))):
                 labels[row, column] |= kind in (None, own)
@@ -55,39 +53,39 @@ def test_scores_are_those_of_the_encoders_own_maps(architecture, args, similarit
     boxed = read_boxes(coco)
     pairs = choose_pairs(boxed, most=5, least=32, seed=0)
     assert len(pairs) >= 10
-    with tempfile.TemporaryFile() as memory:
-        got = score(boxed, pairs, EncoderEye(encoder, 0, similarity, memory), "test", {}, QUIET)
-    for picture, found in zip(boxed.pictures, got.within, strict=True):
-        shown = encoder.attention(picture.path, similarity=similarity)
-        expected = literal(shown.grid.upsampled(shown.values), picture)
+    with tempfile.TemporaryFile() as file:
+        got = score(boxed, pairs, EncoderMaps(encoder, 0, similarity, file), "test", {}, QUIET)
+    for image, found in zip(boxed.images, got.within, strict=True):
+        shown = encoder.attention(image.path, similarity=similarity)
+        expected = literal(shown.grid.upsampled(shown.values), image)
         np.testing.assert_allclose(found, expected, atol=1e-9)
     for number, pair in enumerate(pairs):
-        target = boxed.pictures[pair.target]
-        for found, (asked, box) in ((got.across[number], pair.query), (got.control[number], pair.control)):
-            query = Box(*boxed.pictures[asked].boxes[box].tolist())
-            shown = encoder.attention(boxed.pictures[asked].path, query, target.path, similarity)
+        target = boxed.images[pair.target]
+        for found, (image, box) in ((got.across[number], pair.query), (got.control[number], pair.control)):
+            query = Box(*boxed.images[image].boxes[box].tolist())
+            shown = encoder.attention(boxed.images[image].path, query, target.path, similarity)
             expected = literal(shown.grid.upsampled(shown.values), target, pair.kind)
             np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def test_at_another_size_the_network_sees_it_and_boxes_stay_where_they_were(coco, model):
     encoder = load_encoder(model, device="cpu")
-    asked, target = read_boxes(coco).pictures[:2]
-    with tempfile.TemporaryFile() as memory:
-        eye = EncoderEye(encoder, 448, "dot", memory)
-        within, sight = eye.look(asked)
-        found = eye.find(sight, asked.boxes[1], eye.look(target)[1])
+    first, target = read_boxes(coco).images[:2]
+    with tempfile.TemporaryFile() as file:
+        maps = EncoderMaps(encoder, 448, "dot", file)
+        within, stored = maps.map_of(first)
+        found = maps.cross_map(stored, first.boxes[1], maps.map_of(target)[1])
     large, other = (
         Image.open(one.path).resize(size, Image.Resampling.BICUBIC)
-        for one, size in ((asked, (560, 448)), (target, (448, 597)))
+        for one, size in ((first, (560, 448)), (target, (448, 597)))
     )
     for got, shown in (
         (within, encoder.attention(large)),
-        (found, encoder.attention(large, Box(*(asked.boxes[1] * 448 / 240).tolist()), other)),
+        (found, encoder.attention(large, Box(*(first.boxes[1] * 448 / 240).tolist()), other)),
     ):
         assert shown.input_size in ((560, 448), (448, 597))
         height, width = got.shape
-        assert (width, height) in (asked.size, target.size)
+        assert (width, height) in (first.size, target.size)
         scaled = np.asarray(Image.fromarray(shown.scaled()).resize((width, height), Image.Resampling.BOX))
         np.testing.assert_allclose((got - got.min()) / np.ptp(got), scaled, atol=0.05)
         assert np.corrcoef(got.ravel(), scaled.ravel())[0, 1] > 0.999
@@ -96,11 +94,11 @@ def test_at_another_size_the_network_sees_it_and_boxes_stay_where_they_were(coco
 def test_a_small_image_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
     encoder = load_encoder(model, device="cpu")
     folder = write_coco(tmp_path, [(64, 64, [(0, 8, 8, 40, 40)]), (64, 64, [(0, 20, 8, 40, 40)])], ("a",))
-    asked, target = read_boxes(folder).pictures
-    with tempfile.TemporaryFile() as memory:
-        eye = EncoderEye(encoder, 0, "dot", memory)
-        got = eye.find(eye.look(asked)[1], asked.boxes[0], eye.look(target)[1])
-    shown = encoder.attention(asked.path, Box(8, 8, 48, 48), target.path)
+    first, target = read_boxes(folder).images
+    with tempfile.TemporaryFile() as file:
+        maps = EncoderMaps(encoder, 0, "dot", file)
+        got = maps.cross_map(maps.map_of(first)[1], first.boxes[0], maps.map_of(target)[1])
+    shown = encoder.attention(first.path, Box(8, 8, 48, 48), target.path)
     assert got.shape == (224, 224)
     np.testing.assert_array_equal(np.unravel_index(got.argmax(), got.shape)[0] // 32, shown.peak[1] * 3.5 // 32)
     # cell centers at 0, 32, ... of the network's 224 pixels: there nothing is interpolated but half a pixel
@@ -108,19 +106,19 @@ def test_a_small_image_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
 
 
 def test_a_image_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
-    folder = write_coco(tmp_path, PICTURES, ("a", "b", "c"))
+    folder = write_coco(tmp_path, SHAPES, ("a", "b", "c"))
     boxed = read_boxes(folder)
-    boxed.pictures[1].path.write_bytes(b"no image")
+    boxed.images[1].path.write_bytes(b"no image")
     broken: dict[str, str] = {}
 
-    class Reading(PlaceEye):
-        def look(self, picture):
-            picture.read()
-            return super().look(picture)
+    class ReadingMaps(BaselineMaps):
+        def map_of(self, image):
+            image.read()
+            return super().map_of(image)
 
     pairs = choose_pairs(boxed, most=50, least=32, seed=0)
-    got = score(boxed, pairs, Reading(PLACES["area"]), "test", broken, QUIET)
-    assert list(broken) == [str(boxed.pictures[1].path)]
+    got = score(boxed, pairs, ReadingMaps(BASELINES["area"]), "test", broken, QUIET)
+    assert list(broken) == [str(boxed.images[1].path)]
     assert np.isnan(got.within[:, 0]).tolist() == [False, True, False, False]
     lost = [1 in (pair.query[0], pair.target) for pair in pairs]
     assert 0 < sum(lost) < len(pairs)
@@ -130,12 +128,12 @@ def test_a_image_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
 def test_figures_are_means_over_images_and_over_classes_of_pairs(coco, model):
     encoder, boxed = load_encoder(model, device="cpu"), read_boxes(coco)
     settings = {"short_side": (0,), "pairs": 3, "draws": 100}
-    found = dict(attention(BoxedSubject(encoder, boxed, QUIET), **settings))
+    found = dict(attention(BoxedEvaluation(encoder, boxed, QUIET), **settings))
     pairs = choose_pairs(boxed, most=3, least=32, seed=0)
     kinds = np.array([pair.kind for pair in pairs])
-    with tempfile.TemporaryFile() as memory:
-        own = score(boxed, pairs, EncoderEye(encoder, 0, "dot", memory), "test", {}, QUIET)
-    place = score(boxed, pairs, PlaceEye(PLACES["gaussian"]), "test", {}, QUIET)
+    with tempfile.TemporaryFile() as file:
+        own = score(boxed, pairs, EncoderMaps(encoder, 0, "dot", file), "test", {}, QUIET)
+    place = score(boxed, pairs, BaselineMaps(BASELINES["gaussian"]), "test", {}, QUIET)
     start = "attention/shapes/own"
 
     def over_classes(scores):
@@ -177,7 +175,7 @@ def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
     records = json.loads((tmp_path / "results.json").read_text())
     assert [one["source"] for one in records] == [str(one) for one in sources]
     assert records[0]["settings"]["short_side"] == [0, 300]
-    assert records[0]["pictures"] == {"pictures": 4, "boxes": 8}
+    assert records[0]["images"] == {"images": 4, "boxes": 8}
     page = (tmp_path / "attention.md").read_text()
     shown = records[0]["values"]["attention/shapes/300/across/auroc"]
     assert f"| {model} | 300 |" in page
@@ -189,19 +187,19 @@ def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
         assert figure.width > 1000
     code, _, err = nnclr(*call, "--set", "short_side=0,300")
     assert code == 0
-    assert "answered already" in err
+    assert "complete already" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["attention", "pixels", "--data", "{coco}"], "pixels has no feature map"),
+        (["attention", "pixels", "--data", "{coco}"], "feature map"),
         (["attention", "{model}", "--data", "{photos}"], "has no boxes"),
-        (["attention", "{model}"], "Give images with boxes"),
-        (["attention", "{model}", "--data", "{coco}", "--set", "short_side=100"], "between 224 and 1024"),
-        (["attention", "{model}", "--data", "{coco}", "--set", "short_side="], "names no size"),
-        (["attention", "{model}", "--data", "{coco}", "--set", "similarity=l2"], "none of dot, cosine"),
-        (["knn", "gaussian", "--data", "{data}"], "a place in an image"),
+        (["attention", "{model}"], "--data"),
+        (["attention", "{model}", "--data", "{coco}", "--set", "short_side=100"], "224 to 1024"),
+        (["attention", "{model}", "--data", "{coco}", "--set", "short_side="], "short_side"),
+        (["attention", "{model}", "--data", "{coco}", "--set", "similarity=l2"], "dot, cosine"),
+        (["knn", "gaussian", "--data", "{data}"], "baseline"),
     ],
 )
 def test_wrong_calls_get_one_sentence(arguments, sentence, coco, model, photos, data, tmp_path):

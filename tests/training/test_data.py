@@ -1,4 +1,4 @@
-"""Packs, orders, batches, degradation and named sets: nothing lost, nothing decoded twice, nothing mixed up."""
+"""Packs, orders, batches, degradation and named sets: nothing is lost, decoded twice or mixed up."""
 
 import os
 import pickle
@@ -16,19 +16,19 @@ from rich.console import Console
 from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
-from training.data import named as named_module
+from training.data import named_sets as named_module
 from training.data.batches import Batches
 from training.data.datasets import evaluation_sets, training_files, typical_side
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import ImagePack, build_pack
-from training.data.named import find_data
+from training.data.named_sets import find_data
 from training.data.order import epoch_order, seed_of
 
 # ---- packs
 
 
-def test_an_interrupted_decoding_goes_on_where_it_stopped(pictures, tmp_path, monkeypatch):
-    """Killed between two blocks: what the journal holds is not decoded again, and the pack is the same."""
+def test_an_interrupted_decoding_continues_where_it_stopped(pictures, tmp_path, monkeypatch):
+    """Images in the journal are not decoded again, and the pack is the same."""
     monkeypatch.setattr(pack_module, "BLOCK", 8)
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"garbage")
@@ -70,7 +70,7 @@ def test_two_programs_decode_a_pack_once(pictures, tmp_path, monkeypatch):
     assert all(np.array_equal(pack.pixels, packs[0].pixels) for pack in packs)
 
 
-def test_a_pack_that_the_disk_cannot_hold_is_refused_before_decoding(pictures, tmp_path, monkeypatch):
+def test_a_pack_that_is_too_large_for_the_disk_is_rejected_before_decoding(pictures, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(NoRoom, match="NNCLR_CACHE"):
@@ -80,7 +80,7 @@ def test_a_pack_that_the_disk_cannot_hold_is_refused_before_decoding(pictures, t
 # ---- orders and batches
 
 
-def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch():
     origin = np.zeros(100, np.int64)
     orders = [epoch_order(origin, 10, seed, epoch) for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))]
     assert all(sorted(order.tolist()) == list(range(100)) for order in orders)
@@ -91,7 +91,7 @@ def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
 
 
 def test_batches_can_come_mostly_from_one_folder():
-    """Three quarters of a batch share a folder while the folder lasts; no image comes twice."""
+    """Three quarters of a batch share a folder while it has unused images; no image occurs twice."""
     origin = np.repeat([0, 1, 2], [400, 200, 47])
     order = epoch_order(origin, 20, seed=0, epoch=3, one_folder=0.75)
     assert len(order) == 640
@@ -104,14 +104,14 @@ def test_batches_can_come_mostly_from_one_folder():
 
 @pytest.fixture
 def numbered() -> ImagePack:
-    """40 images of one pixel value each, which is their number."""
+    """40 images whose pixels equal their number."""
     pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 8, 3)).copy()
     return ImagePack(pixels, np.ones(40, np.float32), np.arange(40), ())
 
 
 @pytest.mark.parametrize("residency", ["device", "host"])
-def test_a_batch_holds_the_images_that_its_ids_name(numbered, residency, monkeypatch):
-    """From memory and through the prefetching thread; a run that jumps to a later step gets that step's."""
+def test_a_batch_holds_the_images_of_its_ids(numbered, residency, monkeypatch):
+    """From memory and from the prefetching thread, also after a jump to another step."""
     if residency == "host":
         monkeypatch.setattr(Batches, "_fits", lambda self: False)
     labels = np.arange(40) % 3
@@ -153,7 +153,7 @@ def test_ranks_share_a_batch(numbered):
 
 
 def test_jpeg_like_rounding_is_near_pillows_jpeg():
-    """Gray images at several qualities: our error against the original is Pillow's, within a fifth."""
+    """For gray images at several qualities our error is within a fifth of Pillow's."""
     import io
 
     from skimage import data
@@ -170,7 +170,7 @@ def test_jpeg_like_rounding_is_near_pillows_jpeg():
         assert (ours - theirs).abs().mean() < (theirs - x[0, 0]).abs().mean() / 2, quality
 
 
-def test_shrinking_takes_detail_away_and_keeps_flat_images():
+def test_shrinking_removes_detail_and_keeps_flat_images():
     checker = ((torch.arange(32)[:, None] + torch.arange(32)) % 2).float().expand(2, 3, 32, 32)
     flat = torch.full((2, 3, 32, 32), 0.3)
     half = torch.tensor([0.5, 0.5])
@@ -179,7 +179,7 @@ def test_shrinking_takes_detail_away_and_keeps_flat_images():
     torch.testing.assert_close(shrink_and_enlarge(checker, torch.ones(2)), checker, atol=1e-5, rtol=0)
 
 
-def test_some_images_are_degraded_and_the_others_left():
+def test_degrade_changes_some_images_and_not_the_others():
     x = torch.rand(200, 3, 20, 20)
     before = x.clone()
     degrade(x, 0.3, torch.Generator().manual_seed(0))
@@ -194,7 +194,7 @@ def test_some_images_are_degraded_and_the_others_left():
 
 @pytest.fixture
 def cifar10_download(monkeypatch, tmp_path):
-    """A CIFAR-10 of 60 images, in the archive's own layout, where torchvision looks for the real one."""
+    """A CIFAR-10 of 60 images, in the archive's layout, where torchvision expects the real one."""
     root = tmp_path / "cache" / "datasets" / "cifar10"
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
     inside = root / "cifar-10-batches-py"
@@ -213,19 +213,19 @@ def cifar10_download(monkeypatch, tmp_path):
 
 
 def test_a_named_set_becomes_a_folder_of_lossless_images(cifar10_download):
-    say = Console(quiet=True)
-    folder = find_data(["cifar10"], say)[0]
+    console = Console(quiet=True)
+    folder = find_data(["cifar10"], console)[0]
     assert len(list((folder / "train").rglob("*.png"))) == 50
     assert sorted(path.name for path in (folder / "test").iterdir())[:2] == ["airplane", "automobile"]
     with (cifar10_download / "cifar-10-batches-py" / "data_batch_1").open("rb") as file:
         first = pickle.load(file)["data"][3].reshape(3, 32, 32).transpose(1, 2, 0)
     assert np.array_equal(np.asarray(Image.open(folder / "train" / "cat" / "000003.png")), first)
     times = folder.stat().st_mtime_ns
-    assert find_data(["cifar10"], say) == [folder]
+    assert find_data(["cifar10"], console) == [folder]
     assert folder.stat().st_mtime_ns == times, "written once"
 
 
-def test_voc_becomes_a_table_of_labels_in_which_difficult_objects_count_neither_way(monkeypatch, tmp_path):
+def test_voc_becomes_a_table_in_which_difficult_objects_count_neither_way(monkeypatch, tmp_path):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
     root = tmp_path / "datasets" / "voc2007" / "VOCdevkit" / "VOC2007"
     for folder in ("ImageSets/Main", "JPEGImages", "Annotations"):
@@ -243,33 +243,36 @@ def test_voc_becomes_a_table_of_labels_in_which_difficult_objects_count_neither_
     assert read_labeled(folder / "val").labels == (("dog",),)
 
 
-def test_a_set_without_splits_is_divided_alike_for_each_class(monkeypatch, tmp_path):
+def test_a_set_without_splits_gets_equal_splits_per_class(monkeypatch, tmp_path):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
     root = tmp_path / "datasets" / "caltech101" / "caltech101"
-    for name, pictures in (("ant", 33), ("BACKGROUND_Google", 2), ("bass", 40)):
+    for name, count in (("ant", 33), ("BACKGROUND_Google", 2), ("bass", 40)):
         (root / "101_ObjectCategories" / name).mkdir(parents=True)
         (root / "Annotations" / name).mkdir(parents=True)
-        for number in range(1, pictures + 1):
+        for number in range(1, count + 1):
             Image.new("RGB", (8, 8)).save(root / "101_ObjectCategories" / name / f"image_{number:04}.jpg")
             (root / "Annotations" / name / f"annotation_{number:04}.mat").touch()
     folder = find_data(["caltech101"], Console(quiet=True))[0]
-    count = {
-        path: len(list((folder / path).iterdir())) for path in ("train/ant", "test/ant", "train/bass", "test/bass")
+    parts = ("train/ant", "test/ant", "train/bass", "test/bass")
+    assert {path: len(list((folder / path).iterdir())) for path in parts} == {
+        "train/ant": 30,
+        "test/ant": 3,
+        "train/bass": 30,
+        "test/bass": 10,
     }
-    assert count == {"train/ant": 30, "test/ant": 3, "train/bass": 30, "test/bass": 10}
     assert not (folder / "train" / "BACKGROUND_Google").exists()
 
 
 def test_scores_of_equally_named_folders_do_not_overwrite_each_other(photos, tmp_path):
-    for where in ("a", "b"):
+    for parent in ("a", "b"):
         for split in ("train", "test"):
-            shutil.copytree(photos, tmp_path / where / "set" / split)
+            shutil.copytree(photos, tmp_path / parent / "set" / split)
     names = [one.name for one in evaluation_sets([tmp_path / "a" / "set", tmp_path / "b" / "set"])]
     assert names == ["set", "set-2"]
 
 
-def test_one_folder_of_images_is_no_class(photos, tmp_path):
-    """Every neighbor would be of the right one; with a second class both count."""
+def test_a_single_folder_is_not_a_class(photos, tmp_path):
+    """Every neighbor would have the right class; with a second folder both are classes."""
     (tmp_path / "mine" / "holiday").mkdir(parents=True)
     some = [path for path in photos.rglob("*") if path.is_file()][:4]
     for number, path in enumerate(some):
@@ -279,20 +282,31 @@ def test_one_folder_of_images_is_no_class(photos, tmp_path):
     assert set(training_files([tmp_path / "mine"]).labels) == {0, 1}
 
 
-def test_a_set_that_cannot_be_fetched_and_a_name_that_is_none_are_explained(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["unlabeled", "unlabelled"])
+def test_training_reads_train_and_unlabeled_images_without_labels(name, photos, tmp_path):
+    for label in ("astronaut", "cat"):
+        shutil.copytree(photos / label, tmp_path / "set" / "train" / label)
+        shutil.copytree(photos / label, tmp_path / "set" / "test" / label)
+    shutil.copytree(photos / "coffee", tmp_path / "set" / name / "coffee")
+    files = training_files([tmp_path / "set"])
+    assert {path.relative_to(tmp_path / "set").parts[0] for path in files.paths} == {"train", name}
+    assert np.bincount(files.labels + 1).tolist() == [20, 20, 20]
+
+
+def test_a_failed_download_and_an_unknown_name_are_explained(monkeypatch, tmp_path):
     def no_network(*args, **kwargs):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(torchvision.datasets, "STL10", no_network)
-    with pytest.raises(NoImages, match="connect to the network"):
+    with pytest.raises(NoImages, match="network"):
         find_data(["stl10"], Console(quiet=True))
     with pytest.raises(NoImages, match="did you mean 'cifar10'"):
         find_data(["cifar"], Console(quiet=True))
     assert find_data([tmp_path], Console(quiet=True)) == [tmp_path]
-    assert set(named_module.NAMED) >= {"cifar10", "imagenette", "stl10"}
+    assert set(named_module.NAMED_SETS) >= {"cifar10", "imagenette", "stl10"}
 
 
-def test_a_pipe_of_a_images_name_holds_nobody_up(tmp_path):
+def test_a_named_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a.jpg")
     Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
     assert typical_side(sorted(tmp_path.iterdir())) == 20

@@ -29,7 +29,7 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     records = json.loads((out / "results.json").read_text())
     assert len(records) == 12
     first = records[0]
-    assert first["pictures"] == {"train": 42, "test": 18}
+    assert first["images"] == first["pictures"] == {"train": 42, "test": 18}
     assert first["classes"] == 3
     assert first["settings"] == {"k": 5, "temperature": 0.07}
     assert {"torch", "timm", "nnclr_hub", "python"} <= first["versions"].keys()
@@ -41,10 +41,10 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     assert "pixels" in shown
     assert "retrieval" in shown
     fingerprints = {one["source"]: one["fingerprint"] for one in records}
-    assert len(set(fingerprints.values())) == 3, "fresh weights are another encoder"
+    assert len(set(fingerprints.values())) == 3, "random weights are a different encoder"
 
 
-def test_what_is_answered_is_not_asked_again(data, model, tmp_path):
+def test_existing_results_are_not_computed_again(data, model, tmp_path):
     call = ("eval", "knn", model, "--data", data, "--out", tmp_path)
     nnclr(*call)
     code, _, err = nnclr(*call)
@@ -54,7 +54,7 @@ def test_what_is_answered_is_not_asked_again(data, model, tmp_path):
     assert len(json.loads((tmp_path / "results.json").read_text())) == 2
 
 
-def test_training_through_images_is_a_protocol_too_and_its_encoder_a_source(data, model, tmp_path):
+def test_finetune_writes_an_encoder_that_is_a_source(data, model, tmp_path):
     call = ("--data", data, "--out", tmp_path, "--json", "--set", "epochs=1", "--set", "workers=0", "--device", "cpu")
     code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)
     assert code == 0, err
@@ -64,11 +64,11 @@ def test_training_through_images_is_a_protocol_too_and_its_encoder_a_source(data
     assert code == 0, err
 
 
-def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model, tmp_path, monkeypatch):
+def test_transfer_uses_the_metric_of_a_set_and_reports_missing_sets(data, model, tmp_path, monkeypatch):
     def offline(name, *rest):
         from nnclr_hub.errors import NoImages
 
-        raise NoImages(f"{name} could not be fetched: connect to the network.")
+        raise NoImages(f"{name} could not be fetched: no network.")
 
     pets = shutil.copytree(data, tmp_path / "pets")
     code, shown, err = nnclr("eval", "transfer", model, "--data", pets, "--out", tmp_path / "out", "--json")
@@ -76,10 +76,10 @@ def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model
     (record,) = json.loads(shown)
     assert record["metric"] == "mean_per_class"
     assert next(iter(record["values"])) == "transfer/pets"
-    import training.data.named  # noqa: F401
+    import training.data.named_sets  # noqa: F401
     from nnclr_hub.cli.programs import load_program
 
-    monkeypatch.setattr(load_program("training", "data.named"), "fetch", offline)
+    monkeypatch.setattr(load_program("training", "data.named_sets"), "fetch", offline)
     code, _, err = nnclr("eval", "transfer", model, "--out", tmp_path / "none")
     assert code == 0
     assert all(f"skipped {name}:" in err for name in ("food101", "birdsnap", "voc2007", "flowers"))
@@ -88,18 +88,18 @@ def test_transfer_takes_the_metric_of_a_set_and_names_what_is_absent(data, model
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["eval", "knn", "{model}"], "Give labeled images"),
-        (["eval", "knn", "--data", "{data}"], "Name an encoder"),
-        (["eval", "", "{model}"], "Name a protocol"),
-        (["eval", "knnn", "{model}", "--data", "{data}"], "did you mean 'knn'"),
+        (["eval", "knn", "{model}"], "--data"),
+        (["eval", "knn", "--data", "{data}"], "encoder"),
+        (["eval", "", "{model}"], "protocol"),
+        (["eval", "knnn", "{model}", "--data", "{data}"], "'knn'"),
         (["eval", "finetune", "pixels", "--data", "{data}"], "trains a network"),
-        (["eval", "knn", "{model}", "--data", "{photos}"], "needs the folders train/"),
-        (["eval", "linear", "{model}", "--data", "{data}", "--set", "k=3"], "No setting is called"),
+        (["eval", "knn", "{model}", "--data", "{photos}"], "train/"),
+        (["eval", "linear", "{model}", "--data", "{data}", "--set", "k=3"], "No setting is named"),
         (["probe", "eval", "{data}", "--probe", "{photos}"], "holds no probe"),
         (["probe", "fit", "{photos}/cat", "--model", "{model}"], "no labels"),
     ],
 )
-def test_wrong_calls_get_one_sentence(arguments, sentence, data, photos, model, tmp_path):
+def test_invalid_calls_end_with_one_error(arguments, sentence, data, photos, model, tmp_path):
     call = [one.format(data=data, photos=photos, model=model) for one in arguments]
     if call[0] == "eval":
         call += ["--out", str(tmp_path / "results")]
@@ -107,10 +107,10 @@ def test_wrong_calls_get_one_sentence(arguments, sentence, data, photos, model, 
     assert code == 2
     assert sentence in err
     assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    assert list(tmp_path.iterdir()) == [], "no file is written"
 
 
-def test_a_probe_is_fitted_scored_and_asked(data, model, pictures, tmp_path):
+def test_a_probe_fits_scores_and_predicts(data, model, pictures, tmp_path):
     probe = tmp_path / "probe"
     code, shown, err = nnclr("probe", "fit", data, "--model", model, "--out", probe, "--balanced")
     assert code == 0, err
@@ -131,8 +131,8 @@ def test_a_probe_is_fitted_scored_and_asked(data, model, pictures, tmp_path):
     assert sum(float(rows[0][name]) for name in ("astronaut", "cat", "coffee")) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_table_in_gives_a_table_that_can_be_fitted_on_again(photos, model, tmp_path):
-    """Labels that are no folder names; predictions have the columns that a fit reads."""
+def test_predictions_are_a_table_that_a_fit_can_read(photos, model, tmp_path):
+    """The labels differ from the folder names."""
     table = tmp_path / "labels.csv"
     lines = [
         f"{path},{'person' if path.parent.name == 'astronaut' else 'thing'}" for path in sorted(photos.rglob("*.jpg"))
@@ -145,7 +145,7 @@ def test_a_table_in_gives_a_table_that_can_be_fitted_on_again(photos, model, tmp
     assert "2 classes from 60 images" in shown
 
 
-def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, make_model, photos, tmp_path):
+def test_a_different_encoder_and_unknown_classes_are_reported(data, model, make_model, photos, tmp_path):
     nnclr("probe", "fit", data, "--model", model, "--out", tmp_path / "probe")
     code, _, err = nnclr("probe", "eval", data, "--probe", tmp_path / "probe", "--model", make_model(seed=5))
     assert code == 1
@@ -157,7 +157,7 @@ def test_a_probe_of_another_encoder_and_unknown_classes_are_named(data, model, m
     assert "20 images of classes that the probe does not know (tiger)" in err
 
 
-def test_other_images_under_the_same_names_are_another_question(data, model, tmp_path):
+def test_changed_images_are_evaluated_again(data, model, tmp_path):
     one = shutil.copytree(data, tmp_path / "one" / "set")
     two = shutil.copytree(data, tmp_path / "two" / "set")
     shutil.rmtree(two / "train" / "cat")
@@ -169,10 +169,10 @@ def test_other_images_under_the_same_names_are_another_question(data, model, tmp
     assert "already" not in err
     assert len(json.loads((out / "results.json").read_text())) == 2
     _, shown, _ = nnclr("eval", "knn", model, "--data", one, "--data", two, "--out", tmp_path / "both", "--json")
-    assert [record["data"] for record in json.loads(shown)] == ["set", "set-2"], "a cell each"
+    assert [record["data"] for record in json.loads(shown)] == ["set", "set-2"], "separate cells"
 
 
-def test_a_second_fine_tuning_leaves_the_first_ones_encoder(data, model, tmp_path):
+def test_a_second_fine_tuning_keeps_the_first_encoder(data, model, tmp_path):
     call = ("eval", "finetune", model, "--data", data, "--out", tmp_path, "--set", "epochs=1", "--set", "workers=0")
     for seed in (0, 1):
         nnclr(*call, "--set", f"seed={seed}", "--device", "cpu")
@@ -181,7 +181,7 @@ def test_a_second_fine_tuning_leaves_the_first_ones_encoder(data, model, tmp_pat
     assert all((Path(folder) / "model.safetensors").is_file() for folder in folders)
 
 
-def test_unreadable_and_unlabelled_images_are_named_by_every_protocol(data, model, tmp_path):
+def test_every_protocol_reports_unreadable_and_unlabeled_images(data, model, tmp_path):
     folder = shutil.copytree(data, tmp_path / "set")
     for part in ("train", "test"):
         (folder / part / "cat" / "junk.jpg").write_bytes(b"nothing")
@@ -194,7 +194,7 @@ def test_unreadable_and_unlabelled_images_are_named_by_every_protocol(data, mode
         assert any("1 images without a label" in note for note in record["left_out"]), record["protocol"]
 
 
-def test_what_does_not_fit_is_named_and_the_rest_goes_on(data, model, tmp_path):
+def test_impossible_combinations_are_skipped(data, model, tmp_path):
     table = ["path,labels"] + [f"{p.relative_to(data)},{p.parent.name};x" for p in sorted(data.rglob("*.jpg"))]
     folder = shutil.copytree(data, tmp_path / "several")
     (folder / "labels.csv").write_text("\n".join(table) + "\n")
@@ -204,10 +204,10 @@ def test_what_does_not_fit_is_named_and_the_rest_goes_on(data, model, tmp_path):
     assert "skipped knn" in err
     assert "skipped: knn" in (tmp_path / "o" / "results.md").read_text()
     code, _, err = nnclr("eval", "knn", "nosuch", model, "--data", data, "--out", tmp_path / "o")
-    assert code == 2, "a name that is none is an error, not a row that waits for the network"
+    assert code == 2, "an unknown name is an error, not a skipped source"
 
 
-def test_predictions_beside_a_folder_are_no_labels_of_it(data, model, tmp_path):
+def test_a_table_next_to_a_folder_does_not_label_it(data, model, tmp_path):
     (tmp_path / "a").mkdir()
     folder = shutil.copytree(data / "train", tmp_path / "a" / "photos")
     (tmp_path / "a" / "labels.csv").write_text("path,label\n" + f"{next(folder.rglob('*.jpg'))},wrong\n")
@@ -224,19 +224,18 @@ def test_a_data_folder_may_have_any_name(data, model, tmp_path):
         assert "nan" not in shown
 
 
-def test_a_folder_that_cannot_be_written_is_refused(data, model, tmp_path):
+def test_an_output_folder_that_is_not_writable_is_rejected(data, model, tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", "/proc/x"):
         code, _, err = nnclr("eval", "knn", model, "--data", data, "--out", out)
         assert code == 2
-        assert "name another folder" in err
+        assert "--out" in err
     code, _, err = nnclr("probe", "fit", data, "--model", model, "--out", tmp_path / "file")
     assert code == 2
-    assert "name a folder" in err
 
 
 @pytest.mark.parametrize("setting", ["k=0", "temperature=0", "k=-1", "temperature=nan"])
-def test_settings_without_a_meaning_are_refused(data, model, tmp_path, setting):
+def test_settings_out_of_range_are_rejected(data, model, tmp_path, setting):
     code, _, err = nnclr("eval", "knn", model, "--data", data, "--out", tmp_path, "--set", setting)
     assert code == 2
     assert "must be above 0" in err

@@ -1,4 +1,4 @@
-"""What is asked of the encoder at checkpoints, and at the end: whether it is any better than pixels."""
+"""Evaluation at checkpoints: exact inference, and a warning if pixels are as good as the encoder."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,10 @@ from PIL import Image
 from rich.console import Console
 
 from nnclr_hub.encoder.preprocess import Preprocessing
-from training.evaluation import Evaluation
+from nnclr_hub.errors import InvalidRequest
+from training.evals.features import Features, PartFeatures
+from training.evals.linear import quick_linear
+from training.evaluation import Evaluation, exact_inference
 from training.recipes import find_recipe
 
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 30)}
@@ -15,14 +18,14 @@ COLORS = {"red": (220, 30, 30), "green": (30, 180, 30)}
 
 @pytest.fixture
 def evaluation_of(tmp_path):
-    """The evaluation of a folder with images of two classes, 12 to learn from and 6 to score each."""
+    """Build the evaluation of a folder with two classes, each with 12 images to fit on and 6 to score."""
 
-    def made(name: str, picture) -> Evaluation:
+    def made(name: str, pixels) -> Evaluation:
         for split, count in (("train", 12), ("test", 6)):
             for label in COLORS:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 for number in range(count):
-                    Image.fromarray(picture(label)).save(tmp_path / name / split / label / f"{number}.png")
+                    Image.fromarray(pixels(label)).save(tmp_path / name / split / label / f"{number}.png")
         return Evaluation(
             [tmp_path / name], Preprocessing(32), find_recipe("small_cpu"), torch.device("cpu"), Console(stderr=True)
         )
@@ -30,21 +33,72 @@ def evaluation_of(tmp_path):
     return made
 
 
-def test_an_encoder_that_is_no_better_than_pixels_is_told(evaluation_of, capsys):
-    """Of images in one color each, where pixels are always right."""
+def test_an_encoder_no_better_than_pixels_causes_a_warning(evaluation_of, capsys):
+    """Every image has a single color, so pixels are always right."""
     evaluation = evaluation_of("colors", lambda label: np.full((32, 32, 3), COLORS[label], np.uint8))
     for value in (0.5, 1.0):
         evaluation.warn_if_no_better_than_pixels({"knn20/colors": value})
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"knn20/colors is {value:.3f}, no better than raw pixels (1.000)" in said
-        assert "--init" in said
+        printed = " ".join(capsys.readouterr().err.split())
+        assert f"{value:.3f}" in printed
+        assert "pixels (1.000)" in printed
 
 
-def test_an_encoder_that_is_better_than_pixels_is_not(evaluation_of, capsys):
-    """Of noise, whose pixels say nothing of its class; and of what was not scored."""
+def test_an_encoder_better_than_pixels_causes_no_warning(evaluation_of, capsys):
+    """The images are noise; the second call has no scores."""
     rng = np.random.default_rng(0)
     evaluation = evaluation_of("noise", lambda label: rng.integers(0, 256, (32, 32, 3), np.uint8))
     capsys.readouterr()
     evaluation.warn_if_no_better_than_pixels({"knn20/noise": 0.99})
     evaluation.warn_if_no_better_than_pixels({})
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def step_settings(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def settings() -> tuple[bool, bool, str]:
+    cudnn = torch.backends.cudnn
+    return cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
+def interrupted() -> None:
+    with exact_inference():
+        assert settings() == (False, False, "highest")
+        assert not torch.backends.cuda.matmul.allow_tf32
+        raise ZeroDivisionError
+
+
+def test_exact_inference_restores_the_settings(step_settings):
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert settings() == (True, True, "high")
+
+
+def test_a_compiled_network_runs_eagerly_in_exact_inference(step_settings):
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    network, runs = Doubled(), []
+    network.compile(backend=lambda graph, _: runs.append(graph) or graph.forward)
+    with exact_inference():
+        network(torch.zeros(3, 2))
+    assert runs == []
+    network(torch.zeros(3, 2))
+    assert len(runs) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_the_linear_score_is_fitted_on_the_device_of_the_encoder():
+    """On the CPU of a GPU machine it would take longer than a hundred training steps."""
+    part = PartFeatures(np.eye(4, dtype=np.float32), np.arange(4) % 2)
+    assert dict(quick_linear(Features("some", ("a", "b"), part, part))) == {"linear/some": 1.0}
+    with pytest.raises(InvalidRequest, match="cuda"):
+        dict(quick_linear(Features("some", ("a", "b"), part, part, device="cuda")))

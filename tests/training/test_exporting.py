@@ -1,4 +1,4 @@
-"""`nnclr export` of a run: either network, and figures that are measured again on what was written."""
+"""`nnclr export` of a run: either network, with scores measured again on the exported weights."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def run(data, tmp_path_factory) -> Path:
 
 
 def scored_by_eval(folder, data) -> float:
-    """20-NN as `nnclr eval` gives it."""
+    """Return the 20-NN score of `nnclr eval`."""
     call = ["eval", "knn", str(folder), "--data", str(data), "--out", str(folder.parent / "out"), "--json"]
     result = CliRunner().invoke(app, call)
     assert result.exit_code == 0, result.output
@@ -43,7 +43,7 @@ def scored_by_eval(folder, data) -> float:
     return record["values"][f"knn20/{data.name}"]
 
 
-def test_the_figure_is_measured_again_on_the_same_images(run, data, tmp_path):
+def test_the_score_is_measured_again_on_the_same_images(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     name = f"knn20/{data.name}"
     assert done.rechecked[name] == pytest.approx(done.metrics[name], abs=0.001)
@@ -51,12 +51,12 @@ def test_the_figure_is_measured_again_on_the_same_images(run, data, tmp_path):
     assert done.rechecked[f"linear/{data.name}"] is None
 
 
-def test_the_figure_is_the_one_that_eval_gives(run, data, tmp_path):
+def test_the_score_equals_that_of_eval(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     assert scored_by_eval(done.folder, data) == pytest.approx(done.metrics[f"knn20/{data.name}"], abs=1e-4)
 
 
-def test_without_the_data_it_is_not_checked_and_the_card_says_so(run, tmp_path):
+def test_without_data_the_card_says_not_checked(run, tmp_path):
     done = export(run, tmp_path / "model")
     assert set(done.rechecked.values()) == {None}
     assert "not checked" in (done.folder / "README.md").read_text()
@@ -64,7 +64,7 @@ def test_without_the_data_it_is_not_checked_and_the_card_says_so(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def stopped(data, tmp_path_factory) -> Path:
-    """A run that was measured after its first epoch, and stopped two steps later."""
+    """A run that was scored after its first epoch and stopped two steps later."""
     out = tmp_path_factory.mktemp("runs") / "stopped"
     recipe = find_recipe("small_cpu").with_settings([*FAST, "base_lr=5"])
     about = {}
@@ -74,8 +74,8 @@ def stopped(data, tmp_path_factory) -> Path:
     return out
 
 
-def test_a_stopped_runs_figures_are_said_to_be_of_an_earlier_step(stopped, data, tmp_path):
-    """As its log has them; nobody measured the weights that it left."""
+def test_the_scores_of_a_stopped_run_are_marked_with_their_step(stopped, data, tmp_path):
+    """The weights at the stop were never scored."""
     about = read_config(stopped / "encoder").nnclr
     (scored,) = [line for line in read_log(stopped) if f"knn20/{data.name}" in line]
     assert (about["measured_at_step"], about["metrics"][f"knn20/{data.name}"]) == (
@@ -83,13 +83,13 @@ def test_a_stopped_runs_figures_are_said_to_be_of_an_earlier_step(stopped, data,
         round(scored[f"knn20/{data.name}"], 4),
     )
     card = (export(stopped, tmp_path / "model").folder / "README.md").read_text()
-    told = f"Measured at step {scored['step']} of {about['steps']}; the weights are those of step {about['step']}."
-    assert told in card
+    sentence = f"Measured at step {scored['step']} of {about['steps']}; the weights are those of step {about['step']}."
+    assert sentence in card
     assert f"by `nnclr pretrain small_cpu`, at step {scored['step']}" in card
 
 
 def of_an_earlier_version(run, out, log: bool) -> Path:
-    """Its checkpoint and its encoder do not say at which step the figures are measured."""
+    """Copy a run whose checkpoint and encoder do not record the step of the scores."""
     shutil.copytree(run, out)
     saved = load_checkpoint(out)
     assert saved is not None
@@ -104,9 +104,7 @@ def of_an_earlier_version(run, out, log: bool) -> Path:
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_a_run_that_an_earlier_version_stopped_finds_that_step_in_its_log_or_leaves_it_open(
-    stopped, data, tmp_path, log
-):
+def test_the_step_of_the_scores_of_an_earlier_version_comes_from_the_log(stopped, data, tmp_path, log):
     before = read_config(stopped / "encoder").nnclr
     out = of_an_earlier_version(stopped, tmp_path / "run", log)
     recipe = find_recipe("small_cpu").with_settings([*FAST, "base_lr=5"])
@@ -117,26 +115,26 @@ def test_a_run_that_an_earlier_version_stopped_finds_that_step_in_its_log_or_lea
     assert about.get("measured_at_step") == (before["measured_at_step"] if log else None)
 
 
-def test_what_an_earlier_version_stopped_may_have_figures_of_an_earlier_step_and_says_so(stopped, data, tmp_path):
+def test_without_that_step_the_card_says_so_and_a_mismatch_is_rejected(stopped, data, tmp_path):
     out = of_an_earlier_version(stopped, tmp_path / "run", True)
     card = (export(out, tmp_path / "model").folder / "README.md").read_text()
     assert "by `nnclr pretrain small_cpu`, at a step that is not recorded" in card
     config = json.loads((out / "encoder" / "config.json").read_text())
     name = f"knn20/{data.name}"
-    config["nnclr"]["metrics"][name] = 2.0  # which nothing measures
+    config["nnclr"]["metrics"][name] = 2.0  # an impossible accuracy
     (out / "encoder" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsMismatch, match="on the same images, perhaps at an earlier step: go on with --resume"):
+    with pytest.raises(WeightsMismatch, match="earlier step"):
         export(out, tmp_path / "other", data=[data])
 
 
-def test_an_export_with_the_data_measures_what_a_stopped_run_did_not(stopped, data, tmp_path):
+def test_an_export_with_data_scores_the_weights_of_a_stopped_run(stopped, data, tmp_path):
     done = export(stopped, tmp_path / "model", data=[data])
     expected = {f"knn20/{data.name}": scored_by_eval(done.folder, data)}
     assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
     assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
-def test_other_images_under_the_same_name_check_nothing(run, data, tmp_path):
+def test_other_images_of_the_same_name_do_not_count_as_a_check(run, data, tmp_path):
     other = tmp_path / data.name
     shutil.copytree(data, other)
     next((other / "test").rglob("*.jpg")).unlink()
@@ -144,7 +142,7 @@ def test_other_images_under_the_same_name_check_nothing(run, data, tmp_path):
     assert done.rechecked[f"knn20/{data.name}"] is None
 
 
-def test_weights_that_do_not_measure_what_the_run_measured_are_refused(run, data, tmp_path):
+def test_weights_that_score_differently_are_rejected(run, data, tmp_path):
     broken = tmp_path / "run"
     shutil.copytree(run, broken)
     config = json.loads((broken / "encoder" / "config.json").read_text())
@@ -156,20 +154,20 @@ def test_weights_that_do_not_measure_what_the_run_measured_are_refused(run, data
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize(("pictures", "refused"), [(2, False), (3, True)])
-def test_two_images_of_a_small_set_may_change_sides(run, data, tmp_path, pictures, refused):
-    """Of 18: to a tenth of a percent, as of thousands, not one could, and rounding to fp16 moves some."""
+@pytest.mark.parametrize(("images", "rejected"), [(2, False), (3, True)])
+def test_two_images_of_a_small_set_may_change_class(run, data, tmp_path, images, rejected):
+    """With 18 images a tolerance of 0.1% would allow none, and rounding to fp16 changes some."""
     moved = tmp_path / "run"
     shutil.copytree(run, moved)
     config = json.loads((moved / "encoder" / "config.json").read_text())
     metrics, name = config["nnclr"]["metrics"], f"knn20/{data.name}"
-    metrics[name] = round(metrics[name] + (-1 if metrics[name] > 0.5 else 1) * pictures / 18, 4)
+    metrics[name] = round(metrics[name] + (-1 if metrics[name] > 0.5 else 1) * images / 18, 4)
     (moved / "encoder" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsMismatch) if refused else nullcontext():
+    with pytest.raises(WeightsMismatch) if rejected else nullcontext():
         export(moved, tmp_path / "model", data=[data])
 
 
-def test_each_of_the_two_networks_can_be_had(run, data, tmp_path):
+def test_each_of_the_two_networks_can_be_exported(run, data, tmp_path):
     saved = load_checkpoint(run)
     assert saved is not None
     for name, place in (("online", "backbone."), ("momentum", "momentum.encoder.0.")):
@@ -186,13 +184,13 @@ def test_each_of_the_two_networks_can_be_had(run, data, tmp_path):
     assert not np.allclose(one, two, atol=1e-4)
 
 
-def test_figures_of_one_network_are_not_given_to_the_other(run, tmp_path):
+def test_scores_of_one_network_are_not_given_to_the_other(run, tmp_path):
     scored = read_config(run / "encoder").nnclr["encoder"]
     other = "momentum" if scored == "online" else "online"
     assert export(run, tmp_path / "model", encoder=other).metrics == {}
 
 
-def test_the_support_set_goes_beside_if_wished(run, tmp_path):
+def test_the_support_set_is_exported_on_request(run, tmp_path):
     done = export(run, tmp_path / "model", support_set=True)
     bank = load_file(done.folder / "nnclr_support_set.safetensors")["bank"]
     assert bank.shape == (40, 8)
@@ -210,10 +208,10 @@ def test_the_same_export_gives_the_same_bytes(run, data, tmp_path):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
-def test_what_a_run_does_not_have_is_refused(run, model, data, tmp_path):
+def test_missing_parts_of_a_run_are_rejected(run, model, data, tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint\.pt"):
         export(model, tmp_path / "model", encoder="momentum")
     with pytest.raises(InvalidRequest, match="online, momentum"):
         export(run, tmp_path / "model", encoder="both")
-    with pytest.raises(InvalidRequest, match="cannot be measured on"):
+    with pytest.raises(InvalidRequest, match="labeled images"):
         export(run, tmp_path / "model", data=[data / "train" / "cat"])

@@ -5,8 +5,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from training.evals.boxes.bootstrap import estimate
-from training.evals.boxes.localization import auroc, pointing
-from training.evals.boxes.places import PLACES
+from training.evals.boxes.maps import BASELINES
+from training.evals.boxes.scoring import auroc, pointing
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])
@@ -39,24 +39,24 @@ def test_places_are_what_they_are_called():
     inside = np.zeros((90, 130), bool)
     inside[45, 65] = True
     for name in ("center", "gaussian"):
-        values = PLACES[name].draw(130, 90)
+        values = BASELINES[name].draw(130, 90)
         assert values.shape == (90, 130)
         assert pointing(values, inside) == 1
-    assert auroc(PLACES["gaussian"].draw(130, 90), inside) == 1
-    assert pointing(PLACES["area"].draw(130, 90), inside) == pytest.approx(1 / (90 * 130))
-    values = PLACES["gaussian"].draw(128, 64)
+    assert auroc(BASELINES["gaussian"].draw(130, 90), inside) == 1
+    assert pointing(BASELINES["area"].draw(130, 90), inside) == pytest.approx(1 / (90 * 130))
+    values = BASELINES["gaussian"].draw(128, 64)
     assert values[32, 64 + 32] == pytest.approx(values[32 + 16, 64]), "an ellipse of the image's proportions"
 
 
-def literal(scores, pictures, classes, draws, seed):
-    """One draw after another, one score after another, with the same numbers drawn."""
-    named = sorted({int(one) for row in pictures for one in np.atleast_1d(row)})
+def literal(scores, images, classes, draws, seed):
+    """One draw after another, one score after another, with the same numbers counts."""
+    distinct = sorted({int(one) for row in images for one in np.atleast_1d(row)})
     rng = np.random.default_rng(seed)
     found = []
-    for drawn in rng.multinomial(len(named), [1 / len(named)] * len(named), size=draws):
-        times = dict(zip(named, drawn.tolist(), strict=True))
+    for counts in rng.multinomial(len(distinct), [1 / len(distinct)] * len(distinct), size=draws):
+        times = dict(zip(distinct, counts.tolist(), strict=True))
         sums: dict[int, list[float]] = {}
-        for score, row, kind in zip(scores, pictures, classes, strict=True):
+        for score, row, kind in zip(scores, images, classes, strict=True):
             weight = 1
             for one in np.atleast_1d(row):
                 weight *= times[int(one)]

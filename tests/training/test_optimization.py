@@ -1,4 +1,4 @@
-"""The optimizer follows the paper's rules about what decays and adapts, and the schedule its formula."""
+"""The optimizer follows the paper's rules for decay and adaptation, and the schedule its formula."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.method import METHODS, Learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
@@ -29,6 +30,17 @@ def test_biases_and_norms_do_not_decay(optimizer):
     assert made.param_groups[0]["lr"] == pytest.approx(0.4 * 128 / 256)
 
 
+@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
+def test_positions_and_the_class_token_of_a_transformer_do_not_decay(layer_decay):
+    """They have more than one dimension, so a rule by dimensions alone would decay them."""
+    learner = Learner(create_backbone("test_vit"), METHODS["simclr"], nn.Linear(64, 2))
+    recipe = find_recipe("vit_small_imagenet").with_settings(["weight_decay=0.1"])
+    optimizer = make_optimizer(learner, recipe, layer_decay=layer_decay)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    exempt = {name for name, p in learner.backbone.named_parameters() if p.ndim > 1 and decays[id(p)] == 0}
+    assert exempt == {"pos_embed", "cls_token"}
+
+
 def test_a_lars_step_equals_its_formula():
     """Matrices move by lr * 0.001 * |w| / |g + wd w| times the decayed gradient, vectors by lr times theirs."""
     model = network()
@@ -47,7 +59,7 @@ def test_a_lars_step_equals_its_formula():
         torch.testing.assert_close(p.detach(), w - 0.3 * step, msg=name)
 
 
-def test_the_rate_warms_up_linearly_and_falls_by_a_cosine():
+def test_the_rate_rises_linearly_and_falls_along_a_cosine():
     recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1"])
     optimizer = make_optimizer(network(), recipe)
     schedule = Schedule(optimizer, recipe, steps=100, steps_per_epoch=10)

@@ -1,4 +1,4 @@
-"""The program: exact resume, and what it writes."""
+"""The program: exact resume, its files, and runs of earlier versions."""
 
 import json
 import re
@@ -17,18 +17,19 @@ from tiny_runs import FAST, TINY, recipe, weights
 from nnclr_hub import load_encoder
 from training import prepare
 from training import step as steps_module
-from training.checkpoint import load_checkpoint
-from training.data.datasets import evaluation_sets, training_files
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
+from training.exporting import export
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
+from training.report import write_report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class StopAfter:
-    """Stands for a signal that arrives in the middle of the given step."""
+    """A signal that arrives in the middle of the given step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -46,7 +47,7 @@ class StopAfter:
 
 
 def logged(run: Path) -> list[dict]:
-    """The log without what the clock and the memory say."""
+    """Return the log without time and memory."""
     measured = {"images_per_s", "data_wait", "peak_memory_mb"}
     return [{name: value for name, value in line.items() if name not in measured} for line in read_log(run)]
 
@@ -71,27 +72,15 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(data, finished, tmp_
     assert (run / "encoder" / "model.safetensors").read_bytes() == (
         finished / "encoder" / "model.safetensors"
     ).read_bytes()
-    clock = {"images_per_s", "data_wait", "peak_memory_mb"}
-    ours, theirs = (
-        [{k: v for k, v in line.items() if k not in clock} for line in read_log(one)] for one in (run, finished)
-    )
-    assert ours == theirs
+    assert logged(run) == logged(finished)
 
 
-def test_a_run_leaves_a_log_an_encoder_and_a_report(finished, data):
+def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
     log = read_log(finished)
     needed = {
-        "loss",
-        "nn_similarity",
-        "self_match_rate",
-        "nn_age",
-        "queue_fill",
-        "nn_distinct",
-        "z_std",
-        "rankme",
-        "lr",
+        *("loss", "nn_similarity", "self_match_rate", "nn_age", "queue_fill", "nn_distinct", "z_std", "rankme", "lr"),
+        *("images_per_s", "data_wait", "peak_memory_mb", "nn_accuracy", "neighbor_share"),
     }
-    needed |= {"images_per_s", "data_wait", "peak_memory_mb", "nn_accuracy", "neighbor_share"}
     lines = [line for line in log if "loss" in line]
     assert needed <= lines[-1].keys()
     assert lines[-1]["queue_fill"] == 1
@@ -102,7 +91,7 @@ def test_a_run_leaves_a_log_an_encoder_and_a_report(finished, data):
 
 
 def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
-    """From the files, through the exported encoder, with scikit-learn's neighbors."""
+    """Compute it from the files with the exported encoder and scikit-learn's neighbors."""
     from sklearn.neighbors import KNeighborsClassifier
 
     encoder = load_encoder(finished / "encoder", device="cpu")
@@ -140,55 +129,67 @@ def test_every_choice_trains(data, tmp_path, settings):
     assert pretrain("small_cpu", recipe("epochs=1", *settings), [data], tmp_path / "run").finished
 
 
-def test_a_small_set_shrinks_the_batch_and_says_so(data, tmp_path, capsys):
-    pretrain("small_cpu", find_recipe("small_cpu").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
-    said = " ".join(capsys.readouterr().err.split())
-    assert "batch_size: 256 is too much for 42 images, using 8" in said
-    assert "queue_size: 8192 is too much for 42 images, using 42" in said
-
-
-def test_auto_tells_what_it_chose_before_decoding_and_then_the_batch_that_is_used(data, tmp_path, capsys, monkeypatch):
-    told = []
+def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data, tmp_path, capsys, monkeypatch):
+    printed = []
 
     def decode(*arguments, **options):
-        told.append(capsys.readouterr().err)
+        printed.append(capsys.readouterr().err)
         return build_pack(*arguments, **options)
 
     monkeypatch.setattr(prepare, "build_pack", decode)
     pretrain("auto", find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
-    before, after = (" ".join(text.split()) for text in (*told, capsys.readouterr().err))
+    before, after = (" ".join(text.split()) for text in (*printed, capsys.readouterr().err))
     assert re.search(r"auto: nnclr, resnet18 at 32 pixels, batch 256, 1(\.0)? epochs", before), before
-    assert "batch_size: 256 is too much for 42 images, using 8" in after
+    assert "batch_size: 256" in after
+    assert "queue_size: 8192" in after
     assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
 
 
-def test_only_train_and_unlabelled_are_trained_on(data, tmp_path):
-    folder = shutil.copytree(data, tmp_path / "data")
-    shutil.copytree(folder / "test" / "cat", folder / "unlabelled")
-    files = training_files([folder])
-    assert {path.relative_to(folder).parts[0] for path in files.paths} == {"train", "unlabelled"}
-    assert set(files.labels) == {-1, 0, 1, 2}
-    assert all(
-        (label == -1) == ("unlabelled" in path.parts) for path, label in zip(files.paths, files.labels, strict=True)
-    )
-    one = evaluation_sets([folder])[0]
-    assert (len(one.train.paths), len(one.test.paths)) == (42, 18)
+@pytest.fixture
+def old_run(finished, tmp_path) -> Path:
+    """The finished run with the names that earlier versions wrote."""
+    run = shutil.copytree(finished, tmp_path / finished.name)
+    saved = load_checkpoint(run)
+    assert saved is not None
+    saved["settings"]["eval_pictures"] = saved["settings"].pop("eval_images")
+    saved["settings"]["fixed"] = ("eval_pictures", *saved["settings"]["fixed"])
+    save_checkpoint(run, saved)
+    for name, words in {
+        "run.json": ("eval_images", "eval_pictures"),
+        "log.jsonl": ("neighbor_share", "neighbour_share"),
+        "neighbors.jsonl": ('"neighbors"', '"neighbours"'),
+    }.items():
+        text = (run / name).read_text()
+        assert words[0] in text
+        (run / name).write_text(text.replace(*words))
+    (run / "neighbors.jsonl").rename(run / "neighbours.jsonl")
+    return run
+
+
+def test_a_run_of_an_earlier_version_is_read_by_every_command(old_run, finished, data, tmp_path):
+    assert load_checkpoint(old_run)["settings"]["eval_images"] == recipe().eval_images
+    page = write_report([old_run], tmp_path / "report.html").read_text()
+    assert any("neighbor_share" in line for line in read_log(old_run))
+    assert "Evolution of the nearest neighbors" in page
+    assert "eval_images" in page
+    done = export(old_run, tmp_path / "model", data=[data])
+    assert None not in {value for name, value in done.rechecked.items() if name.startswith("knn20")}
+    assert load_encoder(old_run / "encoder", device="cpu").fingerprint
+
+
+def test_a_run_of_an_earlier_version_resumes(old_run, data):
+    """A larger input of the exported encoder makes the finished run write all of its files again."""
+    assert pretrain("small_cpu", recipe("eval_size=40"), [data], old_run, resume=True).finished
+    assert (old_run / "neighbors.jsonl").exists()
+    assert not (old_run / "neighbours.jsonl").exists()
+    assert "neighbour" not in (old_run / "log.jsonl").read_text()
 
 
 def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished, tmp_path):
-    """A process of its own, stopped by the signal that schedulers send."""
-    command = [
-        sys.executable,
-        "-m",
-        "nnclr_hub.cli",
-        "pretrain",
-        "small_cpu",
-        "--data",
-        str(data),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    """A separate process, stopped by the signal that schedulers send."""
+    command = [sys.executable, "-m", "nnclr_hub.cli", "pretrain", "small_cpu"]
+    command += ["--data", str(data), "--out", str(tmp_path / "run")]
     command += [part for setting in [*FAST, "epochs=400"] for part in ("--set", setting)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "run" / "checkpoint.pt").exists():
@@ -197,13 +198,13 @@ def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished,
         process.terminate()
         err = process.stderr.read()
     assert process.returncode == 130
-    assert "go on with --resume" in " ".join(err.split())
+    assert "--resume" in " ".join(err.split())
     step = load_checkpoint(tmp_path / "run")["step"]
     assert 0 < step < 800
 
 
-def test_time_that_is_up_ends_a_run_as_a_signal_does(data, finished, tmp_path):
-    """After a step; the parts together are the run that was never stopped."""
+def test_a_time_limit_stops_a_run_like_a_signal(data, finished, tmp_path):
+    """Each call runs at least one step; together they equal a run that never stopped."""
     run = tmp_path / "run"
     for step in (1, 2):
         outcome = pretrain("small_cpu", recipe(), [data], run, resume=step > 1, minutes=0)

@@ -35,7 +35,7 @@ def test_the_papers_settings():
 def test_every_recipe_builds_its_learner(name):
     recipe = dataclasses.replace(find_recipe(name).for_data(9000, 200, True), queue_size=64)
     learner = build_learner(recipe)
-    assert (learner.support_set is not None) == (METHODS[recipe.method].target == "neighbour")
+    assert (learner.support_set is not None) == (METHODS[recipe.method].target == "neighbor")
 
 
 def test_methods_own_heads_are_used_unless_the_recipe_says_otherwise():
@@ -74,27 +74,27 @@ def test_auto_follows_the_data_and_the_device_but_not_against_set():
 @pytest.mark.parametrize(
     ("assignments", "sentence"),
     [
-        (["k=4", "pick=soft"], "no meaning"),
+        (["k=4", "pick=soft"], "k must be 1"),
         (["early_share=0.5"], "needs early_size"),
         (["encoder=momentum"], "momentum encoder"),
-        (["batch_size=16", "accumulate=16"], "fewer parts"),
+        (["batch_size=16", "accumulate=16"], "accumulate"),
         (["local_scale=0.5"], "two shares"),
         (["crop_scale=0.9,0.1"], "two shares"),
         (["local_scale=a,b"], "comma-separated numbers"),
-        (["method=nnclrr"], "did you mean 'nnclr'"),
-        (["projection=vicreg"], "is none of"),
+        (["method=nnclrr"], "nnclr"),
+        (["projection=vicreg"], "projection must be one of"),
         (["ema=1.5"], "between 0 and 1"),
     ],
 )
-def test_settings_that_make_no_sense_together_are_explained(assignments, sentence):
+def test_contradictory_settings_are_rejected(assignments, sentence):
     with pytest.raises(UnknownSetting, match=sentence):
         find_recipe("small_cpu").with_settings(assignments)
 
 
 def test_a_frozen_patch_projection_needs_patches_and_a_vits_sizes_agree():
-    with pytest.raises(InvalidRequest, match="no patch projection"):
+    with pytest.raises(InvalidRequest, match="freeze_patches"):
         build_learner(find_recipe("small_cpu").with_settings(["freeze_patches=true", "queue_size=8"]))
-    with pytest.raises(InvalidRequest, match="its image_size"):
+    with pytest.raises(InvalidRequest, match="eval_size"):
         build_learner(find_recipe("vit_small_imagenet").with_settings(["image_size=64", "queue_size=8"]))
 
 
@@ -128,30 +128,30 @@ def test_the_positives_table_holds_the_prediction_head_fixed():
 def test_sizes_of_a_small_base_are_varied_in_proportion():
     rows = TABLES["queue_size"].rows(find_recipe("small_cpu"))
     assert [row.settings[0] for row in rows] == [f"queue_size={round(8192 * m / 12)}" for m in (1, 2, 4, 8, 12)]
-    with pytest.raises(InvalidRequest, match="there are positives"):
+    with pytest.raises(InvalidRequest, match="positives"):
         find_table("nothing")
 
 
 @pytest.mark.parametrize(
     ("assignment", "sentence"),
     [
-        ("epoch=3", "did you mean 'epochs'"),
-        ("epochs=x", "whole number"),
-        ("method=byoll", "is none of"),
-        ("optimizer=adam", "is none of"),
+        ("epoch=3", "'epochs'"),
+        ("epochs=x", "an integer"),
+        ("method=byoll", "'byol'"),
+        ("optimizer=adam", "lars, sgd, adamw"),
         ("gate=2", "between 0 and 1"),
         ("mask_own=maybe", "true or false"),
         ("channels=a,b", "comma-separated"),
         ("batch_size=1", "at least 2"),
     ],
 )
-def test_a_setting_that_cannot_be_is_explained(assignment, sentence):
+def test_an_invalid_setting_is_rejected(assignment, sentence):
     with pytest.raises(UnknownSetting, match=sentence):
         find_recipe("small_cpu").with_settings([assignment])
 
 
-def test_lars_without_weight_decay_is_refused():
-    """timm's LARS would turn into plain SGD without a word."""
+def test_lars_without_weight_decay_is_rejected():
+    """timm's LARS would silently become plain SGD."""
     with pytest.raises(UnknownSetting, match="lars"):
         find_recipe("resnet50_imagenet").with_settings(["weight_decay=0"])
 

@@ -1,4 +1,4 @@
-"""The report shows what a run did, and says when a run is ill."""
+"""The report shows what a run did, and the symptoms of a run that does not learn."""
 
 import json
 import re
@@ -7,9 +7,9 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
-from training.evolution import read_neighbors
 from training.health import symptoms
 from training.monitor import read_log
+from training.neighbor_history import read_neighbors
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.report import write_report
@@ -28,7 +28,7 @@ def run(photos, tmp_path_factory):
     return out
 
 
-def test_the_page_carries_everything_with_it(run):
+def test_the_page_is_self_contained(run):
     page = (run / "report.html").read_text()
     for title in ("Loss", "Neighbor accuracy", "Self-match rate", "Age of the neighbor", "RankMe", "Learning rate"):
         assert f"<h3>{title}" in page, title
@@ -45,7 +45,7 @@ def test_neighbors_of_the_same_queries_are_recorded_at_each_checkpoint(run):
     assert len({tuple(line["queries"]) for line in lines}) == 1
     for line in lines:
         for query, found in zip(line["queries"], line["neighbors"], strict=True):
-            assert query not in found, "its own older embedding is no neighbor"
+            assert query not in found, "not its own older embedding"
             assert all(str(one) in line["thumbnails"] for one in (query, *found) if one >= 0)
         assert all(row == sorted(row, reverse=True) for row in line["similarity"])
 
@@ -66,8 +66,8 @@ def test_several_runs_are_drawn_together(run, photos, tmp_path):
     assert "nnclr &lt;1&gt; and simclr" in page
     first = re.search(r"<details.*?</th></tr><tr><th>(\w+)</th>", page, re.S)
     assert first
-    assert first[1] in {"method", "epochs", "steps"}, "what differs comes first"
-    with pytest.raises(InvalidRequest, match="holds no run"):
+    assert first[1] in {"method", "epochs", "steps"}, "settings that differ come first"
+    with pytest.raises(InvalidRequest, match="run"):
         write_report([tmp_path / "nothing"], tmp_path / "x.html")
 
 
@@ -86,13 +86,15 @@ HEALTHY = {"loss": 3.0, "z_std": 0.98, "rankme": 60.0, "nn_distinct": 0.8, "nn_s
         ({"queue_fill": 0.2, "neighbor_share": 1.0}, "queue not filled"),
     ],
 )
-def test_illness_is_told_without_labels(change, name):
+def test_symptoms_are_found_without_labels(change, name):
     log = [{"step": step, **HEALTHY, **change} for step in range(90, 100)]
     found = symptoms(log, steps=100)
     assert list(found) == ([name] if name else [])
     assert all(sentence.endswith(".") and "{" not in sentence for sentence in found.values())
-    assert symptoms([{**line, "step": 1} for line in log], steps=100) is None, "nothing is expected of the first steps"
-    assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is no sign"
+    assert symptoms([{**line, "step": 1} for line in log], steps=100) is None, (
+        "nothing is expected from the first steps"
+    )
+    assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is not enough"
 
 
 def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):

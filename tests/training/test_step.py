@@ -1,4 +1,4 @@
-"""Steps: accumulation, clipping, memory, the current encoder's set, and every option end to end."""
+"""Steps: accumulation, clipping, memory, the current encoder's support set, and every option end to end."""
 
 import json
 
@@ -69,8 +69,8 @@ def test_a_vision_transformer_with_all_its_options(photos, tmp_path):
     assert encoder.embed(sorted(photos.rglob("*.jpg"))[:2]).shape == (2, 192)
 
 
-def test_views_of_sixteen_pixels_are_not_learned_from_in_bf16_on_a_cpu(photos, tmp_path):
-    """torch's gradients are wrong there: weights became no numbers at the first step."""
+def test_views_of_sixteen_pixels_use_fp32_on_a_cpu(photos, tmp_path):
+    """torch's gradients in bf16 are wrong there: weights became NaN at the first step."""
     assert run(photos, tmp_path / "run", "precision=bf16", "local_crops=1", "local_size=16").finished
     assert json.loads((tmp_path / "run" / "run.json").read_text())["precision"] == "fp32"
 
@@ -79,9 +79,19 @@ def weights(out):
     return load_checkpoint(out)["learner"]
 
 
+def test_a_step_moves_the_momentum_encoder_towards_the_online_one(photos, tmp_path):
+    """With t = 1 the momentum encoder stays at its start, with a smaller t it does not."""
+    for t in (1, 0.5):
+        run(photos, tmp_path / str(t), "method=momentum_nnclr", f"ema={t}")
+    fixed, moved = (weights(tmp_path / str(t)) for t in (1, 0.5))
+    kernels = [name for name, value in fixed.items() if "momentum.encoder" in name and value.ndim > 1]
+    assert kernels
+    assert all(not torch.equal(fixed[name], moved[name]) for name in kernels)
+
+
 def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
     vit = ["backbone=vit_tiny_patch16_224", "channels=", "optimizer=sgd", "prediction=paper", "warm_start=0", "gate=1"]
-    two_steps = ["batch_size=30", "warmup_epochs=0"]  # each step more makes rounding grow, and a neighbor may change
+    two_steps = ["batch_size=30", "warmup_epochs=0"]  # rounding errors grow with each step, and a neighbor may change
     run(photos, tmp_path / "whole", *vit, *two_steps)
     run(photos, tmp_path / "chunked", *vit, *two_steps, "chunk=7")
     run(photos, tmp_path / "unmoved", *vit, *two_steps, "base_lr=1e-12")
@@ -99,7 +109,7 @@ def test_accumulated_parts_are_all_enqueued_and_count_as_one_step(photos, tmp_pa
     assert [line["step"] for line in read_log(tmp_path / "run") if "loss" in line] == list(range(1, 8))
 
 
-def test_a_set_by_the_current_encoder_is_new_at_each_step(photos, tmp_path):
+def test_the_current_encoders_support_set_is_new_at_each_step(photos, tmp_path):
     run(photos, tmp_path / "run", "support_set=current_encoder", "queue_size=20")
     state = weights(tmp_path / "run")
     assert int(state["support_set.enqueues"]) == 7
@@ -107,17 +117,17 @@ def test_a_set_by_the_current_encoder_is_new_at_each_step(photos, tmp_path):
 
 
 class Memory:
-    """A device that holds no more than so many images, and how torch says so."""
+    """A device with memory for a number of images, and the error that torch raises for more."""
 
-    def __init__(self, pictures: int, error: Exception | None = None) -> None:
-        self.pictures = pictures
+    def __init__(self, images: int, error: Exception | None = None) -> None:
+        self.images = images
         self.error = error or torch.OutOfMemoryError("CUDA out of memory")
 
     def install(self, monkeypatch) -> None:
         original = Learner.forward
 
         def forward(learner, views, **rest):
-            if len(views[0]) > self.pictures:
+            if len(views[0]) > self.images:
                 raise self.error
             return original(learner, views, **rest)
 
@@ -126,28 +136,28 @@ class Memory:
 
 def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
     Memory(5).install(monkeypatch)
-    with pytest.raises(OutOfMemory, match=r"8 images does not fit .*, 4 do: --set batch_size=4.*chunk=4"):
+    with pytest.raises(OutOfMemory, match=r"batch_size=4.*chunk=4"):
         run(photos, tmp_path / "run")
     Memory(1).install(monkeypatch)
-    with pytest.raises(OutOfMemory, match="nor do 2"):
+    with pytest.raises(OutOfMemory, match="2 images do not fit"):
         run(photos, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "FIND was unable to find an engine to execute this computation",
     ],
 )
-def test_a_shortage_that_is_no_error_of_torchs_own_class_is_one(photos, tmp_path, monkeypatch, said):
-    Memory(5, RuntimeError(said)).install(monkeypatch)
+def test_other_messages_of_missing_memory_are_recognized(photos, tmp_path, monkeypatch, message):
+    Memory(5, RuntimeError(message)).install(monkeypatch)
     with pytest.raises(OutOfMemory, match="batch_size=4"):
         run(photos, tmp_path / "run")
 
 
-def test_a_loss_that_is_no_number_names_the_step_and_the_last_good_checkpoint(photos, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(photos, tmp_path, monkeypatch):
     original, seen = steps_module.measure_step, []
 
     def poisoned(step, queue, labels):
@@ -157,44 +167,42 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_last_good_checkpoint(ph
         return original(step, queue, labels)
 
     monkeypatch.setattr(steps_module, "measure_step", poisoned)
-    with pytest.raises(
-        TrainingDiverged, match=r"The loss is no number at step 10, and the checkpoint of step 7 .*--init"
-    ):
+    with pytest.raises(TrainingDiverged, match=r"step 10.*step 7.*--init"):
         run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1")
     assert load_checkpoint(tmp_path / "run")["step"] == 7
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
 
-def test_a_weight_that_is_no_number_never_replaces_a_good_checkpoint(photos, tmp_path, monkeypatch):
-    """The loss is taken before the optimizer's step, so it may be finite while the step has spoilt the weights."""
+def test_a_weight_that_is_not_finite_never_replaces_a_good_checkpoint(photos, tmp_path, monkeypatch):
+    """The loss is computed before the optimizer's step, so it may be finite while the new weights are not."""
     original, steps = torch.optim.SGD.step, []
 
-    def spoiled(self, *arguments):
+    def corrupting(self, *arguments):
         original(self, *arguments)
         steps.append(1)
         if len(steps) == 14:
             self.param_groups[0]["params"][0].data.fill_(torch.nan)
 
-    monkeypatch.setattr(torch.optim.SGD, "step", spoiled)
-    with pytest.raises(TrainingDiverged, match="A weight is no number at step 14"):
+    monkeypatch.setattr(torch.optim.SGD, "step", corrupting)
+    with pytest.raises(TrainingDiverged, match=r"weight.*step 14"):
         run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1", "optimizer=sgd")
     assert load_checkpoint(tmp_path / "run")["step"] == 7
 
 
-def test_sizes_that_cannot_be_met_are_said_and_brought_down(photos, tmp_path, capsys):
+def test_sizes_that_are_too_large_are_reduced_and_reported(photos, tmp_path, capsys):
     run(photos, tmp_path / "run", "epochs=1", "k=5000", "warmup_epochs=5")
-    said = " ".join(capsys.readouterr().err.split())
-    assert "k: 5000 is too much" in said
-    assert "warmup_epochs: 5.0 is too much for 1 epochs" in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "k: 5000" in printed
+    assert "warmup_epochs: 5.0" in printed
 
 
-def test_pieces_of_one_image_are_not_left_over(photos, tmp_path):
-    """33 rows in pieces of at most 8, and 8 images in chunks of at most 7: batch norm refuses a single one."""
+def test_no_part_has_a_single_image(photos, tmp_path):
+    """33 rows in parts of at most 8, and 8 images in chunks of at most 7: batch norm rejects a single image."""
     assert run(photos, tmp_path / "a", "epochs=1", "support_set=current_encoder", "queue_size=33").finished
     assert run(photos, tmp_path / "b", "epochs=1", "chunk=7").finished
 
 
-def test_options_that_need_labels_say_so(tmp_path, pictures):
+def test_the_oracle_needs_labels(tmp_path, pictures):
     import shutil
 
     folder = tmp_path / "flat"
@@ -204,23 +212,23 @@ def test_options_that_need_labels_say_so(tmp_path, pictures):
     with pytest.raises(InvalidRequest, match="pick=oracle"):
         run(folder, tmp_path / "run", "pick=oracle", "batch_size=4")
     assert run(folder, tmp_path / "run2", "batch_size=4").finished
-    assert not any("nn_accuracy" in line for line in read_log(tmp_path / "run2")), "no label, no accuracy"
+    assert not any("nn_accuracy" in line for line in read_log(tmp_path / "run2")), "no accuracy without labels"
 
 
-def test_a_batch_that_parts_cannot_share_is_refused(photos, tmp_path):
+def test_a_batch_that_cannot_be_divided_into_parts_is_rejected(photos, tmp_path):
     with pytest.raises(InvalidRequest, match="multiple of 3"):
         run(photos, tmp_path / "run", "accumulate=3")
 
 
 @pytest.mark.slow
 def test_a_compiled_backbone_trains_and_exports(photos, tmp_path):
-    """Its weights keep their names: the folder is like any other."""
+    """Compilation does not change the names of the weights."""
     assert run(photos, tmp_path / "run", "compile=true").finished
     assert load_encoder(tmp_path / "run" / "encoder", device="cpu").embed_dim == 8
 
 
-def test_a_network_with_a_hidden_layer_behind_its_pool_is_trained(photos, tmp_path):
-    """Its vectors are longer than its feature map is deep."""
+def test_a_network_with_a_layer_after_its_pool_is_trained(photos, tmp_path):
+    """Its vectors are longer than the depth of its feature map."""
     run(photos, tmp_path / "run", "backbone=mobilenetv3_small_050", "channels=")
     encoder = load_encoder(tmp_path / "run" / "encoder", device="cpu")
     assert encoder.embed_dim == encoder.config.num_features == 1024

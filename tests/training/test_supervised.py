@@ -14,12 +14,10 @@ from training import checkpoint
 from training.evals import supervised
 from training.evals.finetune import finetune
 from training.evals.linear_images import linear_images
-from training.evals.pictures import Images
-from training.evals.plan import Plan
 from training.evals.semi_supervised import semi_supervised, stratified
-from training.evals.subject import Subject
-from training.evals.supervised import Classifier, _step
+from training.evals.supervised import Classifier, Images, Plan, _step
 from training.evals.task import Part, Task, read_task
+from training.evals.trainer import ClassifierTrainer
 from training.interrupt import Interrupted
 
 CPU, SAY = torch.device("cpu"), Console(quiet=True)
@@ -27,8 +25,8 @@ PLAN = Plan(epochs=3, lr=0.05, batch_size=16, micro_batch=8, optimizer="sgd", wo
 
 
 @pytest.fixture
-def subject(data, model, tmp_path) -> Subject:
-    return Subject(load_encoder(model, device="cpu"), read_task(data), tmp_path, CPU, SAY)
+def subject(data, model, tmp_path) -> ClassifierTrainer:
+    return ClassifierTrainer(load_encoder(model, device="cpu"), read_task(data), tmp_path, CPU, SAY)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +113,7 @@ def test_the_fine_tuned_encoder_is_a_source_again(subject):
 
 def test_a_vision_transformer_is_tuned_deits_way_at_another_size(data, tmp_path):
     encoder = load_encoder("random:test_vit", device="cpu")
-    subject = Subject(encoder, read_task(data), tmp_path, CPU, SAY)
+    subject = ClassifierTrainer(encoder, read_task(data), tmp_path, CPU, SAY)
     size = encoder.transform.preprocessing.input_size * 2
     dict(finetune(subject, epochs=1, image_size=size, workers=0, micro_batch=8))
     again = load_encoder(subject.made[0])
@@ -144,7 +142,7 @@ def test_simclrs_lists_choose_by_file_name(subject, tmp_path):
     options = {"rates": (0.01,), "epochs": (1,), "shares": (0.01,), "workers": 0}
     assert dict(semi_supervised(subject, subset=(str(table),), **options))
     table.write_text("n01440764_10026.JPEG\n")
-    with pytest.raises(InvalidRequest, match="not one of the training images"):
+    with pytest.raises(InvalidRequest, match="training images"):
         dict(semi_supervised(subject, subset=(str(table),), **options))
 
 

@@ -1,4 +1,4 @@
-"""A data set as protocols see it: what counts, and what is named and left out."""
+"""A data set as protocols see it: what counts, and what is reported and left out."""
 
 import shutil
 
@@ -31,8 +31,9 @@ def test_images_of_unknown_classes_and_classes_without_images_are_named(data):
     task = read_task(data)
     assert len(task.test.paths) == 4, "the cats are not scored as errors"
     unknown, missing = task.left_out
-    assert "2 images of classes that train/ lacks (cat)" in unknown
-    assert "no image of dog" in missing
+    assert "2 images" in unknown
+    assert "(cat)" in unknown
+    assert "dog" in missing
 
 
 def test_val_chooses_and_is_scored_where_there_is_no_test(data):
@@ -55,12 +56,12 @@ def test_a_table_of_several_labels_is_scored_by_average_precision(data):
     assert task.train.labels.sum() > 6
 
 
-def test_sets_that_cannot_be_scored_are_refused(data, photos):
-    with pytest.raises(InvalidRequest, match="needs the folders train/ and test/"):
+def test_sets_that_cannot_be_scored_are_rejected(data, photos):
+    with pytest.raises(InvalidRequest, match="train/"):
         read_task(photos)
     for name in ("cat", "coffee"):
         shutil.rmtree(data / "train" / name)
-    with pytest.raises(InvalidRequest, match="has one class"):
+    with pytest.raises(InvalidRequest, match="one class"):
         read_task(data)
 
 

@@ -1,1 +1,1 @@
-"""Files to batches of augmented views."""
+"""Images for training: files, decoded packs, batches, augmentation."""

@@ -1,16 +1,16 @@
-"""Random views of each image of a batch, every parameter drawn per image.
+"""Random views of each image of a batch, with every parameter sampled per image.
 
-AUGMENTATIONS are data: the two large views of each.
+AUGMENTATIONS holds the two large views of each augmentation:
 
-- `byol` is the pair that the paper takes over from BYOL: random crop and flip, color jitter in random
-  order, gray, blur always in one view and rarely in the other, solarization in the other.
+- `byol` is the pair that the paper adopts from BYOL: random crop and flip, color jitter in random order, grayscale,
+  blur always in one view and rarely in the other, solarization in the other.
 - `crop_only` is random crops alone ("Data Augmentation", section 4.4).
-- `simclr` has stronger colors, and blurs each view half of the time.
+- `simclr` has stronger color jitter, and blurs each view half of the time.
 - `cifar` is `byol` without blur, for images of 32 pixels.
 
-Parameters are drawn on the CPU from one generator, so a run is the same on every device; the pixels
-are worked on wherever they lie. The draws follow them without waiting (`non_blocking`), or a GPU would
-stand still at each of some forty small copies a view.
+Parameters are sampled on the CPU from one generator, so a run is the same on every device. The pixels are processed on
+the device where they are. Parameters are sent with `non_blocking`; otherwise a GPU would wait at each of some forty
+small copies per view.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from .operations import EAGER, Operations
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-LEAST = 2.0  # pixels that a crop's side has in the squashed image
-ATTEMPTS = 10  # at a crop that fits, before the whole image is taken
+LEAST = 2.0  # minimum side of a crop in pixels of the squashed image
+ATTEMPTS = 10  # to sample a crop that fits, before a central crop is used
 
 
 @dataclass(frozen=True)
 class View:
-    """How one view is made; probabilities in [0, 1].
+    """Parameters of one view; probabilities are in [0, 1].
 
     size: side of the result in pixels.
     scale: share of the image's area that a crop covers.
     ratio: its width / height.
-    brightness, contrast, saturation: the factor is drawn from [1 - x, 1 + x], but not below 0.
-    hue: the shift is drawn from [-x, x].
-    sigma: of the blur in pixels; the length of its kernel follows the size, see `blur_taps`.
-    degrade: of being shrunk and compressed first, see `degrade`.
-    mean, std: what the finished view is normalized with, of values in [0, 1].
+    brightness, contrast, saturation: the factor is sampled from [1 - x, 1 + x], but not below 0.
+    hue: the shift is sampled from [-x, x].
+    sigma: of the blur in pixels; the length of its kernel depends on the size, see `blur_taps`.
+    degrade: probability of shrinking and compressing first, see `degrade`.
+    mean, std: for normalizing the finished view, of values in [0, 1].
     """
 
     size: int = 224
@@ -86,12 +86,12 @@ def plan_views(
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
 ) -> list[View]:
-    """The views of a step: two large ones, then the small ones of multi-crop, which take turns at the two styles.
+    """Return the views of a step: two large ones, then the small ones of multi-crop, alternating the two styles.
 
     Args:
         augmentation: a name of AUGMENTATIONS.
         size: side of the large views in pixels.
-        scale: share of the area that large crops cover; None for the augmentation's own.
+        scale: share of the area that large crops cover; None for the augmentation's default.
         small: number of small views.
         small_size: their side in pixels.
         small_scale: share of the area that they cover.
@@ -106,32 +106,33 @@ def plan_views(
 def make_views(
     images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator, operations: Operations = EAGER
 ) -> list[Tensor]:
-    """The views of a batch of images, in order; see `make_view`."""
+    """Make the views of a batch of images, in order; see `make_view`."""
     pixels = _in_lines(images)
     return [make_view(pixels, aspect, view, generator, operations) for view in views]
 
 
 def blur_taps(size: int) -> int:
-    """Length of the blur kernel: 23 at 224 pixels, the odd number nearest to that share at other sizes."""
+    """Return the length of the blur kernel: 23 at 224 pixels, the odd number nearest to that share at other sizes."""
     return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
 
 
 def make_view(
     images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
 ) -> Tensor:
-    """One view of each image.
+    """Make one view of each image.
 
     Args:
         images: (B, S, S, 3) uint8 or float in [0, 255], squashed squares.
         aspect: (B,) float32, width / height of the originals, on the CPU.
-        view: what to do.
-        generator: on the CPU; every draw comes from it.
+        view: its parameters.
+        generator: on the CPU; the source of all random numbers.
         operations: eager or compiled.
 
     Returns:
         (B, 3, view.size, view.size) float32, normalized, channels last.
     """
     batch, device = len(images), images.device
+    # in a squashed image of extreme proportions a crop may have no pixels, hence the minimum side
     boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
     flip = torch.rand(batch, generator=generator) < view.flip
     boxes, flip = (one.to(device, non_blocking=True) for one in (boxes, flip))
@@ -147,27 +148,27 @@ def make_view(
 
 
 def _in_lines(images: Tensor) -> Tensor:
-    """(B, S, S, 3) in float32, lying as (B, S, 3, S): once for all views, as `products` wants it."""
-    # uint8 is copied by the first, which leaves float32 to the second
+    """Convert (B, S, S, 3) to float32 with the memory layout (B, S, 3, S), once for all views, as `products` needs."""
+    # `to` copies uint8 images; for float32 images it does nothing, and `contiguous` copies them
     lines = images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     return lines.transpose(2, 3)
 
 
 def _normalize(x: Tensor, view: View) -> Tensor:
-    """With the view's mean and deviation, written channels last in the same pass."""
+    """Normalize with the view's mean and standard deviation, and write channels last in the same pass."""
     colors = (torch.tensor(v).to(x.device, non_blocking=True) for v in (view.mean, view.std))
     mean, std = (one[:, None, None] for one in colors)
     return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 
 def _at_least(side: float, boxes: Tensor, size: int) -> Tensor:
-    """Widens what a squashed image of extreme proportions leaves of a crop, so that it holds pixels at all."""
+    """Enlarge boxes to a minimum side within an image of `size` pixels."""
     length = boxes[:, 2:].clamp(min=side)
     return torch.cat([torch.minimum(boxes[:, :2], size - length), length], dim=1)
 
 
 def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
-    """Random crops as torchvision draws them: area uniform, ratio log-uniform, ten attempts, then a central crop.
+    """Sample random crops like torchvision: uniform area, log-uniform ratio, ten attempts, then a central crop.
 
     Returns:
         (B, 4) float32: top, left, height, width as shares of the image's height and width.
@@ -189,18 +190,18 @@ def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
 
 
 def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> Tensor:
-    """x with operation(images, their rows) in the place of the images that the draw picks; in place if not all."""
+    """Apply operation(images, their rows) to images chosen with a probability; in place unless all are chosen."""
     rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
-    there = rows.to(x.device, non_blocking=True)
+    on_device = rows.to(x.device, non_blocking=True)
     if len(rows) == len(x):
-        return operation(x, there)
+        return operation(x, on_device)
     if len(rows):
-        x[there] = operation(x[there], there)
+        x[on_device] = operation(x[on_device], on_device)
     return x
 
 
 def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> Tensor:
-    """Color jitter: the four operations in an order drawn per image."""
+    """Apply color jitter: four operations in an order sampled per image."""
     batch = len(x)
     chosen = torch.rand(batch, generator=generator) < view.jitter
     order = torch.rand(batch, 4, generator=generator).argsort(dim=1)

@@ -1,8 +1,8 @@
 """The images of each step, on the device.
 
-A pack that fits into device memory lies there as a whole (`device`). A larger one stays memory-mapped
-(`host`): a thread gathers the next step's images into pinned memory while the device works on this
-one's, and the copy overlaps with it.
+A pack that fits into device memory is kept there (`device`). A larger pack stays memory-mapped (`host`): a thread
+gathers the next step's images into pinned memory while the device processes the present step, and the copy overlaps
+with it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from .image_pack import ImagePack
 from .order import epoch_order
 
-ROOM = 0.5  # share of the free device memory that a pack may take
+MEMORY_SHARE = 0.5  # share of the free device memory that a pack may use
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of a step.
+    """One rank's part of a step's batch.
 
     images: (B, S, S, 3) uint8 on the device.
     aspect: (B,) float32 on the CPU.
-    ids: (B,) int64 on the device, places in the pack.
+    ids: (B,) int64 on the device, positions in the pack.
     labels: (B,) int64 on the device, -1 where unknown.
     """
 
@@ -37,18 +37,18 @@ class Batch:
 
 
 class Batches:
-    """Batches of a pack by step number, so that a resumed run goes on with the very next one.
+    """Batches of a pack by step number, so that a resumed run continues with the very next one.
 
     Args:
         pack: the decoded images.
         labels: (N,) int64.
-        origin: (N,) int64, which data folder each comes from.
-        batch_size: images a step over all ranks.
+        origin: (N,) int64, the data folder of each image.
+        batch_size: images per step over all ranks.
         seed: of the order.
         one_folder: see `epoch_order`.
         residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
         where: the device.
-        rank, world: this rank takes the rank-th of `world` equal parts of each batch.
+        rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class Batches:
 
     def _fits(self) -> bool:
         if self._where.type != "cuda":
-            return True  # memory-mapped: the page cache holds what there is room for
-        return self._pixels.numel() < ROOM * torch.cuda.mem_get_info(self._where)[0]
+            return True  # memory-mapped: the page cache holds as much as fits
+        return self._pixels.numel() < MEMORY_SHARE * torch.cuda.mem_get_info(self._where)[0]
 
     def at(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs."""
+        """Return the batch of a step, counted from 0 over all epochs."""
         rows = self._rows(step)
         return self._batch(rows, None if self.resident else self._prefetched(step, rows))
 
     def of(self, rows: Tensor) -> Batch:
-        """The images at `rows`, (B,) int64 on the CPU, whatever step it is."""
+        """Return the images at `rows`, (B,) int64 on the CPU, independently of the step."""
         return self._batch(rows, None if self.resident else self._gather(rows).to(self._where, non_blocking=True))
 
     def _batch(self, rows: Tensor, images: Tensor | None) -> Batch:
@@ -108,7 +108,7 @@ class Batches:
         return len(self._pixels)
 
     def close(self) -> None:
-        """Ends the prefetching thread."""
+        """Stop the prefetching thread."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
@@ -120,7 +120,7 @@ class Batches:
         return self._order[1][place * self._batch_size : (place + 1) * self._batch_size][self._part]
 
     def _prefetched(self, step: int, rows: Tensor) -> Tensor:
-        """This step's images, which the thread gathered during the last one, if it was that one's successor."""
+        """Return this step's images, which the thread has gathered if the previous call was for the previous step."""
         assert self._thread is not None
         ready = self._next is not None and self._next[0] == step
         images = self._next[1].result() if ready and self._next else self._gather(rows)

@@ -1,8 +1,7 @@
-"""Random loss of quality: images shrunk and enlarged again, and compressed as JPEG does.
+"""Random loss of quality: images are shrunk and enlarged again, and compressed as in JPEG.
 
-Sets of images differ in sharpness and in compression. Where a batch mixes several, InfoNCE can tell
-a positive from most negatives by that alone, without looking at what is shown; degraded views take the
-shortcut away.
+Data sets differ in sharpness and compression. If a batch mixes several, InfoNCE can distinguish a positive from most
+negatives by quality alone. Degraded views remove this shortcut.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ LUMINANCE = (
 
 
 def degrade(images: Tensor, probability: float, generator: Generator) -> None:
-    """Degrades some images in place, each by its own amount.
+    """Degrade some images in place, each by a different amount.
 
     Args:
         images: (B, 3, S, S) float32 in [0, 1].
-        probability: of each image to be degraded.
+        probability: of degrading each image.
         generator: on the CPU.
     """
     if not probability:
@@ -50,7 +49,7 @@ def degrade(images: Tensor, probability: float, generator: Generator) -> None:
 
 
 def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
-    """To `share` (B,) of the side, area by area, and back bilinearly: both are linear, so one matrix an image."""
+    """Resize to `share` (B,) of the side by area and back bilinearly. Both are linear: one matrix per image."""
     side = images.shape[-1]
     small = (side * share).round().clamp(min=2)[:, None, None]  # pixels of the small copy
     pixel = torch.arange(side, device=images.device, dtype=torch.float32)
@@ -58,7 +57,7 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
     # overlap of source pixel `column` with cell `row` of the small copy
     cell = side / small
     down = (torch.minimum((row + 1) * cell, column + 1) - torch.maximum(row * cell, column)).clamp(min=0) / cell
-    # where pixel `row` of the result lies between the centers of the small copy
+    # position of pixel `row` of the result between the centers of the small copy
     place = ((row + 0.5) / cell - 0.5).clamp(min=0)
     up = (1 - (torch.minimum(place, small - 1) - column).abs()).clamp(min=0)
     matrix = up @ down  # (B, side, side)
@@ -66,7 +65,7 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
 
 
 def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
-    """Rounds the cosine transform of 8 x 8 blocks as JPEG does at a quality (B,) from 1 to 100, without its chroma."""
+    """Round the cosine transform of 8 x 8 blocks as JPEG does at a quality (B,) from 1 to 100, without subsampling."""
     batch, channels, side, _ = images.shape
     padded = math.ceil(side / BLOCK) * BLOCK
     x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
@@ -81,7 +80,7 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
 
 
 def _cosines(device: torch.device) -> Tensor:
-    """The orthonormal cosine transform of 8 samples: (8, 8)."""
+    """Return the orthonormal cosine transform of 8 samples: (8, 8)."""
     k, n = torch.arange(BLOCK, device=device)[:, None], torch.arange(BLOCK, device=device)[None]
     matrix = (math.pi * (2 * n + 1) * k / (2 * BLOCK)).cos() * math.sqrt(2 / BLOCK)
     matrix[0] /= math.sqrt(2)

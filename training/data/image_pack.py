@@ -1,9 +1,9 @@
 """ImagePack: a set of images decoded once, as one memory-mapped uint8 array.
 
-Every image is squashed to S x S; its original aspect is kept beside it, so that random crops are
-still drawn in the image's own proportions. Packs live in a cache folder under a hash of the file
-list (paths, sizes, times), so the second run on the same images starts at once. Decoding that was
-interrupted goes on where its journal ends; two programs that want the same pack decode it once.
+Every image is squashed to S x S. Its original aspect ratio is stored, so that random crops still have the image's
+proportions. Packs are stored in a cache folder under a hash of the file list (paths, sizes, times), so a second run on
+the same images starts at once. An interrupted decoding continues from its journal. Two programs that need the same pack
+decode it once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ImagePack:
 
     pixels: (N, S, S, 3) uint8, memory-mapped.
     aspect: (N,) float32, width / height of the upright original.
-    kept: (N,) int64, which of the given paths each row is.
-    broken: (path, reason) of the files that could not be read.
+    kept: (N,) int64, position of each row's file in the given paths.
+    broken: (path, reason) for the unreadable files.
     """
 
     pixels: np.ndarray
@@ -56,7 +56,7 @@ def build_pack(
     cache: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImagePack:
-    """Opens the pack of these files, decoding them first if it is not there.
+    """Open the pack of these files, decoding them first if necessary.
 
     Args:
         paths: image files.
@@ -65,8 +65,8 @@ def build_pack(
         progress: called with (done, total) after each image.
 
     Raises:
-        NoImages: not one of the files could be read.
-        NoRoom: the disk cannot hold them decoded.
+        NoImages: none of the files can be read.
+        NoRoom: the disk has no space for the decoded images.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size)
     if not (folder / "pack.json").exists():
@@ -74,7 +74,7 @@ def build_pack(
             if not (folder / "pack.json").exists():
                 _decode(paths, size, folder, progress)
     about = json.loads((folder / "pack.json").read_text())
-    # "c": copy on write, for torch refuses to wrap a read-only array without a warning
+    # "c" is copy on write: torch warns when it wraps a read-only array
     pixels = np.load(folder / "pixels.npy", mmap_mode="c")
     return ImagePack(
         pixels[: about["images"]],
@@ -92,20 +92,20 @@ def _digest(paths: Sequence[Path], size: int) -> str:
 def _size_and_time(path: Path) -> tuple[int, int]:
     try:
         stat = path.stat()
-    except OSError:  # a dangling link, or gone meanwhile: decoding will say so
+    except OSError:  # a dangling link or a deleted file: decoding will report it
         return (0, 0)
     return (stat.st_size, stat.st_mtime_ns)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other program decodes this pack."""
+    """Wait until no other program decodes this pack."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_suffix(".lock").open("w")
     except OSError as error:
         raise NoRoom(
-            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}): name another by NNCLR_CACHE."
+            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,7 +113,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[int, int], None]) -> None:
-    """Writes the pack beside its place and moves it there whole, so that no half pack is ever opened."""
+    """Write the pack to a temporary folder and rename it, so that no incomplete pack is ever opened."""
     half = folder.with_suffix(".part")
     half.mkdir(exist_ok=True)
     pixels = _pixel_file(half / "pixels.npy", (len(paths), size, size, 3))
@@ -140,38 +140,38 @@ def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[
                     lines.append((number, result[1], ""))
                 done += 1
                 progress(done, len(paths))
-            pixels.flush()  # type: ignore[attr-defined]  before the journal says that they are there
+            pixels.flush()  # type: ignore[attr-defined]  before the journal lists them
             journal.write("".join(json.dumps(line) + "\n" for line in lines))
             journal.flush()
     if not kept:
         shutil.rmtree(half)
-        raise NoImages(f"None of the {len(paths)} images could be read; the first: {broken[0][1]}")
+        raise NoImages(f"None of the {len(paths)} images can be read; the first error: {broken[0][1]}")
     np.save(half / "aspect.npy", np.array(aspect, np.float32))
     np.save(half / "kept.npy", np.array(kept, np.int64))
     (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
-    if folder.exists():  # left by an earlier version without its pack.json
+    if folder.exists():  # an earlier version left it without a pack.json
         shutil.rmtree(folder)
     half.rename(folder)
 
 
 def _pixel_file(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """The array on disk: that of an interrupted decoding, or a new one if there is room for it."""
+    """Open the array of an interrupted decoding, or create one if the disk has enough space."""
     if path.exists():
         try:
             return np.lib.format.open_memmap(path, mode="r+")
-        except (ValueError, OSError):  # stopped before its header was whole
+        except (ValueError, OSError):  # the interruption came before the header was complete
             (path.parent / "journal.jsonl").unlink(missing_ok=True)
     need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
     if need > free:
         raise NoRoom(
-            f"{shape[0]} images decoded at {shape[1]} pixels take {need / 1e6:,.0f} MB and the cache folder "
-            f"{path.parents[2]} has {free / 1e6:,.0f} MB free: name another by NNCLR_CACHE, or lower pack_size."
+            f"{shape[0]} images decoded at {shape[1]} pixels need {need / 1e6:,.0f} MB, but the cache folder "
+            f"{path.parents[2]} has {free / 1e6:,.0f} MB free. Set NNCLR_CACHE to another folder, or lower pack_size."
         )
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
 
 
 def _journal(half: Path) -> Iterator[tuple[int, float | None, str]]:
-    """(file, aspect or None, reason) of what is decoded already; a line that a kill cut off is left out."""
+    """Yield (file, aspect or None, reason) for files decoded before; an incomplete last line is ignored."""
     path = half / "journal.jsonl"
     text = path.read_text() if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]

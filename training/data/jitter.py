@@ -1,9 +1,10 @@
-"""Color jitter: brightness, contrast, saturation and hue, in an order and by amounts drawn per image.
+"""Color jitter: brightness, contrast, saturation and hue, in an order and by amounts sampled per image.
 
-Two ways to the same images. `jitter_by_rows` takes up the images that have an operation at a turn, works on
-them and puts them back: least work, and what a CPU does best. `jitter_at_once` works out every operation for every
-pixel and keeps what is wanted: made to be compiled, it reads and writes the batch twice in all, where the other reads
-and writes it some fifteen times, by sixteen small groups. On a GPU, memory is what augmentation waits for.
+Two implementations compute the same images. `jitter_by_rows` selects the images that have an operation at a turn,
+processes them and writes them back. This is the least work, and the fastest on a CPU. `jitter_at_once` computes every
+operation for every pixel and keeps what is needed. It is made to be compiled: it reads and writes the batch twice in
+total, whereas the other one does so some fifteen times, in sixteen small groups. On a GPU, memory traffic limits the
+augmentation.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ BY_ROWS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)  #
 
 
 def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
-    """Jitters in place.
+    """Apply color jitter in place.
 
     Args:
         images: (B, 3, H, W) float32 in [0, 1].
-        turns: (B, 4) int64 on the CPU, the turn from 0 to 3 at which each operation comes; -1 for none of them.
+        turns: (B, 4) int64 on the CPU, the turn from 0 to 3 of each operation; -1 for an image without jitter.
         amounts: (B, 4) float32 on the CPU, of each operation.
 
     Returns:
@@ -32,15 +33,15 @@ def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
         for number, operation in enumerate(BY_ROWS):
             rows = (turns[:, number] == turn).nonzero().squeeze(1)
             if len(rows):
-                there, by = (one.to(images.device, non_blocking=True) for one in (rows, amounts[rows, number]))
-                images[there] = operation(images[there], by)
+                on_device, by = (one.to(images.device, non_blocking=True) for one in (rows, amounts[rows, number]))
+                images[on_device] = operation(images[on_device], by)
     return images
 
 
 def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
-    """As `jitter_by_rows`, with all arguments on one device, and not in place.
+    """Apply color jitter like `jitter_by_rows`, with all arguments on one device, and not in place.
 
-    Contrast needs the mean of the whole image as it is then, so there is one pass up to it and one from it on.
+    Contrast needs the mean of the whole image at its turn, so there is one pass before it and one pass after it.
 
     Returns:
         (B, 3, H, W) float32, contiguous.
@@ -55,7 +56,7 @@ def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
 
 
 def _all_but_contrast(planes: Planes, at: Tensor, by: Tensor, wanted: Tensor) -> Planes:
-    """The other three in their order, where they are wanted: (4, B, 1, 1) bool. Hue takes most to work out: once."""
+    """Apply the other three operations where `wanted`, (4, B, 1, 1) bool. Hue is the most expensive: computed once."""
     planes = _brightness_and_saturation(planes, at, by, wanted & (at < at[HUE]))
     planes = _where(wanted[HUE], turn_hue(planes, by[HUE]), planes)
     return _brightness_and_saturation(planes, at, by, wanted & (at > at[HUE]))

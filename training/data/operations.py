@@ -1,4 +1,4 @@
-"""The operations of augmentation under one name each, eager or compiled."""
+"""The operations of augmentation, eager or compiled, in one object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .pixel_ops import gaussian_blur, grayscale, resized_crop, solarize
 
 @dataclass(frozen=True)
 class Operations:
-    """See the functions of these names; `jitter` takes its draws on the CPU, and may work in place."""
+    """See the functions of these names; `jitter` takes its parameters on the CPU and may work in place."""
 
     resized_crop: Callable[[Tensor, Tensor, Tensor, int], Tensor] = resized_crop
     jitter: Callable[[Tensor, Tensor, Tensor], Tensor] = jitter_by_rows
@@ -30,7 +30,7 @@ EAGER = Operations()
 
 @cache
 def compiled() -> Operations:
-    """The same operations, each fused into few kernels; for any number of images, as every batch picks others."""
+    """Return the same operations compiled into few kernels, for any number of images: it changes with every batch."""
 
     def fused(operation: Callable[..., Tensor]) -> Any:
         return torch.compile(operation, dynamic=True)
@@ -44,6 +44,8 @@ def compiled() -> Operations:
 
 
 def _planar_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tensor:
-    """`resized_crop` that lies as (B, 3, H, W): else `jitter_at_once` would be compiled to twice as many passes, for
-    torch fuses loops of one shape only, and planes that lie apart make loops of another."""
+    """Crop like `resized_crop`, with the memory layout (B, 3, H, W).
+
+    torch fuses only loops of one shape. With any other layout, `jitter_at_once` would compile to twice as many passes.
+    """
     return resized_crop(images, boxes, flip, out).contiguous()

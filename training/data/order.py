@@ -1,4 +1,4 @@
-"""The order of an epoch: which images make up each batch."""
+"""The order of an epoch: the images of each batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def seed_of(*numbers: int) -> int:
-    """One seed out of several numbers, such as seed, step and rank; well spread, unlike their sum."""
+    """Combine several numbers, such as seed, step and rank, into one well-distributed seed, unlike their sum."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 def epoch_order(origin: np.ndarray, batch_size: int, seed: int, epoch: int, one_folder: float = 0.0) -> Tensor:
-    """A permutation that depends on seed and epoch alone, so that a resumed epoch goes on in the same order.
+    """Return a permutation that depends only on seed and epoch, so that a resumed epoch continues in the same order.
 
     Args:
-        origin: (N,) int64, which data folder each image comes from.
+        origin: (N,) int64, the data folder of each image.
         batch_size: B; batch i is the rows i B to (i + 1) B of the result.
         seed, epoch: of the permutation.
-        one_folder: share of a batch that comes from one folder, in turn as large as the folders are; the
-            rest is drawn from all. Sets that differ in sharpness or compression are then no easy negatives.
+        one_folder: share of a batch that comes from one folder; larger folders get more batches. The rest is sampled
+            from all folders. Sets that differ in sharpness or compression are then not easy negatives.
 
     Returns:
         (N,) int64; with `one_folder` the last, incomplete batch is left out.
@@ -34,7 +34,7 @@ def epoch_order(origin: np.ndarray, batch_size: int, seed: int, epoch: int, one_
     blocks, rest = [], []
     for number in folder.unique():
         rows = order[folder == number]
-        whole = len(rows) // batch_size  # batches that this folder may call its own
+        whole = len(rows) // batch_size  # number of batches that this folder provides
         blocks += list(rows[: whole * own].view(whole, own))
         rest.append(rows[whole * own :])
     common = torch.cat(rest)

@@ -1,9 +1,8 @@
 """The operations of augmentation on a batch, with parameters given per image.
 
-Each equals torchvision's operation of the same name, image by image (the tests hold them to
-it). Images are (B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices,
-one an image: a resize, like a blur, is linear along each axis. In memory they are best (B, H, 3, W): so the
-products along either axis need no copy.
+Each equals torchvision's operation of the same name for every image; the tests compare them. Images are
+(B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices, one per image, because a resize and
+a blur are linear along each axis. The best memory layout is (B, H, 3, W): products along both axes then need no copy.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Planes = tuple[Tensor, Tensor, Tensor]  # red, green and blue, (B, H, W) each
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic kernel with a = -1/2, which Pillow and torchvision use when they antialias."""
+    """Compute Keys' cubic kernel with a = -1/2, which Pillow and torchvision use with antialiasing."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -27,10 +26,10 @@ def _cubic(x: Tensor) -> Tensor:
 def _resampling(
     start: Tensor, length: Tensor, source: int, out: int, *, backwards: Tensor | None = None, total: float = 1.0
 ) -> Tensor:
-    """Matrices that resample [start, start + length) of `source` pixels to `out`, antialiased: (B, out, source).
+    """Return matrices that resample [start, start + length) of `source` pixels to `out`, antialiased: (B, out, source).
 
-    `backwards` (B,) bool turns some round, and each row adds up to `total`: done here, neither costs a pass over the
-    matrices.
+    `backwards` (B,) bool mirrors some of them, and each row sums to `total`. Both are free here, and would otherwise
+    cost a pass over the matrices.
     """
     scale = (length / out)[:, None, None]  # source pixels an output pixel
     stretch = scale.clamp(min=1.0)
@@ -38,12 +37,12 @@ def _resampling(
     if backwards is not None:
         place = torch.where(backwards[:, None, None], out - 1 - place, place)
     center = start[:, None, None] + (place + 0.5) * scale
-    # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed; how many, in whole
-    # numbers, for torch 2.11 compiles ceil(4 * max(1.0, source / out)) to too few
+    # the kernel is 0 beyond two stretched pixels, so only these columns of the matrix are computed. Their number uses
+    # integers, because torch 2.11 compiles ceil(4 * max(1.0, source / out)) to too few
     taps = torch.arange(max(4, -(-4 * source // out)) + 1, device=start.device, dtype=torch.float32)
     pixel = (center - 2 * stretch).floor_() + taps  # (B, out, taps)
     weight = _cubic((pixel + 0.5 - center) / stretch)
-    # what lies outside the box was cropped away before the resize
+    # pixels outside the box were cropped away before the resize
     end = start + length
     weight *= (pixel + 0.5 >= start[:, None, None]) & (pixel + 0.5 < end[:, None, None])
     weight *= total / weight.sum(dim=2, keepdim=True)
@@ -52,10 +51,10 @@ def _resampling(
 
 
 def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tensor:
-    """Crops a box of each image, resizes it bicubically to out x out, and mirrors some.
+    """Crop a box of each image, resize it bicubically to out x out, and mirror some images.
 
     Args:
-        images: (B, H, W, 3) float32 in [0, 255]; copied unless it lies as (B, H, 3, W).
+        images: (B, H, W, 3) float32 in [0, 255]; copied unless its memory layout is (B, H, 3, W).
         boxes: (B, 4) float32: top, left, height, width in pixels of `images`, each side at least 1.
         flip: (B,) bool, mirror left to right.
         out: side of the result in pixels.
@@ -71,15 +70,15 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
 
 
 def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows @ image @ columns^T for each color of each image.
+    """Compute rows @ image @ columns^T for each color of each image.
 
     Args:
-        images: (B, 3, H, W); copied unless it lies as (B, H, 3, W).
+        images: (B, 3, H, W); copied unless its memory layout is (B, H, 3, W).
         rows: (B, h, H).
         columns: (B, w, W).
 
     Returns:
-        (B, 3, h, w) that lies as (B, h, 3, w).
+        (B, 3, h, w) with the memory layout (B, h, 3, w).
     """
     high, wide, colors = rows.shape[1], images.shape[3], images.shape[1]
     lines = torch.bmm(rows, images.transpose(1, 2).flatten(2))  # (B, h, 3 W)
@@ -88,17 +87,17 @@ def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def grayscale(images: Tensor) -> Tensor:
-    """Luma in all three channels: (B, 3, H, W), each with memory of its own, for what follows works in place."""
+    """Return luma in all three channels: (B, 3, H, W), each with separate memory for later in-place operations."""
     return torch.empty_like(images).copy_(_gray(images))
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Luma: (B, 1, H, W)."""
+    """Return luma: (B, 1, H, W)."""
     return luma(images.unbind(1)).unsqueeze(1)  # type: ignore[arg-type]
 
 
 def luma(planes: Planes) -> Tensor:
-    """How bright red, green and blue are together: (B, H, W)."""
+    """Return the brightness of red, green and blue together: (B, H, W)."""
     red, green, blue = planes
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
@@ -108,32 +107,32 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards black: factor (B,) >= 0, 1 leaves as is."""
+    """Scale towards black: factor (B,) >= 0; 1 changes nothing."""
     return (images * factor[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards the image's mean gray: factor (B,) >= 0."""
+    """Blend with the image's mean gray: factor (B,) >= 0."""
     return _blend(images, _gray(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards its own grays: factor (B,) >= 0."""
+    """Blend with the grayscale image: factor (B,) >= 0."""
     return _blend(images, _gray(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue by shift (B,) in [-0.5, 0.5] of the color circle, at the same value and saturation."""
+    """Rotate the hue by shift (B,) in [-0.5, 0.5] of the color circle; value and saturation stay the same."""
     return torch.stack(turn_hue(images.unbind(1), shift[:, None, None]), dim=2).transpose(1, 2)  # type: ignore[arg-type]
 
 
 def turn_hue(planes: Planes, shift: Tensor) -> Planes:
-    """`adjust_hue` of planes, the shift (B, 1, 1)."""
+    """Rotate the hue of planes like `adjust_hue`, with the shift (B, 1, 1)."""
     red, green, blue = planes
     value = torch.maximum(torch.maximum(red, green), blue)
     least = torch.minimum(torch.minimum(red, green), blue)
     chroma = value - least
-    # sixths of the circle from red, whichever channel is the brightest
+    # sixths of the circle from red, for any brightest channel
     sector = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green))
     sector = sector / torch.where(chroma == 0, 1.0, chroma)
     sector = sector + torch.where(value == red, 0.0, torch.where(value == green, 2.0, 4.0)) + 6 * shift
@@ -144,12 +143,12 @@ def turn_hue(planes: Planes, shift: Tensor) -> Planes:
 
 
 def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
-    """Inverts what is at least `threshold` bright."""
+    """Invert values of at least `threshold`."""
     return torch.where(images >= threshold, 1 - images, images)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, taps: int) -> Tensor:
-    """Blurs each image with its own sigma (B,) in pixels, mirrored at the borders; `taps` is odd and below 2 H."""
+    """Blur each image with its sigma (B,) in pixels, mirrored at the borders; `taps` is odd and below 2 H."""
     half = taps // 2
     offset = torch.arange(-half, half + 1, device=images.device)
     weight = torch.exp(-0.5 * (offset[None] / sigma[:, None]) ** 2)
@@ -160,7 +159,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, taps: int) -> Tensor:
 
 
 def _blur_matrix(weight: Tensor, offset: Tensor, side: int) -> Tensor:
-    """(B, side, side): row i holds the taps around pixel i, those beyond the border folded back."""
+    """Return (B, side, side): row i holds the taps around pixel i, with those beyond the border folded back."""
     source = torch.arange(side, device=weight.device)[:, None] + offset[None]  # (side, taps)
     source = (side - 1) - ((side - 1) - source.abs()).abs()
     matrix = weight.new_zeros(len(weight), side, side)

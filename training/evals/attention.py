@@ -1,9 +1,9 @@
-"""What the encoder looks at, scored with boxes: within an image, and from a box of one image to its like in another.
+"""Attention maps scored with boxes: within an image, and from a box of one image to its class in another.
 
-Within: the map without a query, in all boxes of the image. Across: the query is a box, the target another image
-that shows its class, scored in the boxes of that class and averaged over classes; the control asks the same target with
-a box of another class. Pointing is whether the upsampled map's maximum lies in a box, AUROC compares pixels in
-boxes with those outside. Intervals are 95%, by a bootstrap over images.
+Within: the map without a query, scored in all boxes of the image. Across: the query is a box and the target another
+image with its class, scored in the boxes of that class and averaged over classes. Control: the same target, with a box
+of another class as the query. Pointing is whether the upsampled map's maximum is in a box; AUROC compares pixels in
+boxes with those outside. Intervals are 95%, from a bootstrap over images.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from rich.console import Console
+from timm.models.resnet import BasicBlock, Bottleneck
+from torch import Tensor, nn
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import InvalidRequest
 
 from .boxes.bootstrap import estimate
 from .boxes.boxed import BoxedSet
-from .boxes.eyes import EncoderEye, Eye, PlaceEye
+from .boxes.maps import BASELINES, Baseline, BaselineMaps, EncoderMaps, MapSource
 from .boxes.pairs import Pair, choose_pairs
-from .boxes.places import PLACES, Place
-from .boxes.residuals import idle_blocks
 from .boxes.scoring import METRICS, PARTS, Scores, score
 
 REFERENCE = "gaussian"
 
 
 @dataclass(frozen=True)
-class BoxedSubject:
-    """An encoder or a place on a set of images with boxes.
+class BoxedEvaluation:
+    """An encoder or a baseline on a set of images with boxes.
 
-    say: where progress is shown.
-    broken: files that could not be read, with the reason; filled on the way.
+    console: console for progress.
+    broken: unreadable files with the reason; filled during scoring.
     """
 
-    source: Encoder | Place
+    source: Encoder | Baseline
     boxed: BoxedSet
-    say: Console
+    console: Console
     broken: dict[str, str] = field(default_factory=dict)
 
-    def scores(self, eye: Eye, pairs: Sequence[Pair], title: str) -> Scores:
-        """Of all images and pairs."""
-        return score(self.boxed, pairs, eye, f"{title} on {self.boxed.name}", self.broken, self.say)
+    def scores(self, maps: MapSource, pairs: Sequence[Pair], title: str) -> Scores:
+        """Score all images and pairs."""
+        return score(self.boxed, pairs, maps, f"{title} on {self.boxed.name}", self.broken, self.console)
 
-    def seen(self, encoder: Encoder, short_side: int, similarity: str, pairs: Sequence[Pair]) -> Scores:
-        """Through an encoder's eye at one size."""
-        with tempfile.TemporaryFile() as memory:
-            eye = EncoderEye(encoder, short_side, similarity, memory)
-            return self.scores(eye, pairs, f"short side {_size(short_side)}")
+    def encoder_scores(self, encoder: Encoder, short_side: int, similarity: str, pairs: Sequence[Pair]) -> Scores:
+        """Score an encoder at one size."""
+        with tempfile.TemporaryFile() as file:
+            maps = EncoderMaps(encoder, short_side, similarity, file)
+            return self.scores(maps, pairs, f"short side {_size(short_side)}")
 
 
 def attention(
-    subject: BoxedSubject,
+    subject: BoxedEvaluation,
     *,
     short_side: tuple[int, ...] = (0, 448),
     pairs: int = 50,
@@ -65,44 +65,44 @@ def attention(
     draws: int = 1000,
     seed: int = 0,
 ) -> Iterator[tuple[str, float]]:
-    """Yields ("attention/NAME", pointing within at the first size) and what stands behind it.
+    """Yield ("attention/NAME", pointing within at the first size) and the details.
 
-    For each size ("attention/NAME/own/within/pointing", mean) with /low and /high, and the same for across, control and
-    auroc; for an encoder also /over, what it is above the Gaussian on the same images or pairs, and for across
-    /over_control. Beside these, how many images boxes cover wholly, so that they have no AUROC, which share of the
-    encoder's blocks is idle, and how many pairs of how many classes there are.
+    For each size: ("attention/NAME/own/within/pointing", mean) with /low and /high, and the same for across, control
+    and auroc. For an encoder also /over, the gain over the Gaussian on the same images or pairs, and for across
+    /over_control. Further values: the number of images that boxes cover completely (they have no AUROC), the share of
+    the encoder's idle blocks, and the numbers of pairs and of their classes.
 
     Args:
-        subject: an encoder, or a place.
-        short_side: sizes, each the short side in pixels; 0 is the image's own.
-        pairs: at most so many a class, drawn by the seed.
-        pairs_of_one_class: likewise, in a set that has one class.
-        least: queries are boxes whose area has a square root of so many pixels or more.
+        subject: an encoder, or a baseline.
+        short_side: sizes, each the short side in pixels; 0 is the image's size.
+        pairs: maximum number of pairs per class, sampled with the seed.
+        pairs_of_one_class: the same, for a set with a single class.
+        least: queries are boxes whose area has a square root of at least this many pixels.
         similarity: of the query and the cells.
         draws: of the bootstrap.
         seed: of pairs and bootstrap.
 
     Raises:
-        InvalidRequest: an encoder of which no maps can be made, no size, or not one image can be read.
+        InvalidRequest: no size, an encoder without attention maps, or no readable image.
     """
     boxed, source, name = subject.boxed, subject.source, f"attention/{subject.boxed.name}"
     if not short_side:
-        raise InvalidRequest("short_side names no size: give 0 for the image's own, or pixels.")
-    one_class = len({int(kind) for one in boxed.pictures for kind in one.kinds}) == 1
+        raise InvalidRequest("short_side is empty; use 0 for the image's size, or a number of pixels.")
+    one_class = len({int(kind) for one in boxed.images for kind in one.kinds}) == 1
     chosen = choose_pairs(boxed, most=pairs_of_one_class if one_class else pairs, least=least, seed=seed)
     intervals = _Intervals(chosen, draws, seed)
-    place = source if isinstance(source, Place) else PLACES[REFERENCE]
-    of_place = scores = subject.scores(PlaceEye(place), chosen, place.name)
+    baseline = source if isinstance(source, Baseline) else BASELINES[REFERENCE]
+    of_baseline = scores = subject.scores(BaselineMaps(baseline), chosen, baseline.name)
     for number, side in enumerate(short_side):
         if isinstance(source, Encoder):
-            scores = subject.seen(source, side, similarity, chosen)
+            scores = subject.encoder_scores(source, side, similarity, chosen)
         if number == 0:
-            there = ~np.isnan(scores.within[:, 0])
-            if not there.any():
-                raise InvalidRequest(f"Not one image of {boxed.name} can be read, such as {boxed.pictures[0].path}.")
-            yield name, float(scores.within[there, 0].mean())
-            yield f"{name}/covered", float(np.isnan(scores.within[there, 1]).sum())
-        yield from intervals.of(f"{name}/{_size(side)}", scores, None if source is place else of_place)
+            readable = ~np.isnan(scores.within[:, 0])
+            if not readable.any():
+                raise InvalidRequest(f"No image of {boxed.name} can be read, such as {boxed.images[0].path}.")
+            yield name, float(scores.within[readable, 0].mean())
+            yield f"{name}/covered", float(np.isnan(scores.within[readable, 1]).sum())
+        yield from intervals.of(f"{name}/{_size(side)}", scores, None if source is baseline else of_baseline)
     if isinstance(source, Encoder):
         yield f"{name}/idle_blocks", idle_blocks(source.backbone)
     yield f"{name}/pairs", float(len(chosen))
@@ -113,8 +113,19 @@ def _size(short_side: int) -> str:
     return str(short_side) if short_side else "own"
 
 
+def idle_blocks(backbone: nn.Module) -> float:
+    """Return the share of residual blocks whose last norm has weight 0, so that the block equals its shortcut.
+
+    A new ResNet of timm starts with such norms. Networks without residual blocks give 0.
+    """
+    blocks = [module for module in backbone.modules() if isinstance(module, BasicBlock | Bottleneck)]
+    ends = [block.bn3 if isinstance(block, Bottleneck) else block.bn2 for block in blocks]
+    idle = [not bool(cast(Tensor, end.weight).any()) for end in ends]
+    return sum(idle) / len(idle) if idle else 0.0
+
+
 class _Intervals:
-    """Means and intervals of scores."""
+    """Means of scores with their intervals."""
 
     def __init__(self, pairs: Sequence[Pair], draws: int, seed: int) -> None:
         self._of_pairs: dict[str, Any] = {
@@ -130,20 +141,20 @@ class _Intervals:
         self._of_images: dict[str, Any] = {"draws": draws, "seed": seed}
 
     def of(self, name: str, scores: Scores, reference: Scores | None) -> Iterator[tuple[str, float]]:
-        """Each figure by its name, and what it is above the reference."""
+        """Yield each score by its name, and its gain over the reference."""
         for part in PARTS:
             for column, metric in enumerate(METRICS):
                 own = getattr(scores, part)[:, column]
-                yield from self._figure(f"{name}/{part}/{metric}", part, own)
+                yield from self._estimate(f"{name}/{part}/{metric}", part, own)
                 if reference is not None:
                     other = getattr(reference, part)[:, column]
-                    yield from self._figure(f"{name}/{part}/{metric}/over", part, own - other)
+                    yield from self._estimate(f"{name}/{part}/{metric}/over", part, own - other)
         if reference is not None:
             for column, metric in enumerate(METRICS):
                 gain = scores.across[:, column] - scores.control[:, column]
-                yield from self._figure(f"{name}/across/{metric}/over_control", "across", gain)
+                yield from self._estimate(f"{name}/across/{metric}/over_control", "across", gain)
 
-    def _figure(self, name: str, part: str, scores: np.ndarray) -> Iterator[tuple[str, float]]:
+    def _estimate(self, name: str, part: str, scores: np.ndarray) -> Iterator[tuple[str, float]]:
         if np.isnan(scores).all():
             return
         if part == "within":

@@ -1,6 +1,6 @@
-"""`nnclr eval`: protocols on sources and data sets, each answer kept as soon as it is there.
+"""`nnclr eval`: run protocols on sources and data sets, and keep each result as soon as it is complete.
 
-Called again with the same folder, it goes on: what is answered is not asked again.
+Called again with the same folder, it continues: existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ from nnclr_hub.encoder.labeled import some
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
-from ..data.named import find_data
-from .attention import BoxedSubject
+from ..data.named_sets import find_data
+from .attention import BoxedEvaluation
 from .boxes.boxed import BoxedSet, read_boxes
-from .boxes.places import PLACES, Place
+from .boxes.maps import BASELINES, Baseline
 from .features import Features, task_features
 from .pixels import Pixels
 from .protocols import Protocol
 from .results import Record, Results
-from .subject import Subject
-from .task import Task, read_pair, read_task
-from .transfer import SETS
+from .task import TRANSFER_METRICS, Task, read_pair, read_task
+from .trainer import ClassifierTrainer
 
-Source = FeatureSource | Place
+Source = FeatureSource | Baseline
 Data = Task | BoxedSet
-NOT_ENCODERS: dict[str, Source] = {"pixels": Pixels(), **PLACES}
+NOT_ENCODERS: dict[str, Source] = {"pixels": Pixels(), **BASELINES}
 PUBLISHED = ("timm:", "hf-hub:")
 
 
 @dataclass(frozen=True)
-class Question:
-    """What `nnclr eval` was asked.
+class EvalRequest:
+    """The arguments of `nnclr eval`.
 
     protocols: with their settings.
-    sources: of encoders, or "pixels"; for attention also a place: "center", "gaussian" or "area".
-    data: folders or names; empty, for transfer alone, its twelve sets.
+    sources: of encoders, or "pixels"; for attention also a baseline: "center", "gaussian" or "area".
+    data: folders or names; empty, for transfer only, means its twelve sets.
     out: folder of the results.
     queries, gallery: parts of each data folder, or folders or tables, for retrieval.
     device: None: the GPU if there is one.
-    command: as it was typed.
+    command: as typed.
     """
 
     protocols: Sequence[Protocol]
@@ -60,98 +59,99 @@ class Question:
     command: str = ""
 
 
-def evaluate(question: Question, say: Console) -> list[Record]:
-    """Answers it; gives the records, also those that were there.
+def evaluate(request: EvalRequest, console: Console) -> list[Record]:
+    """Run every protocol on every source and data set; return the records, including existing ones.
 
     Raises:
-        InvalidRequest: see `find_protocols` and `read_task`; or nothing of what was asked fits together.
-        ModelError: a source that cannot be had.
-        Interrupted: by a signal, while training.
+        InvalidRequest: see `find_protocols` and `read_task`; or no combination is possible.
+        ModelError: a source that is not available.
+        Interrupted: a signal stopped the training.
     """
-    if "" in question.sources or "" in question.data:
-        raise InvalidRequest("An encoder or a data set is given as nothing: name it, or leave it out.")
-    if not question.sources:
-        raise InvalidRequest("Name an encoder: nnclr eval knn SOURCE --data IMAGES.")
-    results = Results(question.out)
-    room = _Room(question, results, say)
-    sources, tasks = room.sources(), {one.name: room.tasks(one) for one in question.protocols}
-    asked, refused = [], None
+    if "" in request.sources or "" in request.data:
+        raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
+    if not request.sources:
+        raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
+    results = Results(request.out)
+    run = _EvalRun(request, results, console)
+    sources, tasks = run.sources(), {one.name: run.tasks(one) for one in request.protocols}
+    records, refused = [], None
     for name, source in sources.items():
-        for protocol in question.protocols:
+        for protocol in request.protocols:
             for task in tasks[protocol.name]:
                 try:
-                    asked.append(room.answer(protocol, name, source, task))
-                except InvalidRequest as error:  # k-NN on several labels, say: the others go on
+                    records.append(run.record(protocol, name, source, task))
+                except InvalidRequest as error:  # for example k-NN on several labels: the others continue
                     refused = error
-                    room.skip(f"{protocol.name} of {name} on {task.name}", error)
-    if refused is not None and not asked:
+                    run.skip(f"{protocol.name} of {name} on {task.name}", error)
+    if refused is not None and not records:
         raise refused
     results.write_page()
-    return asked
+    return records
 
 
-class _Room:
-    """Where a question is answered: its sources and data sets, each found once."""
+class _EvalRun:
+    """The sources and data sets of a request, each loaded once."""
 
-    def __init__(self, question: Question, results: Results, say: Console) -> None:
-        self.question, self.results, self.say = question, results, say
+    def __init__(self, request: EvalRequest, results: Results, console: Console) -> None:
+        self.request, self.results, self.console = request, results, console
         self._names: dict[str, Path] = {}
 
     def skip(self, what: str, error: Exception) -> None:
-        """Says that something is passed over, on the screen and in results.md."""
+        """Report a skipped item, on the console and in results.md."""
         self.results.skipped.append(f"{what}: {error}")
-        self.say.print(f"skipped {what}: {error}", style="yellow", highlight=False, markup=False)
+        self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False, markup=False)
 
     def sources(self) -> dict[str, Source]:
-        """By name; published weights that cannot be fetched are passed over if there are other sources."""
+        """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
         found: dict[str, Source] = {}
-        for name in dict.fromkeys(self.question.sources):
+        for name in dict.fromkeys(self.request.sources):
             try:
-                found[name] = NOT_ENCODERS.get(name) or load_encoder(name, device=self.question.device)
+                found[name] = NOT_ENCODERS.get(name) or load_encoder(name, device=self.request.device)
             except ModelFilesMissing as error:
-                if len(self.question.sources) == 1 or not name.startswith(PUBLISHED):
+                if len(self.request.sources) == 1 or not name.startswith(PUBLISHED):
                     raise
-                self.skip(name, error)  # its row fills where it can be had
+                self.skip(name, error)  # a later call on a machine with access adds its row
         return found
 
     def tasks(self, protocol: Protocol) -> list[Data]:
-        """The data sets of a protocol; those of transfer that are not to be had are passed over."""
-        data = self.question.data
+        """Return the data sets of a protocol; unavailable sets of transfer are skipped."""
+        data = self.request.data
         if protocol.name != "transfer" and not data:
             what = "images with boxes" if protocol.on_boxes else "labeled images"
-            raise InvalidRequest(f"Give {what}: nnclr eval {protocol.name} SOURCE --data IMAGES.")
+            raise InvalidRequest(f"No {what} are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
         found: list[Data] = []
-        for given in dict.fromkeys(data or SETS):
+        for given in dict.fromkeys(data or TRANSFER_METRICS):
             try:
-                folder = find_data([given], self.say)[0]
+                folder = find_data([given], self.console)[0]
                 task: Data
                 if protocol.on_boxes:
                     task = read_boxes(folder)
                 elif protocol.name == "retrieval":
-                    task = read_pair(folder, self.question.queries, self.question.gallery)
+                    task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
-                    task = read_task(folder, metric=SETS.get(given) or SETS.get(folder.name))
+                    metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
+                    task = read_task(folder, metric=metric)
             except NNCLRHubError as error:
                 if data:
                     raise
                 self.skip(given, error)
             else:
-                found.append(replace(task, name=self._own_name(task.name, folder)))
+                found.append(replace(task, name=self._unique_name(task.name, folder)))
         return found
 
-    def _own_name(self, name: str, folder: Path) -> str:
-        """Two folders of one name would share a cell of the table."""
+    def _unique_name(self, name: str, folder: Path) -> str:
+        """Number equal names of different folders, which would share a cell of the table."""
         own, number = name, 2
         while self._names.setdefault(own, folder.resolve()) != folder.resolve():
             own, number = f"{name}-{number}", number + 1
         return own
 
-    def answer(self, protocol: Protocol, name: str, source: Source, task: Data) -> Record:
-        """One record, on the disk; the old one, if the question is."""
-        asked = _asked(protocol, name, source, task, self.question.command)
-        before = self.results.answer(asked)
+    def record(self, protocol: Protocol, name: str, source: Source, task: Data) -> Record:
+        """Return the existing record, or compute and write a new one."""
+        empty = _empty_record(protocol, name, source, task, self.request.command)
+        before = self.results.existing(empty)
         if before is not None:
-            self.say.print(f"{protocol.name} of {name} on {task.name} is answered already", highlight=False)
+            self.console.print(f"{protocol.name} of {name} on {task.name} is complete already", highlight=False)
             return before
         subject = self._subject(protocol, source, task)
         began = time.perf_counter()
@@ -161,53 +161,53 @@ class _Room:
         broken = dict(subject.broken)
         unread = [f"{path}: {reason}" for path, reason in broken.items()]
         record = replace(
-            asked,
+            empty,
             values=values,
             left_out=[*task.left_out, *([f"{len(unread)} files cannot be read: {some(unread)}"] if unread else [])],
             seconds=round(time.perf_counter() - began, 3),
             made=[str(folder) for folder in getattr(subject, "made", [])],
         )
         for sentence in record.left_out:
-            self.say.print(f"note: {sentence}", style="yellow", highlight=False, markup=False)
+            self.console.print(f"note: {sentence}", style="yellow", highlight=False, markup=False)
         self.results.put(record)
-        self.say.print(f"{protocol.name}  {name}  {task.name}  {record.main:.3f}", highlight=False, markup=False)
+        self.console.print(f"{protocol.name}  {name}  {task.name}  {record.main:.3f}", highlight=False, markup=False)
         return record
 
-    def _subject(self, protocol: Protocol, source: Source, task: Data) -> Features | Subject | BoxedSubject:
+    def _subject(
+        self, protocol: Protocol, source: Source, task: Data
+    ) -> Features | ClassifierTrainer | BoxedEvaluation:
         if isinstance(task, BoxedSet):
-            if not isinstance(source, Encoder | Place):
-                raise InvalidRequest(f"{source.name} has no feature map to look at: leave it out.")
-            return BoxedSubject(source, task, self.say)
-        if isinstance(source, Place):
-            raise InvalidRequest(f"{source.name} is a place in an image, for attention alone: leave it out.")
+            if not isinstance(source, Encoder | Baseline):
+                raise InvalidRequest(f"{source.name} has no feature map for attention; leave it out.")
+            return BoxedEvaluation(source, task, self.console)
+        if isinstance(source, Baseline):
+            raise InvalidRequest(f"{source.name} is a baseline for attention only; leave it out.")
         if protocol.on_features:
-            return task_features(task, source, lambda part: bar(self.say, f"features of {part}"))
+            return task_features(task, source, lambda part: bar(self.console, f"features of {part}"))
         if not isinstance(source, Encoder):
-            raise InvalidRequest(f"{protocol.name} trains a network, and {source.name} is none: leave it out.")
+            raise InvalidRequest(f"{protocol.name} trains a network, but {source.name} is not a network; leave it out.")
         name = f"{Path(source.name).name.replace(':', '-')}-{source.fingerprint[:8]}"
-        return Subject(source, task, self.question.out / "encoders" / name, torch.device(source.device), self.say)
+        folder = self.request.out / "encoders" / name
+        return ClassifierTrainer(source, task, folder, torch.device(source.device), self.console)
 
 
-def _asked(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> Record:
-    """The record without its answer."""
-    pictures, metric = task.counts(), task.metric
+def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> Record:
+    """Return the record of a protocol, source and data set, without values."""
+    images, metric = task.counts(), task.metric
     if protocol.name == "retrieval" and isinstance(task, Task):
-        pictures, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
-    settings, classes = protocol.settings, len(task.classes)
+        images, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
     return Record(
-        *(
-            protocol.name,
-            name,
-            source.fingerprint,
-            task.name,
-            metric,
-            pictures,
-            classes,
-            settings,
-            {},
-            [],
-            0.0,
-            command,
-        ),
+        protocol=protocol.name,
+        source=name,
+        fingerprint=source.fingerprint,
+        data=task.name,
+        metric=metric,
+        images=images,
+        classes=len(task.classes),
+        settings=protocol.settings,
+        values={},
+        left_out=[],
+        seconds=0.0,
+        command=command,
         digest=task.digest(),
     )

@@ -1,4 +1,4 @@
-"""What protocols on frozen features work with: a task through an encoder, its images embedded once."""
+"""Features of a task's images, for the protocols on frozen features; each image is embedded once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Bar = AbstractContextManager[Callable[[int, int], None]]
 
 @dataclass(frozen=True)
 class PartFeatures:
-    """Of the images of a part that can be read.
+    """Features of the readable images of one part.
 
-    raw: (N, D) float32, as the network gives them.
+    raw: (N, D) float32, the network's output.
     labels: (N,) int64; or (N, C) float32 of zeros and ones, NaN where neither counts.
-    broken: files that could not be read, with the reason.
+    broken: unreadable files with the reason.
     """
 
     raw: np.ndarray
@@ -30,13 +30,13 @@ class PartFeatures:
     broken: tuple[tuple[str, str], ...] = ()
 
     def unit(self) -> np.ndarray:
-        """(N, D) float32 with rows of length 1."""
+        """Return (N, D) float32 with rows of length 1."""
         return unit_rows(self.raw)
 
 
 @dataclass(frozen=True)
 class Features:
-    """A task's parts; see `Task` for name, classes and metric. `device` is where classifiers are fitted."""
+    """Features of a task's parts; see `Task` for name, classes and metric. Classifiers are fitted on `device`."""
 
     name: str
     classes: tuple[str, ...]
@@ -48,20 +48,20 @@ class Features:
 
     @property
     def broken(self) -> tuple[tuple[str, str], ...]:
-        """Files of all parts that could not be read, with the reason."""
+        """Unreadable files of all parts, with the reason."""
         return self.train.broken + self.test.broken + (self.val.broken if self.val else ())
 
 
 def task_features(task: Task, source: FeatureSource, progress: Callable[[str], Bar]) -> Features:
-    """Features of every part.
+    """Compute the features of every part.
 
     Args:
         task: the data set.
         source: the encoder.
-        progress: called with a part's name; opens what is called with (done, total).
+        progress: called with a part's name; opens a function to call with (done, total).
 
     Raises:
-        NoImages: a part of which nothing can be read.
+        NoImages: a part without any readable image.
     """
     train = part_features(task.train, source, progress(f"{task.name}/train"))
     test = train
@@ -73,13 +73,13 @@ def task_features(task: Task, source: FeatureSource, progress: Callable[[str], B
 
 
 def part_features(part: Part, source: FeatureSource, progress: Bar) -> PartFeatures:
-    """Features of one part, from the cache where they are there."""
+    """Compute the features of one part, or read them from the cache."""
     with progress as advance:
         features = extract_features(source, part.paths, progress=advance)
     if not features.broken:
         return PartFeatures(features.raw, part.labels)
     good = np.setdiff1d(np.arange(len(part.paths)), list(features.broken))
     if not len(good):
-        raise NoImages(f"Not one of {len(part.paths)} images, such as {part.paths[0]}, can be read.")
+        raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
     broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(features.broken.items()))
     return PartFeatures(np.asarray(features.raw[good]), part.labels[good], broken)

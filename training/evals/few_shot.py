@@ -1,4 +1,4 @@
-"""Accuracy against labels a class."""
+"""Accuracy by the number of labels per class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .features import Features
 
 
 def few_shot(features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS) -> Iterator[tuple[str, float]]:
-    """Yields ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
+    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
 
     Raises:
         InvalidRequest: images with several labels.
     """
     if features.train.labels.ndim == 2:
-        raise InvalidRequest(f"Few-shot curves count labels a class, and an image of {features.name} has several.")
+        raise InvalidRequest(f"few_shot needs one label per image, and images of {features.name} have several.")
     train, test = features.train, features.test
     for point in few_shot_curve(train.unit(), train.labels, test.unit(), test.labels, shots=shots, seeds=seeds):
         values = point.mean_per_class if features.metric == "mean_per_class" else point.accuracy

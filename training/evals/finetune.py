@@ -1,22 +1,22 @@
 """Supervised training from an encoder's weights ("Self-supervised Learning as a Pre-training Step"): 100 epochs.
 
-A ResNet gets random crops and flips and SGD at 0.1 for 256 images; a vision transformer DeiT's recipe: RandAugment,
-mixup, cutmix, erasing, label smoothing, stochastic depth, AdamW at 5e-4 for 512. From a `random:` source the same
-call is training from scratch. The network goes to OUT/encoders/ as a model folder, so that it is a source again.
+A ResNet uses random crops and flips and SGD at 0.1 for 256 images. A vision transformer uses DeiT's recipe:
+RandAugment, mixup, cutmix, erasing, label smoothing, stochastic depth, AdamW at 5e-4 for 512. With a `random:` source
+the same call trains from scratch. The network is written to OUT/encoders/ as a model folder, which is a source again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .merit import merits
 from .network import network_of
-from .plan import Plan
-from .subject import Subject
+from .supervised import Plan
+from .task import metric_values
+from .trainer import ClassifierTrainer
 
 
 def finetune(
-    subject: Subject,
+    subject: ClassifierTrainer,
     *,
     epochs: int = 100,
     lr: float = 0.0,
@@ -29,23 +29,23 @@ def finetune(
     workers: int = 8,
     seed: int = 0,
 ) -> Iterator[tuple[str, float]]:
-    """Yields ("finetune/NAME", the set's metric) and ("finetune/NAME/top5", ...) after the last epoch.
+    """Yield ("finetune/NAME", the set's metric) and ("finetune/NAME/top5", ...) after the last epoch.
 
     Args:
         subject: encoder and task.
         epochs: passes over the training images.
-        lr: for a batch of 256 (ResNet) or 512 (vision transformer); 0: 0.1 and 5e-4.
-        batch_size: images a step; shrinks so that an epoch has 32 steps.
-        micro_batch: images at a time through the network.
-        image_size: side of the input in pixels, such as 384; 0: the encoder's own.
-        layer_decay: rate of each layer relative to the next later one.
+        lr: for a batch of 256 (ResNet) or 512 (vision transformer); 0 means 0.1 and 5e-4.
+        batch_size: images per step; shrinks so that an epoch has 32 steps.
+        micro_batch: images per pass of the network.
+        image_size: side of the input in pixels, such as 384; 0: the encoder's input size.
+        layer_decay: rate of each layer relative to the next later layer.
         drop_path: stochastic depth of a vision transformer.
         label_smoothing: of a vision transformer.
-        workers: processes that make the crops.
+        workers: processes that decode and crop.
         seed: of order, crops and the classifier's weights.
     """
     convolutional = network_of(subject.encoder).convolutional
-    batch = subject.batch(batch_size)
+    batch = subject.batch_size(batch_size)
     if convolutional:
         rate, unit, plan = lr or 0.1, 256, {"optimizer": "sgd", "weight_decay": 1e-4}
     else:
@@ -68,10 +68,10 @@ def finetune(
         drop_path=0.0 if convolutional else drop_path,
     )
     scores, labels = trained.scores(subject.task.test)
-    found = dict(merits("finetune", subject.task, scores, labels))
+    found = dict(metric_values("finetune", subject.task, scores, labels))
     yield from found.items()
-    folder = subject.place / f"{subject.task.name}-finetuned-{trained.hash}"
+    folder = subject.folder / f"{subject.task.name}-finetuned-{trained.hash}"
     about = {"recipe": "finetune", "method": f"fine-tuned from {subject.encoder.name}", "epochs": epochs, "seed": seed}
     trained.network.export(folder, {**about, "metrics": {name: round(value, 4) for name, value in found.items()}})
     subject.made.append(folder)
-    subject.say.print(f"the fine-tuned encoder is in {folder}", highlight=False)
+    subject.console.print(f"the fine-tuned encoder is in {folder}", highlight=False)

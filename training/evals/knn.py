@@ -1,6 +1,6 @@
-"""Weighted k-NN: the training images nearest to each held-out one vote for its class.
+"""Weighted k-NN: the training images nearest to each held-out image vote for its class.
 
-Figures of different k and temperature cannot be compared: they are part of the name.
+Scores for different k and temperature are not comparable, so both are part of the score's name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ TEMPERATURE = 0.07
 
 
 def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> Iterator[tuple[str, float]]:
-    """Yields ("knn20/NAME", accuracy in [0, 1]), by the metric of the set; the temperature is named if it is not 0.07.
+    """Yield ("knn20/NAME", the set's metric in [0, 1]); a temperature other than 0.07 is part of the name.
 
     Raises:
         InvalidRequest: images with several labels.
     """
     if features.train.labels.ndim == 2:
-        raise InvalidRequest(f"k-NN votes for one label an image, and {features.name} has several: use linear.")
+        raise InvalidRequest(f"knn needs one label per image, and images of {features.name} have several; use linear.")
     predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
     right = predicted == features.test.labels
     value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()

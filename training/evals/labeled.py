@@ -1,7 +1,6 @@
-"""A labeled set made ready for evaluation: its images through the eval transform once, kept as uint8 crops.
+"""A labeled set prepared for repeated evaluation: its images pass the eval transform once and are kept as uint8 crops.
 
-Every evaluation during training then costs the forward passes alone, and gives the figure that the exported
-encoder has.
+Each evaluation during training then costs only the forward passes, and yields the score of the exported encoder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BATCH = 256
 
 
 class Crops(Protocol):
-    """An encoder, or what stands for one: its device, and the features of crops (N, S, S, 3) uint8, (N, D) float32."""
+    """An encoder, or a stand-in: its device, and features (N, D) float32 of crops (N, S, S, 3) uint8."""
 
     @property
     def device(self) -> object: ...
@@ -38,7 +37,7 @@ class LabeledSet:
 
     Args:
         data: the set.
-        preprocessing: the encoder's.
+        preprocessing: of the encoder.
         progress: called with (done, total) while the images are decoded.
     """
 
@@ -55,7 +54,7 @@ class LabeledSet:
         self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
 
     def embed(self, encoder: Crops) -> Features:
-        """All crops through the encoder."""
+        """Compute the features of all crops."""
         (train, train_labels), (test, test_labels) = self._train, self._test
         return Features(
             self.name,
@@ -69,24 +68,24 @@ class LabeledSet:
 def _crops(
     files: ImageFiles, transform: EvalTransform, progress: Callable[[int], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(N, S, S, 3) uint8 and (N,) int64 of the labeled images that can be read."""
+    """Return (N, S, S, 3) uint8 and (N,) int64 for the labeled images that can be read."""
 
     def crop(path: Path) -> np.ndarray | None:
         try:
             return transform.crop(decode_image(path))
         except ImageError:
-            return None  # the pack has listed it already
+            return None  # the pack has reported it already
 
     labeled = files.keep((files.labels >= 0).nonzero()[0])
     crops, labels = [], []
     with ThreadPoolExecutor(cpu_count()) as pool:
-        for done, (made, label) in enumerate(zip(pool.map(crop, labeled.paths), labeled.labels, strict=True), 1):
-            if made is not None:
-                crops.append(made)
+        for done, (image, label) in enumerate(zip(pool.map(crop, labeled.paths), labeled.labels, strict=True), 1):
+            if image is not None:
+                crops.append(image)
                 labels.append(label)
             progress(done)
     if not crops:
-        raise NoImages("Not one of the images to evaluate on could be read: check the files of val/ or test/.")
+        raise NoImages("None of the evaluation images can be read; check the files in val/ or test/.")
     return np.stack(crops), np.array(labels, np.int64)
 
 

@@ -1,11 +1,11 @@
-"""Linear evaluation as the paper does it: a linear classifier on the frozen encoder, trained through images.
+"""Linear evaluation as in the paper: a linear classifier on the frozen encoder, trained through images.
 
-90 epochs of LARS with Nesterov momentum of 0.9 and a cosine from a learning rate of 1, batches of 4096, random crops
-and flips. A batch is gathered from parts that fit into memory.
+90 epochs of LARS with Nesterov momentum 0.9, a cosine schedule from a learning rate of 1, batches of 4096, random crops
+and flips. A batch consists of parts that fit into memory.
 
-A small set has smaller batches, so that there are steps enough; the rate stays 1, since LARS takes steps of a
-thousandth of the weights' own length whatever the batch. (The paper does not say whether its 1 is meant for its own
-batch or for 256 images.)
+A small set uses smaller batches to get enough steps. The rate stays 1, since the length of LARS's steps is a fixed
+share of the weights' length for any batch. (The paper does not state whether its rate of 1 is meant for its batch or
+for 256 images.)
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from .merit import merits
-from .plan import Plan
-from .subject import Subject
+from .supervised import Plan
+from .task import metric_values
+from .trainer import ClassifierTrainer
 
 
 def linear_images(
-    subject: Subject,
+    subject: ClassifierTrainer,
     *,
     epochs: int = 90,
     lr: float = 1.0,
@@ -30,20 +30,20 @@ def linear_images(
     workers: int = 8,
     seed: int = 0,
 ) -> Iterator[tuple[str, float]]:
-    """Yields ("linear_images/NAME", the set's metric) and ("linear_images/NAME/top5", ...) after the last epoch.
+    """Yield ("linear_images/NAME", the set's metric) and ("linear_images/NAME/top5", ...) after the last epoch.
 
     Args:
         subject: encoder and task.
         epochs: passes over the training images.
         lr: at the peak, for any batch.
-        optimizer: lars; sgd fits small sets in fewer steps.
-        batch_size: images a step; shrinks so that an epoch has 32 steps.
-        micro_batch: images at a time through the network.
+        optimizer: lars; sgd needs fewer steps on small sets.
+        batch_size: images per step; shrinks so that an epoch has 32 steps.
+        micro_batch: images per pass of the network.
         weight_decay: of the classifier.
-        workers: processes that make the crops.
+        workers: processes that decode and crop.
         seed: of order and crops.
     """
-    batch = subject.batch(batch_size)
+    batch = subject.batch_size(batch_size)
     plan = Plan(
         epochs=epochs,
         lr=lr,
@@ -57,4 +57,4 @@ def linear_images(
     )
     trained = subject.train(plan, "linear")
     scores, labels = trained.scores(subject.task.test)
-    yield from merits("linear_images", subject.task, scores, labels)
+    yield from metric_values("linear_images", subject.task, scores, labels)

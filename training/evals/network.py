@@ -1,4 +1,4 @@
-"""The network of a source, made ready to be trained on labels, and given out again as a model folder."""
+"""The network of a source, copied for training on labels and exported again as a model folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nnclr_hub.publish.export import export_model
 
 @dataclass(frozen=True)
 class Network:
-    """An encoder's backbone with all that an export needs.
+    """An encoder's backbone with everything that an export needs.
 
-    backbone: fresh for each training, so the encoder itself stays as it is.
-    architecture, model_args: what builds it.
-    preprocessing: of the images it takes.
+    backbone: a copy for each training, so the encoder itself does not change.
+    architecture, model_args: build it.
+    preprocessing: of its input images.
     """
 
     backbone: nn.Module
@@ -33,15 +33,15 @@ class Network:
 
     @property
     def convolutional(self) -> bool:
-        """A ResNet, not a vision transformer."""
+        """Whether it is a convolutional network, not a vision transformer."""
         return is_convolutional(self.backbone)
 
     def encoder(self, name: str, device: torch.device) -> Encoder:
-        """The network as it is now."""
+        """Return the network in its present state as an encoder."""
         return Encoder(self.backbone, self.preprocessing, name=name, device=device)
 
     def export(self, folder: Path, provenance: Mapping[str, Any]) -> Path:
-        """Writes a model folder."""
+        """Write a model folder."""
         return export_model(
             self.backbone,
             folder,
@@ -53,15 +53,15 @@ class Network:
 
 
 def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0) -> Network:
-    """A copy of an encoder's network, for another input size if so wanted.
+    """Copy an encoder's network, optionally for another input size.
 
     Args:
         encoder: any.
-        image_size: side in pixels; 0: its own. A vision transformer's positions are resampled.
+        image_size: side in pixels; 0: its input size. A vision transformer's positions are resampled.
         drop_path: stochastic depth.
 
     Raises:
-        InvalidRequest: a network that takes no such size or no stochastic depth.
+        InvalidRequest: a network that does not support this size or stochastic depth.
     """
     preprocessing = encoder.transform.preprocessing
     if encoder.config is not None:
@@ -75,7 +75,8 @@ def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0)
     if image_size and image_size != preprocessing.input_size:
         if sized(architecture):
             if not hasattr(backbone, "set_input_size"):
-                raise InvalidRequest(f"{architecture} takes {preprocessing.input_size} pixels and no other size.")
+                size = preprocessing.input_size
+                raise InvalidRequest(f"{architecture} supports only an input of {size} pixels; got {image_size}.")
             backbone.set_input_size(img_size=(image_size, image_size))  # type: ignore[operator]
             arguments["img_size"] = image_size
         preprocessing = replace(preprocessing, input_size=image_size)

@@ -1,4 +1,4 @@
-"""Plain pixels as an encoder: the floor that learned features must be above."""
+"""Raw pixels as an encoder: the baseline that learned features must exceed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = 16
 
 
 class Pixels:
-    """An image as 16 x 16 RGB, its mean taken out: 768 numbers."""
+    """An encoder whose vector is the image at 16 x 16 RGB minus its mean: 768 numbers."""
 
     name = "pixels"
     fingerprint = f"pixels-{SIDE}-mean-removed"
@@ -24,12 +24,12 @@ class Pixels:
     device = "cpu"
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """(768,) float32 of each image, or why it has none."""
+        """Return (768,) float32 for each image, or the error that prevented reading it."""
         with ThreadPoolExecutor() as pool:
             return list(pool.map(_small, images))
 
     def forward_crops(self, crops: np.ndarray) -> np.ndarray:
-        """(N, 768) float32 of (N, S, S, 3) uint8."""
+        """Return (N, 768) float32 for (N, S, S, 3) uint8."""
         return np.stack([_features(Image.fromarray(crop)) for crop in crops])
 
 

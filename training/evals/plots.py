@@ -1,4 +1,4 @@
-"""Results drawn: bars a protocol, few-shot curves, and the page of attention."""
+"""Plots of results: bars per protocol, few-shot curves, and the page of attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDE = 44  # characters of a name
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Writes folder/scores.png, few_shot.png where there are curves, and attention.md and .png where maps were scored.
+    """Write folder/scores.png, and few_shot.png, attention.md and attention.png if there are such records.
 
     Returns:
         Their paths.
@@ -36,7 +36,7 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def _scores(records: Sequence[Record]) -> Figure:
-    """A panel a protocol: a group of bars a data set, one bar a source."""
+    """Draw a panel per protocol, a group of bars per data set, and a bar per source."""
     protocols = list(dict.fromkeys(one.protocol for one in records))
     sources = list(dict.fromkeys(one.source for one in records))
     sets = max(len({one.data for one in records if one.protocol == name}) for name in protocols)
@@ -59,7 +59,7 @@ def _scores(records: Sequence[Record]) -> Figure:
 
 
 def _few_shot(records: Sequence[Record]) -> Figure:
-    """A panel a data set: accuracy against labels a class, a line a source, one standard deviation around it."""
+    """Draw accuracy against labels per class: a panel per data set, a line per source, one standard deviation."""
     data = list(dict.fromkeys(one.data for one in records))
     columns = min(2, len(data))
     rows = -(-len(data) // columns)
@@ -80,7 +80,7 @@ def _few_shot(records: Sequence[Record]) -> Figure:
         axes.set_xticks(shots, [str(n) for n in shots])
         axes.minorticks_off()
         axes.set_title(name, fontsize=9)
-        axes.set_xlabel("labels a class")
+        axes.set_xlabel("labels per class")
         axes.set_ylabel("accuracy (%)")
         axes.grid(alpha=0.3)
     _legend(figure, panels[0])
@@ -88,7 +88,7 @@ def _few_shot(records: Sequence[Record]) -> Figure:
 
 
 def short(source: str) -> str:
-    """A source as a legend has room for: its beginning says what kind it is, its end which one."""
+    """Shorten a source for the legend: its beginning shows the kind of source, its end which one."""
     return source if len(source) <= WIDE else f"{source[:16]}...{source[-24:]}"
 
 

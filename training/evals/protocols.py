@@ -1,4 +1,4 @@
-"""The protocols by name, with the settings that each takes: the keyword arguments of its function."""
+"""The protocols by name, with their settings: the keyword arguments of their functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
 from ..recipes.settings import as_text, one_of, parse_settings
-from .attention import BoxedSubject, attention
+from .attention import BoxedEvaluation, attention
 from .features import Features
 from .few_shot import few_shot
 from .finetune import finetune
@@ -21,7 +21,7 @@ from .linear import linear
 from .linear_images import linear_images
 from .retrieval import retrieval
 from .semi_supervised import semi_supervised
-from .subject import Subject
+from .trainer import ClassifierTrainer
 
 Scores = Iterator[tuple[str, float]]
 ON_FEATURES: dict[str, Callable[..., Scores]] = {
@@ -37,16 +37,16 @@ THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
     "finetune": finetune,
 }
 ON_BOXES: dict[str, Callable[..., Scores]] = {"attention": attention}
-MAY_BE_ZERO = {"seed", "short_side", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
+ZERO_ALLOWED = {"seed", "short_side", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
 MIN = 1e-12
 PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES, **ON_BOXES}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One with its settings.
+    """A protocol with its settings.
 
-    name: of PROTOCOLS.
+    name: a key of PROTOCOLS.
     settings: every keyword argument with its value.
     """
 
@@ -55,44 +55,44 @@ class Protocol:
 
     @property
     def on_features(self) -> bool:
-        """Whether it works on frozen features, not through images."""
+        """Whether it works on frozen features, not on images."""
         return self.name in ON_FEATURES
 
     @property
     def on_boxes(self) -> bool:
-        """Whether it takes images with boxes instead of labels."""
+        """Whether it needs images with boxes instead of labels."""
         return self.name in ON_BOXES
 
-    def run(self, subject: Features | Subject | BoxedSubject) -> Scores:
-        """Its figures, one after another."""
+    def run(self, subject: Features | ClassifierTrainer | BoxedEvaluation) -> Scores:
+        """Yield the protocol's scores."""
         return PROTOCOLS[self.name](subject, **self.settings)
 
 
 def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Protocol]:
-    """Those of the names, with `--set` applied.
+    """Return the named protocols, with `--set` applied.
 
     Args:
         names: of PROTOCOLS.
-        assignments: KEY=VALUE; a key goes to every protocol that has it.
+        assignments: KEY=VALUE; a key applies to every protocol that has it.
 
     Raises:
-        InvalidRequest: no such protocol.
-        UnknownSetting: a key that none of them has, or a value that it cannot take.
+        InvalidRequest: an unknown protocol.
+        UnknownSetting: a key that none of them has, or an invalid value.
     """
     if not names:
-        raise InvalidRequest(f"Name a protocol: {', '.join(PROTOCOLS)}.")
+        raise InvalidRequest(f"No protocol is named; choose from {', '.join(PROTOCOLS)}.")
     for name in names:
         one_of("protocol", name, PROTOCOLS)
     everything = {key: value for name in names for key, value in settings_of(name).items()}
     for assignment in assignments:
         key = assignment.partition("=")[0]
         if key not in everything:
-            parse_settings([assignment], dict.fromkeys(everything, str), everything)  # refuses it, with the nearest
+            parse_settings([assignment], dict.fromkeys(everything, str), everything)  # raises and suggests the nearest
     return [_configured(name, assignments) for name in dict.fromkeys(names)]
 
 
 def _configured(name: str, assignments: Sequence[str]) -> Protocol:
-    """The protocol with those of the assignments that are its own; a key may be of another type in another protocol."""
+    """Apply the assignments that concern this protocol; a key may have a different type in another protocol."""
     settings, hints = settings_of(name), typing.get_type_hints(PROTOCOLS[name])
     own = [one for one in assignments if one.partition("=")[0] in settings]
     changed = parse_settings(own, {key: hints[key] for key in settings}, settings)
@@ -107,20 +107,20 @@ def _configured(name: str, assignments: Sequence[str]) -> Protocol:
 def _check_range(key: str, value: object) -> None:
     if not isinstance(value, int | float):
         return
-    least = 0 if key in MAY_BE_ZERO else MIN
+    least = 0 if key in ZERO_ALLOWED else MIN
     if not least <= value < float("inf"):
-        raise UnknownSetting(f"{key}={as_text(value)} must be {'0 or more' if least == 0 else 'above 0'}.")
+        raise UnknownSetting(f"{key} must be {'0 or more' if least == 0 else 'above 0'}; got {as_text(value)}.")
     if key == "image_size" and value and not 8 <= value <= 2048:
-        raise UnknownSetting(f"image_size={value} must lie between 8 and 2048 pixels; 0 is the encoder's own.")
+        raise UnknownSetting(f"image_size must be 0 (the encoder's size) or 8 to 2048 pixels; got {value}.")
     if key == "short_side" and value and not SHORTEST <= value <= MAX_SIDE:
         raise UnknownSetting(
-            f"short_side={value} must lie between {SHORTEST} and {MAX_SIDE} pixels; 0 is the image's own."
+            f"short_side must be 0 (the image's size) or {SHORTEST} to {MAX_SIDE} pixels; got {value}."
         )
     if key == "seed" and value >= 2**31:
-        raise UnknownSetting(f"seed={value} must be below {2**31}.")
+        raise UnknownSetting(f"seed must be below {2**31}; got {value}.")
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """Its settings with their defaults."""
+    """Return the protocol's settings with their defaults."""
     parameters = inspect.signature(PROTOCOLS[name]).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}

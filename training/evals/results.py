@@ -1,4 +1,4 @@
-"""OUT/results.json, every figure with all that is needed to have it again, and OUT/results.md, its tables."""
+"""OUT/results.json: every score with all that is needed to reproduce it. OUT/results.md: its tables."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from nnclr_hub.errors import InvalidRequest
 from ..monitor import replace_text
 
 NAME = "results.json"
-SHOWN_APART = ("top5", "l2", "std", "queries")
+OLD_IMAGES = "pictures"  # the key of earlier versions
+DETAILS = ("top5", "l2", "std", "queries")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One protocol, source and data set.
+    """Result of one protocol on one source and one data set.
 
-    protocol, source, fingerprint: what was scored, and how.
+    protocol, source, fingerprint: the protocol and the encoder.
     data: name of the set.
-    metric: what its figure is: top1, mean_per_class, map11, or map for retrieval.
-    images: number a part.
-    classes: how many.
-    settings: of the protocol; seed, epochs, k, temperature among them.
-    values: name -> figure; the first is the one that tables show.
-    left_out: sentences about what does not count: classes that train lacks, files that cannot be read.
-    seconds: that it took, without the features.
+    metric: top1, mean_per_class, map11, or map for retrieval.
+    images: number of images in each part.
+    classes: number of classes.
+    settings: of the protocol, such as seed, epochs, k and temperature.
+    values: name -> score; the first is shown in tables.
+    left_out: notes about what does not count: classes that train lacks, unreadable files.
+    seconds: run time, without computing the features.
     digest: of the files, their labels and the metric.
-    made: model folders that it wrote.
+    made: model folders that the protocol wrote.
     """
 
     protocol: str
@@ -46,7 +47,7 @@ class Record:
     fingerprint: str
     data: str
     metric: str
-    pictures: dict[str, int]
+    images: dict[str, int]
     classes: int
     settings: dict[str, Any]
     values: dict[str, float]
@@ -60,69 +61,75 @@ class Record:
 
     @property
     def main(self) -> float:
-        """The figure that tables show; of a few-shot curve, the last point."""
+        """The score that tables show; for a few-shot curve, the last point."""
         if f"{self.protocol}/{self.data}" in self.values:
             return self.values[f"{self.protocol}/{self.data}"]
         named = [(name.split("/")[-1], value) for name, value in self.values.items()]
-        shown = [value for last, value in named if last not in SHOWN_APART or last == self.data]
+        shown = [value for last, value in named if last not in DETAILS or last == self.data]
         return shown[-1] if shown else float("nan")
 
     def same_as(self, other: Record) -> bool:
-        """Whether both are of the same question."""
-        return _question(self) == _question(other)
+        """Return whether both records have the same protocol, source, data and settings."""
+        return _key(self) == _key(other)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record for results.json and `--json`, with the key for `images` that earlier versions used."""
+        return {**dataclasses.asdict(self), OLD_IMAGES: self.images}
 
 
 class Results:
-    """The records of a folder; each is on the disk as soon as it is put.
+    """The records of a folder; each one is written to disk when it is added.
 
     Args:
-        folder: made with the first record, if it is not there.
+        folder: created with the first record if it does not exist.
 
     Raises:
-        InvalidRequest: a results.json that cannot be read.
+        InvalidRequest: an unreadable results.json, or a folder that is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         try:
-            there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-            with tempfile.TemporaryFile(dir=there):
+            existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            with tempfile.TemporaryFile(dir=existing):
                 pass
         except OSError as error:
             raise InvalidRequest(
-                f"--out {folder} cannot be written ({error.strerror}): name another folder."
+                f"--out {folder} cannot be written ({error.strerror}); choose another folder."
             ) from error
         self.records = self._read()
-        self.skipped: list[str] = []  # sentences about what was asked and could not be answered
+        self.skipped: list[str] = []  # notes about combinations that could not be computed
 
     def _read(self) -> list[Record]:
         if not self._path.exists():
             return []
         try:
-            return [Record(**one) for one in json.loads(self._path.read_text("utf-8"))]
+            return [_read_record(one) for one in json.loads(self._path.read_text("utf-8"))]
         except (ValueError, TypeError, OSError) as error:
-            raise InvalidRequest(f"{self._path} is not one of ours ({error}): name another --out.") from error
+            raise InvalidRequest(
+                f"{self._path} was not written by nnclr eval ({error}); choose another --out."
+            ) from error
 
-    def answer(self, record: Record) -> Record | None:
-        """What was answered to the same question before, if it was."""
+    def existing(self, record: Record) -> Record | None:
+        """Return the stored record with the same protocol, source, data and settings, or None."""
         return next((one for one in self.records if one.same_as(record)), None)
 
     def put(self, record: Record) -> None:
-        """Adds a record, in the place of an older answer to its question."""
+        """Add a record, replacing an older one of the same kind."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        others = self._read()  # another call may have put some meanwhile
+        others = self._read()  # another process may have added some
         self.records = [one for one in others if not one.same_as(record)] + [record]
-        replace_text(self._path, json.dumps([dataclasses.asdict(one) for one in self.records], indent=1) + "\n")
+        replace_text(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
         self.write_page()
 
     def write_page(self) -> None:
-        """results.md beside it."""
+        """Write results.md next to results.json."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(self._path.with_suffix(".md"), as_markdown(self.records, self.skipped))
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """One a protocol: a row a source, a column a data set; figures in percent."""
+    """Yield one table per protocol: a row per source, a column per data set, scores in percent."""
     for title, data, rows in _grids(records):
         shown = Table("source", *data, title=title, title_justify="left", box=None, header_style="bold")
         for row in rows:
@@ -131,8 +138,8 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def as_markdown(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
-    """The same as a page."""
-    lines = ["# Results", "", "Percent. How they were made stands in results.json: commands, settings, versions.", ""]
+    """Return the same tables as Markdown."""
+    lines = ["# Results", "", "Percent. results.json has the commands, settings and versions.", ""]
     for title, data, rows in _grids(records):
         lines += [f"## {title}", "", f"| {' | '.join(['source', *data])} |", f"|---|{'---|' * len(data)}"]
         lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
@@ -142,7 +149,7 @@ def as_markdown(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
 
 
 def _grids(records: Sequence[Record]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """(protocol, headings of its columns, rows)."""
+    """Yield (protocol, column headings, rows)."""
     for protocol in dict.fromkeys(one.protocol for one in records):
         ours = [one for one in records if one.protocol == protocol]
         columns = list(dict.fromkeys((one.data, one.metric) for one in ours))
@@ -150,12 +157,12 @@ def _grids(records: Sequence[Record]) -> Iterator[tuple[str, list[str], list[lis
         for source in dict.fromkeys(one.source for one in ours):
             found = {(one.data, one.metric): f"{100 * one.main:.1f}" for one in ours if one.source == source}
             rows.append([source, *(found.get(column, "") for column in columns)])
-        title = f"{protocol}, with the most labels a class" if protocol == "few_shot" else protocol
+        title = f"{protocol}, with the most labels per class" if protocol == "few_shot" else protocol
         yield title, [f"{data} ({metric})" for data, metric in columns], rows
 
 
 def versions() -> dict[str, str]:
-    """Of what a figure depends on."""
+    """Return the versions that a score depends on."""
     found = {"python": platform.python_version(), "nnclr_hub": nnclr_hub.__version__}
     for package in ("torch", "torchvision", "timm", "pillow", "numpy"):
         try:
@@ -165,8 +172,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _question(record: Record) -> tuple[str, ...]:
-    settings = json.loads(json.dumps(record.settings))  # a tuple comes back from the disk as a list
+def _read_record(stored: dict[str, Any]) -> Record:
+    """Build a record from JSON, also from that of earlier versions."""
+    images = stored.pop(OLD_IMAGES, None)
+    return Record(**{"images": images, **stored})
+
+
+def _key(record: Record) -> tuple[str, ...]:
+    settings = json.loads(json.dumps(record.settings))  # a tuple comes back from JSON as a list
     return (
         *(record.protocol, record.source, record.fingerprint, record.data),
         json.dumps(settings, sort_keys=True),

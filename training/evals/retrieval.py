@@ -1,7 +1,7 @@
 """Images of the query's label among its neighbors: test images search the training images.
 
-A folder without parts is searched by each of its own images; other parts or folders can be named as queries and
-gallery, such as clean product shots that search photographs.
+In a folder without parts each image searches all others. Other parts or folders can be named as queries and gallery,
+for example product images that search photographs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .features import Features
 
 
 def retrieval(features: Features) -> Iterator[tuple[str, float]]:
-    """Yields ("retrieval/NAME", mean average precision), ("retrieval/NAME/recall@1", ...) at 1, 5 and 10, and how many
-    queries have any right answer: the others are left out.
+    """Yield ("retrieval/NAME", mean average precision), ("retrieval/NAME/recall@1", ...) at 1, 5 and 10, and the number
+    of queries that have any right answer; the others are left out.
 
     Args:
         features: test is the queries, train the gallery; if they are one object, each searches the others.
 
     Raises:
-        InvalidRequest: several labels an image, or no query has a right answer in the gallery.
+        InvalidRequest: several labels per image, or no query has a right answer in the gallery.
     """
     gallery, queries = features.train, features.test
     if queries.labels.ndim == 2:
-        raise InvalidRequest(f"Retrieval compares one label an image, and those of {features.name} have several.")
+        raise InvalidRequest(f"retrieval needs one label per image, and images of {features.name} have several.")
     if gallery is queries:
         found = rank(queries.raw, queries.labels)
     else:

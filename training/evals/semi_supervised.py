@@ -1,11 +1,11 @@
-"""Fine-tuning on 1% and 10% of the labels, by BYOL's protocol.
+"""Fine-tuning on 1% and 10% of the labels, with BYOL's protocol.
 
-Random crops and flips, SGD with Nesterov momentum, no decay; learning rate and epochs are chosen among BYOL's on
-validation images (val/, or else a fifth of the training images that are not in the part), then the part is trained
-on with the chosen ones and the test images are scored once. Every trial is in the results.
+Random crops and flips, SGD with Nesterov momentum, no decay. Validation images (val/, or else a fifth of the training
+images outside the subset) select learning rate and epochs among BYOL's. The subset is then trained on with the
+selected values, and the test images are scored once. The results include every trial.
 
-The part is drawn alike from each class, at least one image each. For ImageNet, `subset` takes the file lists that
-SimCLR published (1percent.txt, 10percent.txt), so that figures compare.
+The subset has the same share of each class, at least one image each. For ImageNet, `subset` takes the file lists that
+SimCLR published (1percent.txt, 10percent.txt), so that scores are comparable.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-from .merit import merits
-from .plan import Plan
-from .subject import Subject, require_one_label
-from .task import Part
+from .supervised import Plan
+from .task import Part, metric_values
+from .trainer import ClassifierTrainer, require_single_label
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.005)  # for 256 images a step
 EPOCHS = (30, 50)
 
 
 def semi_supervised(
-    subject: Subject,
+    subject: ClassifierTrainer,
     *,
     shares: tuple[float, ...] = (0.01, 0.1),
     subset: tuple[str, ...] = (),
@@ -38,31 +37,31 @@ def semi_supervised(
     workers: int = 8,
     seed: int = 0,
 ) -> Iterator[tuple[str, float]]:
-    """Yields, for each share, ("semi_supervised/NAME/1%", the set's metric), top-5, and the trials' figures.
+    """Yield, for each share, ("semi_supervised/NAME/1%", the set's metric), top-5, and the scores of the trials.
 
     Args:
         subject: encoder and task.
         shares: of the training images.
-        subset: a file list for each share, one file name a line; empty: drawn alike from each class.
-        rates: learning rates to choose from, for a batch of 256.
-        epochs: lengths to choose from.
-        batch_size: images a step; shrinks so that an epoch has 32 steps.
-        micro_batch: images at a time through the network.
-        workers: processes that make the crops.
-        seed: of the part, order and crops.
+        subset: a file list for each share, one file name per line; empty: the same share of each class.
+        rates: learning rates to select from, for a batch of 256.
+        epochs: numbers of epochs to select from.
+        batch_size: images per step; shrinks so that an epoch has 32 steps.
+        micro_batch: images per pass of the network.
+        workers: processes that decode and crop.
+        seed: of the subset, order and crops.
 
     Raises:
-        InvalidRequest: a list that names no training image, or not one list a share.
+        InvalidRequest: a list without training images, or a number of lists that differs from that of shares.
     """
     if subset and len(subset) != len(shares):
-        raise InvalidRequest(f"subset needs one file list a share: {len(shares)} shares, {len(subset)} lists.")
+        raise InvalidRequest(f"subset needs one file list per share; got {len(shares)} shares and {len(subset)} lists.")
     train = subject.task.train
-    require_one_label(subject.task, "semi_supervised")
+    require_single_label(subject.task, "semi_supervised")
     for number, share in enumerate(shares):
         chosen = _listed(train, Path(subset[number])) if subset else stratified(train.labels, share, seed)
         part = _part(train, chosen)
         val = subject.task.val or _part(train, _rest(train.labels, chosen, seed))
-        batch = subject.batch(batch_size, part)
+        batch = subject.batch_size(batch_size, part)
 
         def plan(rate: float, length: int, batch: int = batch) -> Plan:
             return Plan(
@@ -81,17 +80,17 @@ def semi_supervised(
             for length in epochs:
                 trained = subject.train(plan(rate, length), f"semi_supervised-{100 * share:g}%", part=part)
                 scores, labels = trained.scores(val, "val")
-                reached = next(merits("", subject.task, scores, labels))[1]
+                reached = next(metric_values("", subject.task, scores, labels))[1]
                 yield f"semi_supervised/{name}/lr={rate:g},epochs={length}", reached
                 best = max(best, (reached, rate, length))
         trained = subject.train(plan(*best[1:]), f"semi_supervised-{100 * share:g}%", part=part)
         scores, labels = trained.scores(subject.task.test)
-        for key, value in merits("semi_supervised", subject.task, scores, labels):
+        for key, value in metric_values("semi_supervised", subject.task, scores, labels):
             yield key.replace(subject.task.name, name, 1), value
 
 
 def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Places of that share of each class, at least one, in order.
+    """Return positions of a share of each class, at least one per class, in order.
 
     Args:
         labels: (N,) int64.
@@ -99,7 +98,7 @@ def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
         seed: of the draw.
     """
     if not 0 < share <= 1:
-        raise InvalidRequest(f"A share of the labels lies above 0 and at most 1, and {share:g} does not.")
+        raise InvalidRequest(f"A share of the labels must be above 0 and at most 1; got {share:g}.")
     draws = np.random.default_rng(seed)
     rows = [draws.permutation(np.flatnonzero(labels == one)) for one in np.unique(labels)]
     return np.sort(np.concatenate([one[: max(1, round(share * len(one)))] for one in rows]))
@@ -109,21 +108,23 @@ def _listed(train: Part, table: Path) -> np.ndarray:
     try:
         names = set(table.read_text("utf-8").split())
     except OSError as error:
-        raise InvalidRequest(f"{table} cannot be read ({error.strerror}): give a list of file names.") from error
+        raise InvalidRequest(f"{table} cannot be read ({error.strerror}); name a list of file names.") from error
     chosen = np.array([i for i, path in enumerate(train.paths) if path.name in names], np.int64)
     missing = names - {train.paths[i].name for i in chosen}
     if not len(chosen):
-        raise InvalidRequest(f"{table} names not one of the training images, such as {train.paths[0].name}.")
+        raise InvalidRequest(f"{table} names none of the training images, such as {train.paths[0].name}.")
     if missing:
-        raise InvalidRequest(f"{table} names {len(missing)} files that are no training images, such as {min(missing)}.")
+        raise InvalidRequest(
+            f"{table} names {len(missing)} files that are not training images, such as {min(missing)}."
+        )
     return chosen
 
 
 def _rest(labels: np.ndarray, chosen: np.ndarray, seed: int) -> np.ndarray:
-    """A fifth of each class of what was not chosen, to choose with."""
+    """Return a fifth of each class outside the subset, as validation images."""
     rest = np.setdiff1d(np.arange(len(labels)), chosen)
     if not len(rest):
-        raise InvalidRequest("All training images are in the part, so none are left to choose with: add a val/.")
+        raise InvalidRequest("The subset contains all training images, so none are left for validation; add a val/.")
     return rest[stratified(labels[rest], 0.2, seed)]
 
 

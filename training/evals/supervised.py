@@ -1,40 +1,68 @@
-"""Supervised training of a classifier on labeled files: what the protocols that look at images again share.
+"""Supervised training of a classifier on labeled files, shared by the protocols that train through images.
 
-Frozen, it is linear evaluation; else fine-tuning. Images are decoded by this library, cropped and augmented by
-timm in worker processes; every epoch is checkpointed, so that the same call goes on where it was stopped.
+With a frozen backbone it is linear evaluation, otherwise fine-tuning. Every epoch writes a checkpoint, so that the same
+call continues after an interruption.
 """
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from timm.data import Mixup
+from timm.data import Mixup, create_transform
 from timm.optim import Lars, param_groups_layer_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.outputs import vector_length
 from nnclr_hub.encoder.preprocess import Preprocessing
-from nnclr_hub.errors import NoImages, TrainingDiverged
+from nnclr_hub.errors import ImageError, NoImages, TrainingDiverged
 from nnclr_hub.progress import bar
 
 from ..assemble import choose_precision
 from ..checkpoint import load_checkpoint, save_checkpoint
 from ..interrupt import Interrupted, stop_signals
-from .pictures import image_loader, in_batches
-from .plan import Plan
 from .task import Part
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Hyperparameters for training a classifier.
+
+    lr: peak learning rate for a whole batch.
+    batch_size: images per step; `micro_batch` of them pass the network together.
+    augmentation: "crop" is random crops and flips; "deit" adds RandAugment, mixup, cutmix and erasing.
+    frozen: train only the head; the backbone stays in evaluation mode.
+    """
+
+    epochs: int
+    lr: float
+    batch_size: int
+    micro_batch: int
+    optimizer: Literal["lars", "sgd", "adamw"]
+    weight_decay: float = 0.0
+    warmup_epochs: float = 0.0
+    augmentation: Literal["crop", "deit"] = "crop"
+    label_smoothing: float = 0.0
+    layer_decay: float = 1.0
+    frozen: bool = False
+    workers: int = 2
+    seed: int = 0
+
+
 class Classifier(nn.Module):
-    """backbone and head: (B, 3, S, S) -> (B, C) logits."""
+    """Backbone and linear head: (B, 3, S, S) -> (B, C) logits."""
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
@@ -53,34 +81,34 @@ def train_classifier(
     preprocessing: Preprocessing,
     plan: Plan,
     where: torch.device,
-    place: Path,
-    say: Console,
+    folder: Path,
+    console: Console,
     title: str,
 ) -> list[tuple[str, str]]:
-    """Trains the model in place; gives the files that could not be read, with the reason.
+    """Train the model in place and return the unreadable files with the reason.
 
     Args:
-        model: on any device; afterwards on `where`, in evaluation mode.
+        model: on any device; afterwards on `where` and in evaluation mode.
         part: files and (N,) int64 labels.
         preprocessing: size and normalization of the input.
-        plan: how.
+        plan: hyperparameters.
         where: the device.
-        place: folder of the checkpoint.
-        say: where progress is shown.
-        title: of the bar.
+        folder: of the checkpoint.
+        console: console for progress.
+        title: of the progress bar.
 
     Raises:
-        Interrupted: by a signal; the epochs before are kept.
-        TrainingDiverged: the loss is no longer a number.
-        NoImages: no image can be read.
+        Interrupted: a signal stopped it; completed epochs are kept.
+        TrainingDiverged: the loss became NaN or infinite.
+        NoImages: no image is readable.
     """
     model.to(where)
-    place.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     per_epoch = max(1, round(len(part.paths) / plan.batch_size))
     optimizer = _optimizer(model, plan)
     schedule = _schedule(optimizer, plan, per_epoch)
     epoch, broken = 0, {}
-    saved = load_checkpoint(place)
+    saved = load_checkpoint(folder)
     if saved is not None:
         model.load_state_dict(saved["model"])
         if saved["optimizer"] is not None:
@@ -91,7 +119,7 @@ def train_classifier(
     if plan.augmentation == "deit":
         mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=model.head.out_features)
     bf16 = choose_precision("auto", where) == "bf16"
-    with stop_signals() as stop, bar(say, title) as advance:
+    with stop_signals() as stop, bar(console, title) as advance:
         while epoch < plan.epochs:
             _seed(plan.seed * 100_003 + epoch)
             _mode(model, plan)
@@ -103,26 +131,97 @@ def train_classifier(
                 advance(epoch * len(part.paths) + seen, plan.epochs * len(part.paths))
                 if stop.is_set():
                     raise Interrupted(
-                        f"Stopped in epoch {epoch + 1} of {plan.epochs}: the same command begins it again."
+                        f"Stopped in epoch {epoch + 1} of {plan.epochs}; the same command continues with that epoch."
                     )
             if not seen:
-                raise NoImages(f"Not one of {len(part.paths)} images could be read, such as {part.paths[0]}.")
+                raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
             epoch += 1
-            going_on = optimizer.state_dict() if epoch < plan.epochs else None  # the last one is for its weights alone
-            state = {"model": model.state_dict(), "optimizer": going_on, "epoch": epoch}
-            save_checkpoint(place, {**state, "broken": list(broken.items())})
+            resumable = optimizer.state_dict() if epoch < plan.epochs else None  # the last one is only for its weights
+            state = {"model": model.state_dict(), "optimizer": resumable, "epoch": epoch}
+            save_checkpoint(folder, {**state, "broken": list(broken.items())})
     model.eval()
     return sorted(broken.items())
 
 
 @torch.no_grad()
 def logits(model: Classifier, features: np.ndarray) -> np.ndarray:
-    """(N, C) float32 of the head on raw features (N, D)."""
+    """Apply the head to raw features: (N, D) -> (N, C) float32."""
     weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
     return (torch.from_numpy(np.asarray(features)) @ weight.T + bias).numpy()
 
 
-# ------------------------------------------------------------------------------ a step
+# ------------------------------------------------------------------------------ images
+
+
+class Images(Dataset[tuple[Tensor | None, int, str, str]]):
+    """Yields (tensor, label, path, "") for each file, or (None, label, path, reason) for an unreadable one."""
+
+    def __init__(self, part: Part, transform: Callable[[Any], Tensor]) -> None:
+        self.part, self.transform = part, transform
+
+    def __len__(self) -> int:
+        return len(self.part.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor | None, int, str, str]:
+        path, label = self.part.paths[index], int(self.part.labels[index])
+        try:
+            return self.transform(decode_image(path)), label, str(path), ""
+        except ImageError as error:
+            return None, label, str(path), str(error)
+
+
+def image_loader(part: Part, preprocessing: Preprocessing, plan: Plan) -> DataLoader[Any]:
+    """Create a loader that decodes images with this library and augments them with timm, in worker processes."""
+    deit = plan.augmentation == "deit"
+    transform = create_transform(
+        preprocessing.input_size,
+        is_training=True,
+        scale=(0.08, 1.0),
+        color_jitter=0.0,
+        auto_augment="rand-m9-mstd0.5-inc1" if deit else None,
+        re_prob=0.25 if deit else 0.0,
+        re_mode="pixel",
+        interpolation=preprocessing.interpolation,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+    )
+    return DataLoader(
+        Images(part, transform),  # type: ignore[arg-type]
+        plan.micro_batch,
+        shuffle=True,
+        num_workers=min(plan.workers, os.cpu_count() or 1),
+        collate_fn=list,
+        drop_last=not plan.frozen
+        and len(part.paths) > plan.micro_batch,  # batch norm needs more than a small remainder
+        worker_init_fn=_one_thread,
+    )
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+def in_batches(
+    loader: DataLoader[Any], per_epoch: int, mixup: Mixup | None, broken: dict[str, str]
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Yield one epoch: at most `per_epoch` lists of (images, labels)."""
+    steps = iter(np.linspace(0, len(loader), per_epoch + 1)[1:].round().astype(int))
+    until, chunks = next(steps), []
+    for number, items in enumerate(loader, 1):
+        broken.update({path: reason for x, _, path, reason in items if x is None})
+        good = [(x, label) for x, label, _, _ in items if x is not None]
+        if mixup is not None and len(good) % 2:
+            good = good[:-1]  # mixup pairs images
+        if good:
+            x, y = torch.stack([x for x, _ in good]), torch.tensor([label for _, label in good])
+            chunks.append(mixup(x, y) if mixup is not None else (x, y))
+        if number >= until:
+            if chunks:
+                yield chunks
+            until, chunks = next(steps, len(loader) + 1), []
+
+
+# ------------------------------------------------------------------------------ optimizer step
 
 
 def _step(
@@ -133,7 +232,7 @@ def _step(
     where: torch.device,
     bf16: bool,
 ) -> None:
-    """One optimizer step over a batch in chunks; labels are classes, or probabilities of classes."""
+    """Run one optimizer step over a batch in chunks; labels are classes, or probabilities of classes."""
     total = sum(len(x) for x, _ in chunks)
     optimizer.zero_grad()
     for x, y in chunks:
@@ -144,13 +243,13 @@ def _step(
             features = model.backbone(x.to(where, non_blocking=True))
         loss = F.cross_entropy(model.head(features.float()), y.to(where), label_smoothing=plan.label_smoothing)
         if not loss.isfinite():
-            raise TrainingDiverged("The loss is no longer a number: lower the learning rate with --set lr=...")
+            raise TrainingDiverged("The loss became NaN or infinite; lower the learning rate with --set lr=...")
         (loss * (len(x) / total)).backward()
     optimizer.step()
 
 
 def _seed(seed: int) -> None:
-    """torch shuffles and seeds the workers; timm's mixup draws from numpy, its crops in this process from random."""
+    """Seed torch (order and workers), numpy (timm's mixup) and random (timm's crops in this process)."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -163,7 +262,10 @@ def _mode(model: Classifier, plan: Plan) -> None:
 
 
 def _optimizer(model: Classifier, plan: Plan) -> torch.optim.Optimizer:
-    """Biases, norms, positions and [CLS] neither decay nor adapt; LARS adapts what does not decay when told to."""
+    """Create the optimizer; biases, norms, positions and [CLS] neither decay nor adapt.
+
+    timm's LARS does not adapt tensors without decay; `always_adapt` makes it adapt the head's weight all the same.
+    """
     if plan.frozen:
         groups: Any = [
             {"params": [model.head.weight], "weight_decay": plan.weight_decay, "always_adapt": True},

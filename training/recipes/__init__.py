@@ -1,4 +1,4 @@
-"""The recipes by name; one file a family."""
+"""The recipes by name, one file per family."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ RECIPES: dict[str, type[Recipe]] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, with its own settings.
+    """Return the recipe of that name, with its default settings.
 
     Raises:
-        UnknownRecipe: names the nearest one, or all of them.
+        UnknownRecipe: an unknown name; the message has the nearest one, or all of them.
     """
     if name not in RECIPES:
         close = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(RECIPES))}."
-        raise UnknownRecipe(f"No recipe is called {name!r}: {hint}")
+        hint = f"did you mean {close[0]!r}?" if close else f"the recipes are {', '.join(sorted(RECIPES))}."
+        raise UnknownRecipe(f"No recipe is named {name!r}; {hint}")
     return RECIPES[name]()
 
 

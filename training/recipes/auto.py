@@ -1,4 +1,4 @@
-"""`auto`: a recipe for whoever has a folder of images and no opinion."""
+"""`auto`: a recipe that adapts to the number of images and the device."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from .imagenet import ResNet50ImageNet
 from .recipe import Recipe
 from .small import CIFAR10ResNet18, Small, SmallCPU
 
-TINY = 40  # pixels of the short side up to which a stem for photographs sees next to nothing
-SOME = 20_000  # images from which a ResNet-50 pays
-MANY = 200_000  # images from which the paper's own recipe fits
-STEPS = 20_000  # what a small set is given on a GPU
+TINY = 40  # pixels of the short side up to which a stem for photographs loses nearly everything
+SOME = 20_000  # images from which a ResNet-50 is worth its cost
+MANY = 200_000  # images from which the paper's recipe fits
+STEPS = 20_000  # for a small set on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Recipe):
-    """Chooses network, size of the views and epochs from the number of images and the device.
+    """Select network, size of the views and epochs from the number of images and the device.
 
     Command:   nnclr pretrain auto --data PHOTOS --out RUN
     Hardware:  a CPU or a GPU.
-    Time:      estimate: 20 minutes to an hour for some thousands of images.
-    Expected:  depends on the images; RUN/report.html says whether it learned anything.
+    Time:      estimate: 20 minutes to an hour for a few thousand images.
+    Expected:  depends on the images; RUN/report.html shows whether the run learned anything.
 
-    On a CPU `small_cpu`; on a GPU a ResNet-18 at 128 pixels, from 20,000 images on a ResNet-50 at 160,
-    from 200,000 the paper's at 224; for images of at most 40 pixels a side the ResNet-18 with a CIFAR stem.
-    Whatever --set gives stays as given; the other values that --settings shows are the paper's, and `auto`
-    puts its own in their place.
+    On a CPU it is `small_cpu`. On a GPU it is a ResNet-18 at 128 pixels, from 20,000 images on a ResNet-50 at 160, and
+    from 200,000 on the paper's recipe at 224. Images of at most 40 pixels get the ResNet-18 with a CIFAR stem.
+    Values given with --set are kept. The other values that --settings shows are the paper's, and `auto` replaces them.
     """
 
     def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """The recipe for a set of that many images, of that many pixels on their short side."""
+        """Return the recipe for a number of images, of a typical short side in pixels."""
         chosen: Recipe
         if not on_gpu:
             size = 32 if side <= TINY else 48
@@ -55,5 +54,5 @@ class Auto(Recipe):
 
 
 def _epochs(images: int, batch: int, steps: int, most: int) -> int:
-    """Epochs that make about so many steps, but not more than `most`."""
+    """Return the number of epochs with about `steps` steps, but at most `most`."""
     return max(1, min(most, steps * batch // max(images, batch)))

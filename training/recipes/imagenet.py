@@ -1,8 +1,8 @@
-"""The paper's own ResNet-50 recipes on ImageNet: one class a row of its tables.
+"""The paper's ResNet-50 recipes on ImageNet: one class per row of its tables.
 
-All times are estimates for one H100 at 2,000 images a second; none of these has been run by this project.
-A batch of 4096 at 224 pixels does not fit into one GPU of 80 GB: give --set chunk=512, which makes the
-activations twice instead of keeping them (the loss stays that of the batch), or --gpus 8.
+All times are estimates for one H100 at 2,000 images per second; the project has not run these recipes. A batch of 4096
+at 224 pixels does not fit into one GPU of 80 GB. Use --gpus 8, or --set chunk=512, which computes the activations twice
+instead of keeping them (the loss is still that of the whole batch).
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Epochs800(Epochs200):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiCrop(ResNet50ImageNet):
-    """800 epochs with two views of 224 pixels and six of 96, neighbors from the large ones alone.
+    """800 epochs with two views of 224 pixels and six of 96, neighbors from the large views only.
 
-    The paper does not say what share of the image the crops cover: these are SwAV's.
+    The paper does not state the area of the crops: these are SwAV's.
 
     Command:   nnclr pretrain resnet50_imagenet_multicrop --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.
@@ -111,7 +111,7 @@ class MultiCrop(ResNet50ImageNet):
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Ablation):
-    """Algorithm 2: neighbors looked up and enqueued by a momentum encoder.
+    """Algorithm 2: a momentum encoder looks up and enqueues the neighbors.
 
     The paper does not state t; 0.99 rising to 1 is BYOL's schedule.
 
@@ -144,7 +144,7 @@ class NNSiam(Ablation):
 
     Command:   nnclr pretrain resnet50_imagenet_nnsiam --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=512.
-    Time:      estimate: 180 hours of one H100; the paper does not say how many epochs it took.
+    Time:      estimate: 180 hours of one H100; the paper does not state the number of epochs.
     Expected:  72.6 top-1 in linear evaluation; SimSiam 71.3 (table "SimSiam with nearest-neighbor as positive").
     """
 

@@ -1,7 +1,7 @@
-"""Recipe: every setting of a pretraining run, checked when it is made.
+"""Recipe: every setting of a pretraining run, validated on construction.
 
-A recipe is a frozen dataclass whose defaults are the paper's; a family's file changes what it must.
-`Recipe.with_settings(["epochs=5"])` is what `--set` does.
+A recipe is a frozen dataclass whose defaults are the paper's; the file of each family changes what it needs.
+`--set` calls `Recipe.with_settings(["epochs=5"])`.
 """
 
 from __future__ import annotations
@@ -26,74 +26,74 @@ class Recipe:
     method: str = setting("nnclr", "row of METHODS: " + ", ".join(METHODS))
     temperature: float = setting(0.1, "tau of the InfoNCE loss")
     transposed_term: bool = setting(False, "add the loss term whose denominator runs over the targets")
-    ema: float = setting(0.99, "t of the momentum encoder at first; a cosine takes it to 1")
+    ema: float = setting(0.99, "initial t of the momentum encoder; a cosine raises it to 1")
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
     # ---- support set
     queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images")
     support_set: Literal["queue", "random_replacement", "current_encoder"] = setting(
-        "queue", "first in first out; rows replaced at random; or a random set that each step embeds anew"
+        "queue", "first in first out, rows replaced at random, or a random set embedded at each step"
     )
-    enqueue: Literal["first", "both"] = setting("first", "views that enter the support set")
-    pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "the neighbor; oracle: of the same label")
-    k: int = setting(1, "draw the neighbor among the k nearest")
-    soft_temperature: float = setting(0.1, "of the softmax over the support set, with pick=soft")
-    mask_own: bool = setting(True, "an image never gets its own older embedding as neighbor")
+    enqueue: Literal["first", "both"] = setting("first", "views to add to the support set")
+    pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "which neighbor; oracle: of the same label")
+    k: int = setting(1, "sample the neighbor from the k nearest")
+    soft_temperature: float = setting(0.1, "temperature of the softmax over the support set, with pick=soft")
+    mask_own: bool = setting(True, "never use an image's own older embedding as its neighbor")
     warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.0, "share of the steps over which neighbors are then phased in")
-    gate: float = setting(1.0, "share of a batch, the most similar, that uses its neighbors in the end")
+    ramp: float = setting(0.0, "share of the steps over which neighbors are phased in afterwards")
+    gate: float = setting(1.0, "final share of a batch, the most similar, that uses neighbors")
     # ---- network
     backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
-    channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's own")
+    channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's widths")
     drop_path: float = setting(0.0, "stochastic depth of a vision transformer, in the online network alone")
-    freeze_patches: bool = setting(False, "keep a vision transformer's patch projection as it was drawn")
+    freeze_patches: bool = setting(False, "do not train a vision transformer's patch projection")
     projection: str = setting("method", f"projection head: method, none, {', '.join(PROJECTIONS)}")
-    projection_hidden: int = setting(0, "width of its hidden layers; 0 for the head's own")
-    projection_dim: int = setting(0, "d, length of z and p; 0 for the head's own")
+    projection_hidden: int = setting(0, "width of its hidden layers; 0 for the head's default")
+    projection_dim: int = setting(0, "d, length of z and p; 0 for the head's default")
     prediction: str = setting("method", f"prediction head: method, none, {', '.join(PREDICTIONS)}")
-    prediction_hidden: int = setting(0, "width of its hidden layer; 0 for the head's own")
-    # ---- going on from an encoder (--init)
-    heads_first: float = setting(0.1, "with --init: share of the steps in which the heads alone learn")
-    layer_decay: float = setting(0.75, "with --init: rate of each layer relative to the next later one")
+    prediction_hidden: int = setting(0, "width of its hidden layer; 0 for the head's default")
+    # ---- starting from an encoder (--init)
+    heads_first: float = setting(0.1, "with --init: share of the steps that train only the heads")
+    layer_decay: float = setting(0.75, "with --init: rate of each layer relative to the next later layer")
     # ---- data
     image_size: int = setting(224, "side of the large views, in pixels")
-    early_size: int = setting(0, "side of the large views in an early part of the run; 0 for none")
+    early_size: int = setting(0, "side of the large views in the early part of the run; 0 for none")
     early_share: float = setting(0.0, "share of the steps at early_size")
-    pack_size: int = setting(256, "side at which decoded pictures are kept, in pixels")
+    pack_size: int = setting(256, "side of the stored decoded images, in pixels")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
-    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "of the colors, taken out; with --init the encoder's own")
-    std: tuple[float, ...] = setting(IMAGENET_STD, "of the colors, divided by; with --init the encoder's own")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean of the colors, subtracted; with --init the encoder's")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation of the colors; with --init the encoder's")
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
-    crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's own")
+    crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
     local_crops: int = setting(0, "number of small views (multi-crop)")
-    local_size: int = setting(96, "their side, in pixels")
-    local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of their crops, LEAST,MOST")
-    degrade: float = setting(0.0, "probability that a view loses quality, for sets that differ in it")
+    local_size: int = setting(96, "side of the small views, in pixels")
+    local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of the small crops, LEAST,MOST")
+    degrade: float = setting(0.0, "probability of degrading a view, for sets of different quality")
     one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
-    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded images lie")
+    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded images are kept")
     # ---- optimization
     epochs: int = setting(1000, "passes over the images")
-    batch_size: int = setting(4096, "images a step over all GPUs; shrinks to fit a small set")
-    accumulate: int = setting(1, "parts that a batch is split into for memory; each is contrasted with itself alone")
-    chunk: int = setting(0, "images a pass of the backbone, at one more forward pass; 0: all. The loss is the batch's")
+    batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
+    accumulate: int = setting(1, "number of parts of a batch, to save memory; each part has only its own negatives")
+    chunk: int = setting(0, "images per pass of the backbone, at the cost of one more forward pass; 0: all")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")
-    momentum: float = setting(0.9, "of lars and sgd")
+    momentum: float = setting(0.9, "momentum of lars and sgd")
     nesterov: bool = setting(False, "Nesterov's momentum for lars and sgd")
     warmup_epochs: float = setting(10.0, "linear warm-up, then cosine to 0")
     clip: float = setting(0.0, "largest norm of the gradient; 0 for no limit")
-    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 where the device is fast at it")
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 on devices where it is fast")
     channels_last: bool = setting(True, "memory layout of convolutions")
     compile: bool = setting(False, "compile the backbone, and on a GPU the augmentation")
     compile_views: bool = setting(False, "compile the augmentation alone, on a GPU")
-    seed: int = setting(0, "of weights, order and augmentation")
-    # ---- once in a while
+    seed: int = setting(0, "seed of weights, order and augmentation")
+    # ---- logging and checkpoints
     log_every: int = setting(10, "steps between log lines")
-    eval_images: int = setting(25_000, "most images of train/ and of val/ that the scores at a checkpoint look at")
+    eval_images: int = setting(25_000, "maximum number of images of train/ and of val/ to score at a checkpoint")
     checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
-    tensorboard: bool = setting(False, "write RUN/tensorboard beside log.jsonl")
-    fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names that --set has given
+    tensorboard: bool = setting(False, "write RUN/tensorboard in addition to log.jsonl")
+    fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names given with --set
 
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
@@ -114,7 +114,7 @@ class Recipe:
             require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
         shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share", "degrade", "one_folder")
         for name in shares:
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must lie between 0 and 1")
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be between 0 and 1")
         for name in ("eval_crop", "layer_decay"):
             require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must be above 0 and at most 1")
         require(0 <= self.drop_path < 1, "drop_path", self.drop_path, "must be at least 0 and below 1")
@@ -125,53 +125,55 @@ class Recipe:
         for name, value in (("crop_scale", self.crop_scale), ("local_scale", self.local_scale)):
             if value or name == "local_scale":
                 fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
-                require(fits, name, value, "must be two shares of the area, LEAST,MOST, above 0 and at most 1")
+                require(fits, name, value, "must be LEAST,MOST, two shares of the area above 0 and at most 1")
         for name, least in (("mean", -1e9), ("std", 0)):
             value = getattr(self, name)
-            require(len(value) == 3 and min(value) > least, name, value, "must be three numbers, std above 0")
+            require(len(value) == 3 and min(value) > least, name, value, "must be three numbers, with std above 0")
         require(
             len(self.channels) in (0, 4), "channels", self.channels, "must be the widths of all four stages, or empty"
         )
-        require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2: batch norm and InfoNCE")
+        require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2 for batch norm and InfoNCE")
 
     def _check_together(self) -> None:
         require(
             self.pack_size >= self.image_size,
             "pack_size",
             self.pack_size,
-            f"is below image_size={self.image_size}, so that every view would be enlarged: give at least that",
+            f"must be at least image_size ({self.image_size}), or every view would be enlarged",
         )
         require(
             not (self.optimizer == "lars" and self.weight_decay == 0),
             "weight_decay",
             0,
-            "must be above 0 with lars, which adapts only the tensors that decay; 1e-9 is as good as none",
+            "must be above 0 with lars, which adapts only tensors with weight decay (1e-9 is enough)",
         )
-        require(not (self.k > 1 and self.pick == "soft"), "k", self.k, "has no meaning with pick=soft: leave it out")
+        require(
+            not (self.k > 1 and self.pick == "soft"), "k", self.k, "must be 1 with pick=soft, which averages all rows"
+        )
         require(
             self.early_share == 0 or self.early_size >= 8,
             "early_share",
             self.early_share,
-            "needs early_size, the side of the views in that part of the run",
+            "needs early_size, the side of the views in the early part of the run",
         )
         require(
             self.encoder == "online" or METHODS[self.method].target_encoder == "momentum",
             "encoder",
             self.encoder,
-            f"needs a method with a momentum encoder, which {self.method} has not",
+            f"must be online: the method {self.method} has no momentum encoder",
         )
         parts = self.batch_size // self.accumulate
-        require(parts >= 2, "accumulate", self.accumulate, f"leaves parts of {parts} images: give fewer parts")
+        require(parts >= 2, "accumulate", self.accumulate, f"must leave parts of at least 2 images, not {parts}")
 
-    # ---- what follows from the settings
+    # ---- derived values
 
     @property
     def model_args(self) -> dict[str, Any]:
-        """Arguments of the timm architecture, beside the image size."""
+        """Arguments of the timm architecture, without the image size."""
         return {"channels": list(self.channels)} if self.channels else {}
 
     def neighbor_share(self, progress: float) -> float:
-        """Share of a batch that uses its neighbors when `progress` (0 to 1) of the steps are done."""
+        """Return the share of a batch that uses neighbors at `progress` (0 to 1) of the steps."""
         if progress < self.warm_start:
             return 0.0
         if progress >= self.warm_start + self.ramp:
@@ -179,31 +181,31 @@ class Recipe:
         return self.gate * (progress - self.warm_start) / self.ramp
 
     def size_at(self, progress: float) -> int:
-        """Side of the large views when `progress` (0 to 1) of the steps are done."""
+        """Return the side of the large views at `progress` (0 to 1) of the steps."""
         return self.early_size if progress < self.early_share else self.image_size
 
     @property
     def view_sizes(self) -> tuple[int, ...]:
-        """Sides of all views that a run makes."""
+        """Sides of all views of a run."""
         early = (self.early_size,) if self.early_share > 0 else ()
         return (self.image_size, *early, *([self.local_size] if self.local_crops else []))
 
     def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """The recipe for a set of that many images; `auto` decides here."""
+        """Return the recipe for a set of this size; only `auto` changes it."""
         return self
 
     # ---- --set
 
     @classmethod
     def settings(cls) -> list[tuple[str, Any, str]]:
-        """(name, default, help) of every setting."""
+        """Return (name, default, help) for every setting."""
         return [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata]
 
     def with_settings(self, assignments: Sequence[str]) -> Self:
-        """A copy with `key=value` assignments made.
+        """Return a copy with `key=value` assignments applied.
 
         Raises:
-            UnknownSetting: a key that is none, with the nearest one; or a value it cannot take.
+            UnknownSetting: an unknown key, with the nearest one, or an invalid value.
         """
         hints = typing.get_type_hints(type(self))
         names = [name for name, _, _ in self.settings()]

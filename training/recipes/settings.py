@@ -1,4 +1,4 @@
-"""Settings of a recipe as text: `--set KEY=VALUE`, and the sentences that say what a value may be."""
+"""Settings of a recipe as text: parse `--set KEY=VALUE` and report invalid values."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from nnclr_hub.errors import UnknownSetting
 
 
 def setting(default: Any, help: str) -> Any:
-    """A field of a recipe with the sentence that the command line shows for it."""
+    """Define a field of a recipe with the help that the command line shows."""
     return field(default=default, metadata={"help": help})
 
 
 def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """`key=value` texts as values of the right types.
+    """Parse `key=value` texts into values of the right types.
 
     Args:
         assignments: as given.
         hints: the type of every setting.
-        now: their values, for examples in messages.
+        now: present values, for examples in messages.
 
     Raises:
-        UnknownSetting: a key that is none, with the nearest one; or a value it cannot take.
+        UnknownSetting: an unknown key, with the nearest one, or an invalid value.
     """
     changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if key not in hints:
             close = get_close_matches(key, hints, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(hints)}."
-            raise UnknownSetting(f"No setting is called {key!r}: {hint}")
+            hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(hints)}."
+            raise UnknownSetting(f"No setting is named {key!r}; {hint}")
         if not equals:
-            raise UnknownSetting(f"--set takes KEY=VALUE, for example {key}={as_text(now[key])}; got {assignment!r}.")
+            raise UnknownSetting(f"--set needs KEY=VALUE, for example {key}={as_text(now[key])}; got {assignment!r}.")
         changes[key] = _parse(key, text, hints[key])
     return changes
 
 
 def as_text(value: Any) -> str:
-    """A value as --set takes it."""
+    """Format a value as --set accepts it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -60,21 +60,21 @@ def _parse(key: str, text: str, kind: Any) -> Any:
         return kind(text)
     except (ValueError, KeyError):
         if isinstance(kind, types.GenericAlias):
-            name = f"comma-separated {'whole ' if typing.get_args(kind)[0] is int else ''}numbers"
+            name = f"comma-separated {'integers' if typing.get_args(kind)[0] is int else 'numbers'}"
         else:
-            name = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise UnknownSetting(f"{key} takes {name}; got {text!r}.") from None
+            name = {int: "an integer", float: "a number", bool: "true or false"}[kind]
+        raise UnknownSetting(f"{key} must be {name}; got {text!r}.") from None
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:
-    """Raises UnknownSetting unless `holds`."""
+    """Raise UnknownSetting unless `holds`."""
     if not holds:
-        raise UnknownSetting(f"{name}={as_text(value)} {rule}.")
+        raise UnknownSetting(f"{name} {rule}; got {as_text(value)}.")
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> None:
-    """Raises UnknownSetting, with the nearest, unless value is one of the choices."""
+    """Raise UnknownSetting, with the nearest choice, unless value is one of the choices."""
     if value not in choices:
         close = get_close_matches(value, choices, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else "."
-        raise UnknownSetting(f"{name}={value} is none of {', '.join(choices)}{hint}")
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnknownSetting(f"{name} must be one of {', '.join(choices)}; got {value}.{hint}")

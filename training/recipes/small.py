@@ -1,7 +1,7 @@
-"""Recipes for small real sets, and for small machines.
+"""Recipes for small sets and small machines.
 
-What differs from the paper in all of them: some thousands of steps are too few for its schedule. The view
-itself is the positive at first, the support set is smaller, the optimizer is SGD.
+A few thousand steps are too few for the paper's schedule. In all of these recipes the view itself is the positive at
+first, the support set is smaller, and the optimizer is SGD.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Small(Recipe):
     projection: str = setting("nnclr", "projection head; the same for all methods, so that they compare")
     queue_size: int = setting(8192, "rows of the support set; shrinks to the number of images")
     warm_start: float = setting(0.1, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.1, "share of the steps over which neighbors are then phased in")
+    ramp: float = setting(0.1, "share of the steps over which neighbors are phased in afterwards")
     image_size: int = setting(128, "side of the large views, in pixels")
-    pack_size: int = setting(160, "side at which decoded pictures are kept, in pixels")
+    pack_size: int = setting(160, "side of the stored decoded images, in pixels")
     eval_size: int = setting(128, "input side of the exported encoder, in pixels")
     epochs: int = setting(200, "passes over the images")
-    batch_size: int = setting(512, "images a step over all GPUs; shrinks to fit a small set")
+    batch_size: int = setting(512, "images per step over all GPUs; shrinks to fit a small set")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("sgd", "lars, sgd or adamw")
     base_lr: float = setting(0.06, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(5e-4, "not applied to biases, norms, positions and [CLS]")
@@ -52,19 +52,19 @@ class SmallCPU(Small):
     of each batch with the most similar neighbors is phased in; narrower heads.
     """
 
-    channels: tuple[int, ...] = setting((32, 64, 128, 256), "widths of a ResNet's four stages; empty for timm's own")
-    projection_hidden: int = setting(1024, "width of its hidden layers; 0 for the head's own")
-    projection_dim: int = setting(128, "d, length of z and p; 0 for the head's own")
+    channels: tuple[int, ...] = setting((32, 64, 128, 256), "widths of a ResNet's four stages; empty for timm's widths")
+    projection_hidden: int = setting(1024, "width of its hidden layers; 0 for the head's default")
+    projection_dim: int = setting(128, "d, length of z and p; 0 for the head's default")
     prediction: str = setting("none", "prediction head: method, none, paper, simsiam")
     image_size: int = setting(48, "side of the large views, in pixels")
-    pack_size: int = setting(96, "side at which decoded pictures are kept, in pixels")
+    pack_size: int = setting(96, "side of the stored decoded images, in pixels")
     eval_size: int = setting(48, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
     warm_start: float = setting(0.3, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.3, "share of the steps over which neighbors are then phased in")
-    gate: float = setting(0.5, "share of a batch, the most similar, that uses its neighbors in the end")
+    ramp: float = setting(0.3, "share of the steps over which neighbors are phased in afterwards")
+    gate: float = setting(0.5, "final share of a batch, the most similar, that uses neighbors")
     epochs: int = setting(25, "passes over the images")
-    batch_size: int = setting(256, "images a step over all GPUs; shrinks to fit a small set")
+    batch_size: int = setting(256, "images per step over all GPUs; shrinks to fit a small set")
     warmup_epochs: float = setting(1.0, "linear warm-up, then cosine to 0")
     checkpoint_every: int = setting(5, "epochs between checkpoints, with 20-NN, encoder and report")
 
@@ -82,7 +82,7 @@ class CIFAR10ResNet18(Small):
 
     backbone: str = setting("resnet18_cifar", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     image_size: int = setting(32, "side of the large views, in pixels")
-    pack_size: int = setting(32, "side at which decoded pictures are kept, in pixels")
+    pack_size: int = setting(32, "side of the stored decoded images, in pixels")
     eval_size: int = setting(32, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
     augmentation: str = setting("cifar", "see AUGMENTATIONS")
@@ -100,5 +100,5 @@ class ImagenetteResNet18(Small):
                epochs, 88.4 after 800 (lightly's benchmark).
     """
 
-    batch_size: int = setting(256, "images a step over all GPUs; shrinks to fit a small set")
+    batch_size: int = setting(256, "images per step over all GPUs; shrinks to fit a small set")
     queue_size: int = setting(4096, "rows of the support set; shrinks to the number of images")

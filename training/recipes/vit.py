@@ -1,7 +1,7 @@
 """The paper's vision transformers on ImageNet ("Experiments with Vision Transformers").
 
-"We use the output corresponding to the [CLS] token of the final layer as the embedding z_i in the loss":
-taken by the letter there is no projection head; --set projection=nnclr puts the ResNet's there.
+"We use the output corresponding to the [CLS] token of the final layer as the embedding z_i in the loss": taken
+literally, there is no projection head. --set projection=nnclr adds the ResNet's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .settings import setting
 class ViTBaseImageNet(Recipe):
     """ViT-B/16, 1000 epochs with AdamW.
 
-    The paper calls its optimizer Adam, with weight decay 0.05: decoupled, as for DeiT, is our reading.
+    The paper calls its optimizer Adam with weight decay 0.05; we read this as decoupled decay, as in DeiT.
 
     Command:   nnclr pretrain vit_base_imagenet --data IMAGENET --out RUN --gpus 8
     Hardware:  8 GPUs of 80 GB, or one with --set chunk=256.

@@ -1,4 +1,4 @@
-"""The paper's images of neighbors: a batch of queries, and how a query's neighbors change in training."""
+"""The report's images of neighbors: a batch of queries, and how a query's neighbors change in training."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Line = Mapping[str, Any]
-MOMENTS = 6  # checkpoints shown of the evolution
-FOLLOWED = 4  # queries shown of it
-SHOWN = 3  # neighbors of each at a checkpoint
+CHECKPOINTS = 6  # columns of the second figure
+QUERIES = 4  # rows of the second figure
+SHOWN = 3  # neighbors of each query at a checkpoint
 
 
 def draw_neighbors(lines: Sequence[Line]) -> str:
-    """Both figures as HTML; empty for a run that recorded none.
+    """Return both figures as HTML; empty for a run without recorded neighbors.
 
     Args:
-        lines: of RUN/neighbors.jsonl.
+        lines: from RUN/neighbors.jsonl.
     """
     if not lines:
         return ""
     return (
         "<h2>Nearest neighbors in the support set</h2>"
-        "<p>Left the query, then what the support set holds nearest to it, at the last checkpoint. The images' own "
-        f"older embeddings are left out.</p><div class=nn>{_batch(lines[-1])}</div>"
+        "<p>Left: the query. Right: its nearest neighbors in the support set at the last checkpoint, without the "
+        f"image's own older embeddings.</p><div class=nn>{_batch(lines[-1])}</div>"
         "<h2>Evolution of the nearest neighbors</h2>"
-        "<p>The same queries as training proceeds. In the paper they go from color and texture to classes.</p>"
-        f"<div class=nn>{_evolution(lines)}</div>"
+        "<p>The same queries during training. In the paper neighbors change from color and texture to classes.</p>"
+        f"<div class=nn>{_history(lines)}</div>"
     )
 
 
@@ -40,13 +40,13 @@ def _batch(line: Line) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _evolution(lines: Sequence[Line]) -> str:
-    """A row a query, a column a checkpoint; the first, the last, and some between."""
-    count = min(MOMENTS, len(lines))
+def _history(lines: Sequence[Line]) -> str:
+    """Draw one row per query and one column per checkpoint, from the first to the last."""
+    count = min(CHECKPOINTS, len(lines))
     moments = [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
     head = "".join(f"<th colspan={SHOWN}>epoch {moment['epoch']:g}</th>" for moment in moments)
     rows = []
-    for number, query in enumerate(moments[-1]["queries"][:FOLLOWED]):
+    for number, query in enumerate(moments[-1]["queries"][:QUERIES]):
         cells = [f"<td>{_tile(moments[-1], query, 'query')}</td>"]
         for moment in moments:
             found = moment["neighbors"][number][:SHOWN]
@@ -58,7 +58,7 @@ def _evolution(lines: Sequence[Line]) -> str:
 
 def _tile(line: Line, number: int, caption: str) -> str:
     data = line["thumbnails"].get(str(number))
-    if data is None:  # a row of the random start
+    if data is None:  # an initial random row
         return "<span class=none>none yet</span>"
     note = f"<br><small>{caption}</small>" if caption else ""
     return f"<img alt='image {number}' src='data:image/jpeg;base64,{data}'>{note}"

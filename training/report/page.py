@@ -1,4 +1,4 @@
-"""The report's page: figures at the last evaluation, signs of trouble, curves, neighbors, settings."""
+"""The report's page: scores of the last evaluation, symptoms, curves, neighbors, settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 
-from ..evolution import read_neighbors
+from ..checkpoint import rename_settings
 from ..health import symptoms
 from ..monitor import read_log, replace_text
+from ..neighbor_history import read_neighbors
 from .neighbors import draw_neighbors
 from .plots import draw_panels
 
@@ -32,19 +33,19 @@ td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 
 
 def write_report(runs: Sequence[Path], path: Path) -> Path:
-    """Draws one run, or several together, into one page without links to anything outside.
+    """Write one run, or several together, as one self-contained page.
 
     Args:
         runs: run folders.
         path: the page.
 
     Raises:
-        InvalidRequest: a folder that holds no run.
+        InvalidRequest: a folder that does not hold a run.
     """
     runs = [Path(run) for run in runs]
     for run in runs:
         if not (run / "run.json").is_file():
-            raise InvalidRequest(f"{run} holds no run: give a folder that `nnclr pretrain --out` wrote.")
+            raise InvalidRequest(f"{run} does not hold a run; name a folder that `nnclr pretrain --out` wrote.")
     names = _names(runs)
     about = {name: _about(run) for name, run in zip(names, runs, strict=True)}
     logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
@@ -74,15 +75,15 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
 
 def _about(run: Path) -> dict[str, Any]:
     try:
-        return json.loads((run / "run.json").read_text())
+        return rename_settings(json.loads((run / "run.json").read_text()))
     except ValueError as error:
         raise InvalidRequest(
-            f"{run / 'run.json'} is damaged: go on with that run by --resume, which writes it."
+            f"{run / 'run.json'} is damaged; continuing the run with --resume writes it again."
         ) from error
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """The folders' names, with their parents' where these are not enough."""
+    """Return the folders' names, with their parents' names if those are not unique."""
     resolved = [run.resolve() for run in runs]
     short = [run.name for run in resolved]
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
@@ -93,7 +94,7 @@ def _heading(name: str, count: int) -> str:
 
 
 def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
-    """A table of the last evaluation, beside the best one: the last is what the exported encoder has."""
+    """Draw a table with the last and the best evaluation; the exported encoder has the last."""
     rows = []
     for run, log in logs.items():
         keys = sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))})
@@ -102,8 +103,8 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
             rows.append((run, key, values[-1], max(values)))
     if not rows:
         return (
-            "<p>No labeled data with a held-out split: what there is to see are the curves and the neighbors below. "
-            "For accuracies put images into train/CLASS/ and val/CLASS/.</p>"
+            "<p>No scores yet. The run scores the encoder at each checkpoint if the data has labeled images in "
+            "train/CLASS/ and val/CLASS/ (or test/CLASS/).</p>"
         )
     cells = "".join(
         f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last:.3f}</b></td><td>{best:.3f}</td></tr>"
@@ -115,18 +116,18 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
     paragraphs = []
     for run, log in logs.items():
-        signs = symptoms(log, about[run].get("steps", 0))
-        if signs is None:
-            found = [("early", "Too few lines in the log yet to tell whether it learns.")]
+        found_symptoms = symptoms(log, about[run].get("steps", 0))
+        if found_symptoms is None:
+            found = [("early", "The log has too few lines yet to judge whether the run is learning.")]
         else:
-            found = [("ill", one) for one in signs.values()]
+            found = [("ill", one) for one in found_symptoms.values()]
         name = f"{run}: " if len(logs) > 1 else ""
         paragraphs += [f"<p class={kind}>{html.escape(name + sentence)}</p>" for kind, sentence in found]
-    return "".join(paragraphs) or "<p class=well>No sign of collapse or of a broken support set.</p>"
+    return "".join(paragraphs) or "<p class=well>No symptoms of collapse or of a broken support set.</p>"
 
 
 def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the runs were; where there are several, what differs first."""
+    """Draw the settings of the runs; with several runs, the settings that differ come first."""
     keys = list(dict.fromkeys(key for one in about.values() for key in one))
     keys.sort(key=lambda key: len({json.dumps(one.get(key)) for one in about.values()}) == 1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in about) if len(about) > 1 else "<th>value</th>"

@@ -11,7 +11,7 @@ from typing import Any
 
 Log = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
-# left, bottom, width and height of a plot within its image: to have them worked out takes as long as drawing
+# left, bottom, width and height of a plot within its image: computing them takes as long as drawing
 WITHIN = (0.15, 0.16, 0.82, 0.76)
 
 
@@ -20,7 +20,7 @@ class Panel:
     """One plot.
 
     title: above it.
-    names: logged names that it draws, or beginnings of such.
+    names: logged names to draw, or prefixes of names.
     hint: what to look for, below it.
     """
 
@@ -30,30 +30,30 @@ class Panel:
 
 
 PANELS = (
-    Panel("Loss", ("loss",), "falls, with a step up where neighbors come in"),
-    Panel("20-NN accuracy", ("knn",), "the exported encoder's own figure on held-out images"),
+    Panel("Loss", ("loss",), "falls; steps up when neighbors become positives"),
+    Panel("20-NN accuracy", ("knn",), "the exported encoder on held-out images"),
     Panel("Linear accuracy", ("linear/",), "a quick linear classifier on the same features"),
     Panel("Neighbor accuracy", ("nn_accuracy",), "share of neighbors of the query's class; the paper ends near 0.57"),
     Panel("Neighbors in use", ("neighbor_share",), "share of the batch whose positive is its neighbor"),
     Panel("Neighbor similarity", ("nn_similarity",), "stays below 1"),
-    Panel("Self-match rate", ("self_match_rate",), "how often an image's own older embedding was passed over"),
-    Panel("Age of the neighbor (steps)", ("nn_age",), "about half the queue's span"),
+    Panel("Self-match rate", ("self_match_rate",), "how often the nearest row was the image's own older embedding"),
+    Panel("Age of the neighbor (steps)", ("nn_age",), "about half the queue's length in steps"),
     Panel("Distinct neighbors in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
     Panel("Support set filled", ("queue_fill",), "1 after the first steps"),
     Panel("Spread of the projections", ("z_std",), "near 1; 0 is collapse"),
     Panel("RankMe", ("rankme",), "effective dimensions of the projections"),
     Panel("Learning rate", ("lr",), "warm-up, then cosine"),
     Panel("Images per second", ("images_per_s",), ""),
-    Panel("Waiting for data", ("data_wait",), "share of the time that goes into making the views"),
+    Panel("Waiting for data", ("data_wait",), "share of the time spent making the views"),
     Panel("Peak memory (MiB)", ("peak_memory_mb",), ""),
 )
 
 
 def draw_panels(logs: Mapping[str, Log]) -> str:
-    """All panels that the runs have anything for, as HTML figures.
+    """Return all panels for which the runs have data, as HTML figures.
 
     Args:
-        logs: run's name -> its log; several are drawn together, one color each.
+        logs: name of the run -> its log; several runs share each panel, one color per run.
     """
     return "".join(_draw(logs, panel) for panel in PANELS)
 
@@ -66,7 +66,7 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
 
     figure = Figure(figsize=(4.4, 2.9))
     axes = figure.add_axes(WITHIN)
-    for colour, (run, log) in enumerate(logs.items()):
+    for number, (run, log) in enumerate(logs.items()):
         for style, key in enumerate(keys):
             points = [(line["epoch"], line[key]) for line in log if key in line]
             if points:
@@ -74,7 +74,7 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
                 axes.plot(
                     *zip(*points, strict=True),
                     STYLES[style % len(STYLES)],
-                    color=f"C{colour if len(logs) > 1 else style}",
+                    color=f"C{number if len(logs) > 1 else style}",
                     marker="o" if len(points) < 30 else None,
                     markersize=3,
                     linewidth=1.2,
@@ -92,7 +92,7 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
 
 
 def inline(figure: Any, text: str) -> str:
-    """A matplotlib figure as an <img> that carries its own bytes."""
+    """Return a matplotlib figure as an <img> with inline data."""
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=110)
     data = base64.b64encode(png.getvalue()).decode()

@@ -1,1 +1,1 @@
-"""Images with boxes around what they show, and how well a map of an image finds them."""
+"""Images with boxes around objects, and how well maps of the images find them."""

@@ -1,10 +1,10 @@
-"""A set of images with boxes: COCO's annotations.json, or a boxes.csv with a box a line.
+"""A set of images with boxes: COCO's annotations.json, or a boxes.csv with one box per line.
 
     boxed = read_boxes(Path("coco128"))
     boxed.images[0].boxes     # (n, 4) float64: x0, y0, x1, y1 in pixels, from edge to edge
 
-An image whose short side is below 224 pixels counts as enlarged to that, as the attention of an encoder enlarges it:
-sizes and boxes are those of the enlarged image.
+An image with a short side below 224 pixels counts as enlarged to 224, as an encoder's attention enlarges it. Sizes and
+boxes are those of the enlarged image.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class BoxedImage:
 
     file_size: width and height of the upright file, in pixels.
     size: the same, enlarged if the short side is below 224.
-    boxes: (n, 4) float64 x0, y0, x1, y1 in pixels of `size`, within it, of some area.
-    kinds: (n,) int64, the class of each box, a place in the set's classes.
+    boxes: (n, 4) float64 x0, y0, x1, y1 in pixels of `size`, inside the image, with a positive area.
+    kinds: (n,) int64, the class of each box, a position in the set's classes.
     """
 
     path: Path
@@ -48,21 +48,21 @@ class BoxedImage:
     kinds: np.ndarray
 
     def read(self) -> Image.Image:
-        """The upright file, RGB, not enlarged.
+        """Return the upright file, RGB, not enlarged.
 
         Raises:
-            ImageError: it cannot be read, or is not of the size that its boxes were drawn in.
+            ImageError: the file is unreadable, or its size differs from the one that its boxes refer to.
         """
         image = decode_image(self.path)
         if image.size != self.file_size:
             raise ImageError(
-                f"The image is {image.width} x {image.height} pixels, and its boxes were drawn in "
-                f"{self.file_size[0]} x {self.file_size[1]}."
+                f"The image is {image.width} x {image.height} pixels, but its boxes refer to "
+                f"{self.file_size[0]} x {self.file_size[1]} pixels."
             )
         return image
 
     def inside(self, kind: int | None = None) -> np.ndarray:
-        """(H, W) bool: the pixels whose centers lie in a box, of one class or of any."""
+        """Return (H, W) bool: the pixels whose centers are in a box, of one class or of any class."""
         width, height = self.size
         x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
         found = np.zeros((height, width), bool)
@@ -73,95 +73,91 @@ class BoxedImage:
 
 @dataclass(frozen=True)
 class BoxedSet:
-    """Images with boxes; the names are those of a `Task`.
+    """Images with boxes; the attributes have the names of those of a `Task`.
 
-    classes: names of what is boxed.
+    classes: names of the boxed objects.
     images: those with a box.
-    left_out: sentences about what does not count.
+    left_out: notes about what does not count.
     """
 
     name: str
     classes: tuple[str, ...]
-    pictures: tuple[BoxedImage, ...]
+    images: tuple[BoxedImage, ...]
     left_out: tuple[str, ...] = ()
     metric: str = "pointing"
 
     def digest(self) -> str:
-        """A hash of files (by path, size and time), classes and boxes: another is another question."""
+        """Hash the files (by path, size and time), classes and boxes; results of another hash are not reused."""
         found = hashlib.sha256(f"{self.metric} {self.classes}".encode())
-        for one in self.pictures:
+        for one in self.images:
             found.update(one.boxes.tobytes() + one.kinds.tobytes())
-        add_files(found, [one.path for one in self.pictures])
+        add_files(found, [one.path for one in self.images])
         return found.hexdigest()[:32]
 
     def counts(self) -> dict[str, int]:
-        """How much there is of it."""
-        return {"pictures": len(self.pictures), "boxes": sum(len(one.boxes) for one in self.pictures)}
+        """Return the number of images and boxes."""
+        return {"images": len(self.images), "boxes": sum(len(one.boxes) for one in self.images)}
 
 
 def read_boxes(source: Path) -> BoxedSet:
-    """The set in a folder with an annotations.json or a boxes.csv, or in such a file itself.
+    """Read the set in a folder with an annotations.json or a boxes.csv, or in such a file itself.
 
-    annotations.json is COCO's, its `file_name` relative to it; boxes around crowds are left out. boxes.csv has the
-    columns file, x0, y0, x1, y1, whole pixels, both ends inclusive; the class of an image is the name of its folder,
-    and of a table that names files of test/ (or val/) only those count.
+    annotations.json is COCO's, with `file_name` relative to it; boxes around crowds are left out. boxes.csv has the
+    columns file, x0, y0, x1, y1 in whole pixels, both ends inclusive. The class of an image is the name of its folder.
+    If a table names files in test/ (or val/), only those count.
 
     Raises:
-        InvalidRequest: neither is there, it cannot be read, or no image of it has a box.
+        InvalidRequest: both files are missing, the file is invalid, or none of its images has a box.
     """
     source = Path(source)
     file = source if source.is_file() else next((f for f in (source / COCO, source / TABLE) if f.is_file()), None)
     if file is None:
-        raise InvalidRequest(f"{source} has no boxes: give a folder with COCO's {COCO}, or with a {TABLE}.")
+        raise InvalidRequest(f"{source} has no boxes; name a folder with COCO's {COCO} or with a {TABLE}.")
     try:
         found = _coco(file) if file.suffix == ".json" else _table(file)
     except KeyError as error:
-        raise InvalidRequest(f"{file} lacks {error}: it is not of the form that its name says.") from error
+        raise InvalidRequest(f"{file} has no {error}; it is not a valid {file.name}.") from error
     except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InvalidRequest(f"{file} cannot be read as boxes ({' '.join(str(error).split())}).") from error
-    pictures, bare, lost = [], 0, []
-    for path, size, boxes, kinds in found.pictures:
-        picture = _picture(path, size, boxes, kinds)
-        if picture is None:
+    images, bare, lost = [], 0, []
+    for path, size, boxes, kinds in found.images:
+        image = _boxed_image(path, size, boxes, kinds)
+        if image is None:
             lost.append(path.name)
-        elif not len(picture.boxes):
+        elif not len(image.boxes):
             bare += 1
         else:
-            pictures.append(picture)
+            images.append(image)
     name = source.resolve().stem if source.is_file() else source.resolve().name
-    if not pictures:
-        raise InvalidRequest(f"{file} has no image with a box that can be looked at: check its file names and sizes.")
-    said = [f"{name}: {bare} images without a box are left out"] if bare else []
-    said += (
-        [f"{name}: {len(lost)} files that are not there or cannot be looked at ({some(lost)}) are left out"]
-        if lost
-        else []
-    )
-    return BoxedSet(name, found.classes, tuple(pictures), tuple(said))
+    if not images:
+        raise InvalidRequest(f"{file} has no usable image with a box; check its file names and sizes.")
+    notes = [f"{name}: {bare} images without a box are left out"] if bare else []
+    notes += [f"{name}: {len(lost)} missing or unusable files ({some(lost)}) are left out"] if lost else []
+    return BoxedSet(name, found.classes, tuple(images), tuple(notes))
 
 
 @dataclass(frozen=True)
 class _Listed:
-    """What a file lists: class names, and (path, size or None, boxes, classes) an image, in its own pixels."""
+    """Content of a file: class names, and (path, size or None, boxes, classes) per image, in its own pixels."""
 
     classes: tuple[str, ...]
-    pictures: Iterable[tuple[Path, tuple[int, int] | None, list[list[float]], list[int]]]
+    images: Iterable[tuple[Path, tuple[int, int] | None, list[list[float]], list[int]]]
 
 
 def _coco(file: Path) -> _Listed:
-    told: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    place = {one["id"]: i for i, one in enumerate(told["categories"])}
-    boxes: dict[Any, list[tuple[list[float], int]]] = {one["id"]: [] for one in told["images"]}
-    for one in told["annotations"]:
+    content: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    place = {one["id"]: i for i, one in enumerate(content["categories"])}
+    boxes: dict[Any, list[tuple[list[float], int]]] = {one["id"]: [] for one in content["images"]}
+    for one in content["annotations"]:
         if not one.get("iscrowd", 0):
             x, y, width, height = map(float, one["bbox"])
             boxes[one["image_id"]].append(([x, y, x + width, y + height], place[one["category_id"]]))
-    pictures = []
-    for one in told["images"]:
+    images = []
+    for one in content["images"]:
         own = boxes[one["id"]]
         size = (int(one["width"]), int(one["height"]))
-        pictures.append((file.parent / one["file_name"], size, [box for box, _ in own], [kind for _, kind in own]))
-    return _Listed(tuple(str(one["name"]) for one in told["categories"]), pictures)
+        images.append((file.parent / one["file_name"], size, [box for box, _ in own], [kind for _, kind in own]))
+    return _Listed(tuple(str(one["name"]) for one in content["categories"]), images)
 
 
 def _table(file: Path) -> _Listed:
@@ -181,19 +177,21 @@ def _table(file: Path) -> _Listed:
         boxes.setdefault(row["file"], []).append([x0, y0, x1 + 1, y1 + 1])
     classes = tuple(sorted({Path(name).parent.name for name in boxes}))
     place = {name: i for i, name in enumerate(classes)}
-    pictures = [(file.parent / one, None, own, [place[Path(one).parent.name]] * len(own)) for one, own in boxes.items()]
-    return _Listed(classes, pictures)
+    images = [(file.parent / one, None, own, [place[Path(one).parent.name]] * len(own)) for one, own in boxes.items()]
+    return _Listed(classes, images)
 
 
-def _picture(path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]) -> BoxedImage | None:
-    """None: the file is not there, is no image where its size is read from it, or has no pixels or is a strip."""
+def _boxed_image(
+    path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]
+) -> BoxedImage | None:
+    """Return None for a missing or unreadable file, an image without pixels, or a narrow strip."""
     if not path.is_file():
         return None
     try:
         size = size or decode_image(path).size
     except ImageError:
         return None
-    if min(size) < 1 or max(size) * SHORTEST > min(size) * MAX_SIDE:  # of a strip the map is too coarse across
+    if min(size) < 1 or max(size) * SHORTEST > min(size) * MAX_SIDE:  # a strip's map is too coarse across
         return None
     scale = max(1.0, SHORTEST / min(size))
     width, height = (round(scale * side) for side in size)
@@ -204,7 +202,7 @@ def _picture(path: Path, size: tuple[int, int] | None, boxes: list[list[float]],
 
 
 def large_boxes(boxed: BoxedSet, least: float) -> Iterator[tuple[int, int]]:
-    """(image, box) of each box whose area has a square root of at least that many pixels."""
-    for number, one in enumerate(boxed.pictures):
+    """Yield (image, box) for each box whose area has a square root of at least `least` pixels."""
+    for number, one in enumerate(boxed.images):
         sides = one.boxes[:, 2:] - one.boxes[:, :2]
         yield from ((number, int(box)) for box in np.flatnonzero(sides.prod(axis=1) >= least**2))

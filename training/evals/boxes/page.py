@@ -1,4 +1,4 @@
-"""OUT/attention.md and OUT/attention.png: every figure of the attention protocol with its interval."""
+"""OUT/attention.md and OUT/attention.png: every score of the attention protocol with its interval."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .places import PLACES
+from .maps import BASELINES
 from .scoring import METRICS, PARTS
 
 SHOWN = {"pointing": "pointing game (share)", "auroc": "AUROC of pixels"}
-MARKS = "osD^v*"
+MARKERS = "osD^v*"
 
 
 class Answer(Protocol):
@@ -24,7 +24,7 @@ class Answer(Protocol):
     @property
     def data(self) -> str: ...
     @property
-    def pictures(self) -> Mapping[str, int]: ...
+    def images(self) -> Mapping[str, int]: ...
     @property
     def values(self) -> Mapping[str, float]: ...
 
@@ -39,7 +39,7 @@ class Row:
 
 
 def rows_of(records: Sequence[Answer], data: str) -> list[Row]:
-    """The rows of a data set; a place, which no size changes, has one."""
+    """Return the rows of a data set; a baseline, which does not depend on the size, has one row."""
     rows = []
     for one in records:
         if one.data != data:
@@ -47,29 +47,29 @@ def rows_of(records: Sequence[Answer], data: str) -> list[Row]:
         start = f"attention/{data}/"
         named = {key.removeprefix(start): value for key, value in one.values.items() if key.startswith(start)}
         sizes = list(dict.fromkeys(key.split("/")[0] for key in named if "/" in key))
-        for size in sizes[:1] if one.source in PLACES else sizes:
+        for size in sizes[:1] if one.source in BASELINES else sizes:
             own = {key.removeprefix(f"{size}/"): value for key, value in named.items() if key.startswith(f"{size}/")}
-            rows.append(Row(one.source, "-" if one.source in PLACES else size, own))
+            rows.append(Row(one.source, "-" if one.source in BASELINES else size, own))
     return rows
 
 
 def as_markdown(records: Sequence[Answer]) -> str:
-    """A table of figures and one of differences for each data set."""
-    lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals, by a bootstrap over images."]
+    """Return a table of scores and a table of differences for each data set."""
+    lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals from a bootstrap over images."]
     for data in dict.fromkeys(one.data for one in records):
         first = next(one for one in records if one.data == data)
-        counted = ", ".join(f"{number} {what}" for what, number in first.pictures.items())
-        told = {key: f"{first.values[f'attention/{data}/{key}']:.0f}" for key in ("pairs", "classes", "covered")}
+        counted = ", ".join(f"{number} {what}" for what, number in first.images.items())
+        counts = {key: f"{first.values[f'attention/{data}/{key}']:.0f}" for key in ("pairs", "classes", "covered")}
         rows = rows_of(records, data)
-        lines += ["", f"## {data}", "", f"{counted}; {told['pairs']} pairs, classes: {told['classes']}.", ""]
-        if told["covered"] != "0":
-            lines[-1:] = [f"Boxes cover {told['covered']} images wholly: those have no AUROC.", ""]
+        lines += ["", f"## {data}", "", f"{counted}; {counts['pairs']} pairs, classes: {counts['classes']}.", ""]
+        if counts["covered"] != "0":
+            lines[-1:] = [f"Boxes cover {counts['covered']} images completely; those have no AUROC.", ""]
         lines += _table(rows, [f"{part}/{metric}" for part in PARTS for metric in METRICS])
         over = [f"{part}/{metric}/over" for part in PARTS[:2] for metric in METRICS]
         over += [f"across/{metric}/over_control" for metric in METRICS]
         if any(key in row.values for row in rows for key in over):
-            lines += ["", "Above the Gaussian, and across above the control, on the same images or pairs:", ""]
-            lines += _table([row for row in rows if row.source not in PLACES], over)
+            lines += ["", "Gain over the Gaussian, and of across over the control, on the same images or pairs:", ""]
+            lines += _table([row for row in rows if row.source not in BASELINES], over)
     return "\n".join([*lines, *_notes(records)]) + "\n"
 
 
@@ -96,19 +96,19 @@ def _cell(values: Mapping[str, float], key: str, signed: str) -> str:
 
 
 def _notes(records: Sequence[Answer]) -> Iterator[str]:
-    """What has to be said of a source."""
+    """Yield notes about sources."""
     idle = {one.source: one.values.get(f"attention/{one.data}/idle_blocks", 0.0) for one in records}
     for source, share in idle.items():
         if share:
             yield ""
             yield (
-                f"{source}: the last norm of {share:.0%} of its residual blocks has weight 0, as timm starts them, so "
-                "that these blocks are their shortcuts."
+                f"{source}: the last norm of {share:.0%} of its residual blocks has weight 0, as timm initializes it; "
+                "these blocks equal their shortcuts."
             )
 
 
 def draw(records: Sequence[Answer]) -> Figure:
-    """A line of panels a data set, a panel a metric; a color a source, a mark a size, bars the intervals."""
+    """Draw a row of panels per data set and a panel per metric; colors are sources, markers sizes, bars intervals."""
     sets = list(dict.fromkeys(one.data for one in records))
     sources = list(dict.fromkeys(one.source for one in records))
     figure = Figure(figsize=(12, 2.9 * len(sets) + 0.9), layout="constrained")
@@ -125,7 +125,7 @@ def draw(records: Sequence[Answer]) -> Figure:
 
 def _panel(axes: Axes, rows: Sequence[Row], sources: Sequence[str], metric: str) -> None:
     parts = [part for part in PARTS if any(f"{part}/{metric}" in row.values for row in rows)]
-    sizes = list(dict.fromkeys(row.size for row in rows if row.source not in PLACES))
+    sizes = list(dict.fromkeys(row.size for row in rows if row.source not in BASELINES))
     for number, row in enumerate(rows):
         for place, part in enumerate(parts):
             key = f"{part}/{metric}"
@@ -137,11 +137,11 @@ def _panel(axes: Axes, rows: Sequence[Row], sources: Sequence[str], metric: str)
                 place + (number - (len(rows) - 1) / 2) * 0.8 / len(rows),
                 mean,
                 [[max(0.0, one) for one in side] for side in spread],
-                fmt="_" if row.source in PLACES else MARKS[sizes.index(row.size) % len(MARKS)],
+                fmt="_" if row.source in BASELINES else MARKERS[sizes.index(row.size) % len(MARKERS)],
                 color=f"C{sources.index(row.source)}",
                 capsize=3,
                 markersize=6,
-                label=row.source if row.source in PLACES else f"{row.source}, short side {row.size}",
+                label=row.source if row.source in BASELINES else f"{row.source}, short side {row.size}",
             )
     axes.set_xticks(range(len(parts)), parts)
     axes.set_xlim(-0.5, len(parts) - 0.5)

@@ -1,4 +1,4 @@
-"""Which box of one image is looked for in which other image."""
+"""Pairs of a query box and a target image."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from .boxed import BoxedSet, large_boxes
 
-Box = tuple[int, int]  # (image, its box), places in the set
+Box = tuple[int, int]  # (image, its box), positions in the set
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One search.
+    """One query in one target.
 
-    query: the box whose like is looked for.
-    target: the image that is searched, another one that shows the class.
+    query: the box to search for.
+    target: the image to search, a different image with the same class.
     kind: the class, whose boxes in the target are the right answer.
-    control: a box of another class, not of the target; None: the set has none.
+    control: a box of another class, not from the target; None if the set has none.
     """
 
     query: Box
@@ -28,17 +28,17 @@ class Pair:
 
 
 def choose_pairs(boxed: BoxedSet, *, most: int, least: float, seed: int) -> list[Pair]:
-    """At most so many pairs a class, each drawn once, from all that there are.
+    """Sample pairs of each class without repetition.
 
     Args:
         boxed: the set.
-        most: pairs a class.
-        least: queries are boxes whose area has a square root of at least so many pixels.
-        seed: of the draw.
+        most: maximum number of pairs per class.
+        least: queries are boxes whose area has a square root of at least this many pixels.
+        seed: of the samples.
     """
     rng = np.random.default_rng(seed)
     large = list(large_boxes(boxed, least))
-    kinds = np.array([boxed.pictures[picture].kinds[box] for picture, box in large], np.int64)
+    kinds = np.array([boxed.images[image].kinds[box] for image, box in large], np.int64)
     pairs = []
     for kind in range(len(boxed.classes)):
         queries = [large[i] for i in np.flatnonzero(kinds == kind)]
@@ -51,14 +51,14 @@ def choose_pairs(boxed: BoxedSet, *, most: int, least: float, seed: int) -> list
 
 
 def _draw(boxed: BoxedSet, queries: list[Box], kind: int, most: int, rng: np.random.Generator) -> list[tuple[Box, int]]:
-    """(query, target), in order; each query's own image is among those that show the class, and passed over."""
-    shown = [number for number, one in enumerate(boxed.pictures) if kind in one.kinds]
+    """Return (query, target) pairs in order. A query's image shows the class too, and is skipped as a target."""
+    shown = [number for number, one in enumerate(boxed.images) if kind in one.kinds]
     each = len(shown) - 1
     total = len(queries) * each
     if total <= 0:
         return []
-    drawn = np.sort(rng.choice(total, min(most, total), replace=False))
+    sampled = np.sort(rng.choice(total, min(most, total), replace=False))
     pairs = []
-    for query, place in ((queries[n // each], n % each) for n in drawn):
+    for query, place in ((queries[n // each], n % each) for n in sampled):
         pairs.append((query, shown[place + (place >= shown.index(query[0]))]))
     return pairs

@@ -1,4 +1,4 @@
-"""What the protocols that train through images work on: an encoder, a task, and a place for what they make."""
+"""Train classifiers from an encoder on a task, for the protocols that train through images."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.progress import bar
 
 from .network import Network, network_of
-from .plan import Plan
-from .supervised import Classifier, logits, train_classifier
+from .supervised import Classifier, Plan, logits, train_classifier
 from .task import Part, Task
 
 CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A trained classifier.
 
-    network: its backbone, as it has become.
-    model: both.
-    subject: what it was trained for.
+    network: its backbone after training.
+    model: backbone and head.
+    subject: the trainer that made it.
     hash: of the plan and the images.
     """
 
     network: Network
     model: Classifier
-    subject: Subject
+    subject: ClassifierTrainer
     hash: str
 
     def scores(self, part: Part, name: str = "test") -> tuple[np.ndarray, np.ndarray]:
-        """(N, C) float32 logits of the center crops, and the (N,) labels, of the images that can be read.
+        """Return (N, C) float32 logits of the center crops and the (N,) labels, for the readable images.
 
         Raises:
-            NoImages: there are none.
+            NoImages: no image can be read.
         """
         encoder = self.network.encoder("trained", self.subject.where)
         rows, kept = [], []
-        with bar(self.subject.say, f"scoring {self.subject.task.name}/{name}") as advance:
+        with bar(self.subject.console, f"scoring {self.subject.task.name}/{name}") as advance:
             for start in range(0, len(part.paths), CHUNK):
                 for index, result in enumerate(encoder.features_each(part.paths[start : start + CHUNK]), start):
                     if isinstance(result, ImageError):
@@ -58,61 +57,61 @@ class Trained:
                         kept.append(index)
                 advance(min(start + CHUNK, len(part.paths)), len(part.paths))
         if not rows:
-            raise NoImages(f"Not one image of {self.subject.task.name}/{name} can be read.")
+            raise NoImages(f"No image of {self.subject.task.name}/{name} can be read.")
         return logits(self.model, np.stack(rows)), part.labels[kept]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """An encoder on a data set.
+class ClassifierTrainer:
+    """Trains classifiers from one encoder on one data set.
 
-    place: folder for checkpoints, and for the networks that a protocol makes.
+    folder: for checkpoints, and for the networks that a protocol writes.
     where: the device.
-    say: where progress is shown.
-    broken: files that could not be read, with the reason; filled on the way.
-    made: model folders that a protocol has written; likewise.
+    console: console for progress.
+    broken: unreadable files with the reason; filled during training.
+    made: model folders that a protocol has written.
     """
 
     encoder: Encoder
     task: Task
-    place: Path
+    folder: Path
     where: torch.device
-    say: Console
+    console: Console
     broken: dict[str, str] = field(default_factory=dict)
     made: list[Path] = field(default_factory=list)
 
-    def batch(self, wanted: int, part: Part | None = None) -> int:
-        """Images a step: as many as wanted, but in an epoch at least 32 steps, or steps of 8."""
-        return min(wanted, max(8, len((part or self.task.train).paths) // 32))
+    def batch_size(self, most: int, part: Part | None = None) -> int:
+        """Limit the batch so that an epoch has at least 32 steps, but not below 8 images."""
+        return min(most, max(8, len((part or self.task.train).paths) // 32))
 
     def train(
         self, plan: Plan, title: str, *, part: Part | None = None, image_size: int = 0, drop_path: float = 0.0
-    ) -> Trained:
-        """A classifier on the training part, or on another one, from the encoder's own weights.
+    ) -> TrainedClassifier:
+        """Train a classifier from the encoder's weights, on the training part or another part.
 
         Raises:
-            InvalidRequest: several labels an image.
+            InvalidRequest: several labels per image.
         """
         part = part or self.task.train
-        require_one_label(self.task, title)
+        require_single_label(self.task, title)
         network = network_of(self.encoder, image_size=image_size, drop_path=drop_path)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
             model = Classifier(network.backbone, len(self.task.classes))
-        made_of = {"plan": asdict(plan), "size": image_size, "drop_path": drop_path, "part": _digest(part)}
-        plan_hash = _short(made_of)
-        place = self.place / f"{title}-{plan_hash}"
+        key = {"plan": asdict(plan), "size": image_size, "drop_path": drop_path, "part": _digest(part)}
+        plan_hash = _short_hash(key)
+        folder = self.folder / f"{title}-{plan_hash}"
         broken = train_classifier(
-            model, part, network.preprocessing, plan, self.where, place, self.say, f"{title} on {self.task.name}"
+            model, part, network.preprocessing, plan, self.where, folder, self.console, f"{title} on {self.task.name}"
         )
         self.broken.update(broken)
-        return Trained(network, model, self, plan_hash)
+        return TrainedClassifier(network, model, self, plan_hash)
 
 
-def require_one_label(task: Task, title: str) -> None:
-    """Raises InvalidRequest for images with several labels."""
+def require_single_label(task: Task, title: str) -> None:
+    """Raise InvalidRequest for images with several labels."""
     if task.train.labels.ndim == 2:
-        raise InvalidRequest(f"{title} learns one label an image, and those of {task.name} have several: use linear.")
+        raise InvalidRequest(f"{title} needs one label per image, and images of {task.name} have several; use linear.")
 
 
 def _digest(part: Part) -> str:
@@ -121,5 +120,5 @@ def _digest(part: Part) -> str:
     return digest.hexdigest()
 
 
-def _short(value: Mapping[str, Any]) -> str:
+def _short_hash(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

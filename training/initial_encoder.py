@@ -1,4 +1,4 @@
-"""`--init SOURCE`: a run that goes on from an encoder instead of from random weights."""
+"""`--init SOURCE`: start a run from an encoder instead of random weights."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .recipes import Recipe
 
 
 @dataclass(frozen=True)
-class StartingPoint:
-    """An encoder to go on from.
+class InitialEncoder:
+    """An encoder to start from.
 
-    source: as it was given.
-    architecture: timm's name.
-    channels: widths of a ResNet's stages; empty for timm's own.
-    folder: its model folder; None for timm's own weights.
-    preprocessing: what it wants done to images; its mean and std are taken over.
+    source: as given.
+    architecture: its name in timm.
+    channels: widths of a ResNet's stages; empty for timm's widths.
+    folder: its model folder; None for timm's pretrained weights.
+    preprocessing: of its input; the run uses its mean and std.
     """
 
     source: str
@@ -45,22 +45,20 @@ class StartingPoint:
     preprocessing: Preprocessing
 
 
-def find_start(source: str) -> StartingPoint:
-    """Resolves a source.
+def find_initial_encoder(source: str) -> InitialEncoder:
+    """Resolve a source.
 
     Raises:
-        InvalidRequest: untrained weights, or an architecture that a recipe cannot describe.
+        InvalidRequest: untrained weights, or an architecture that no recipe can describe.
         ModelError: see `hub.sources.resolve`.
     """
     if (Path(source) / "run.json").is_file() and (Path(source) / "encoder").is_dir():
-        raise InvalidRequest(f"--init {source} is a run: give its encoder, {Path(source) / 'encoder'}.")
+        raise InvalidRequest(f"--init {source} is a run folder; use its encoder, {Path(source) / 'encoder'}.")
     found = resolve(source)
     if found.seed is not None:
-        raise InvalidRequest(
-            f"--init {source} has untrained weights: leave --init out, a recipe starts from such anyway."
-        )
+        raise InvalidRequest(f"--init {source} has untrained weights; leave --init out to start from random weights.")
     if found.folder is None:
-        return StartingPoint(
+        return InitialEncoder(
             source, found.architecture, (), None, Preprocessing.from_pretrained_cfg(published_cfg(found.architecture))
         )
     arguments = dict(found.config.model_args)
@@ -68,18 +66,18 @@ def find_start(source: str) -> StartingPoint:
     channels = tuple(arguments.pop("channels", ()))
     if arguments:
         raise InvalidRequest(
-            f"--init {source} was built with {arguments}, which no setting of a recipe describes: go on from an "
-            "encoder of timm's own shape."
+            f"--init {source} was built with {arguments}, which no setting of a recipe describes; use an encoder with "
+            "timm's standard shape."
         )
     preprocessing = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
-    return StartingPoint(source, found.architecture, channels, found.folder, preprocessing)
+    return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing)
 
 
-def adopt(recipe: Recipe, start: StartingPoint, say: Console) -> Recipe:
-    """The recipe with the start's colors and its network, unless --set names another, which is refused.
+def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
+    """Return the recipe with the encoder's network, mean and std; --set must not name a different network.
 
     Raises:
-        InvalidRequest: the recipe was told to use another network.
+        InvalidRequest: --set names a different network.
     """
     if not {"mean", "std"} & set(recipe.fixed):
         recipe = dataclasses.replace(recipe, mean=start.preprocessing.mean, std=start.preprocessing.std)
@@ -90,20 +88,20 @@ def adopt(recipe: Recipe, start: StartingPoint, say: Console) -> Recipe:
     if {"backbone", "channels"} & set(recipe.fixed):
         shown = [f"{name} {list(widths)}" if widths else name for name, widths in (theirs, ours)]
         raise InvalidRequest(
-            f"--init {start.source} is a {shown[0]}, and --set asks for a {shown[1]}: leave backbone and channels out, "
-            "or go on from an encoder of that architecture."
+            f"--init {start.source} is a {shown[0]}, but --set asks for a {shown[1]}. Leave backbone and channels out, "
+            "or use an encoder of that architecture."
         )
     shown = [f"{name} {list(widths) or ''}".strip() for name, widths in (theirs, ours)]
-    say.print(f"backbone: {shown[0]}, as --init has it, instead of {shown[1]}", highlight=False)
+    console.print(f"backbone: using {shown[0]} from --init instead of {shown[1]}", highlight=False)
     return dataclasses.replace(recipe, backbone=theirs[0], channels=start.channels)
 
 
-def load_start(learner: Learner, start: StartingPoint, say: Console) -> None:
-    """Loads the backbone, and the heads where the folder has some of the recipe's shapes.
+def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Console) -> None:
+    """Load the backbone, and the heads if the folder has heads of the recipe's shapes.
 
     Raises:
         WeightsMismatch: the weights do not fit.
-        ModelFilesMissing: timm's weights cannot be fetched.
+        ModelFilesMissing: timm's weights are not available.
     """
     side = input_side(learner.backbone)
     if start.folder is None:
@@ -114,12 +112,12 @@ def load_start(learner: Learner, start: StartingPoint, say: Console) -> None:
     load_state(learner.backbone, trained.state_dict(), start.source)
     heads = [name for name in ("projection", "prediction") if _load_head(getattr(learner, name), name, start)]
     if learner.momentum is not None:
-        learner.momentum.begin_at(learner.online)
-    taken = f" and its {' and '.join(heads)} head" + ("s" if len(heads) > 1 else "") if heads else ", with fresh heads"
-    say.print(f"going on from {start.source}{taken}", highlight=False)
+        learner.momentum.reset(learner.online)
+    loaded = f"and its {' and '.join(heads)} head" + ("s" if len(heads) > 1 else "") if heads else "with new heads"
+    console.print(f"starting from {start.source} {loaded}", highlight=False)
 
 
-def _load_head(head: nn.Module, name: str, start: StartingPoint) -> bool:
+def _load_head(head: nn.Module, name: str, start: InitialEncoder) -> bool:
     if start.folder is None or not (start.folder / HEADS).is_file() or not head.state_dict():
         return False
     saved = {
@@ -134,12 +132,12 @@ def _load_head(head: nn.Module, name: str, start: StartingPoint) -> bool:
     return True
 
 
-def warn_if_worse(scores: dict[str, float], at_start: dict[str, float], say: Console) -> None:
-    """Says so when the encoder has become worse than the one it started from."""
+def warn_if_worse(scores: dict[str, float], at_start: dict[str, float], console: Console) -> None:
+    """Warn if the encoder scores lower than the one it started from."""
     for name, value in scores.items():
         if name.startswith("knn") and value < at_start.get(name, 0.0):
-            say.print(
-                f"[yellow]warning[/] {name} is {value:.3f}, below the {at_start[name]:.3f} of the encoder that the run "
-                "began with: lower base_lr or layer_decay, raise heads_first, or keep the encoder as it was.",
+            console.print(
+                f"[yellow]warning[/] {name} is {value:.3f}, below the {at_start[name]:.3f} of the initial encoder. "
+                "Lower base_lr or layer_decay, raise heads_first, or keep the initial encoder.",
                 highlight=False,
             )

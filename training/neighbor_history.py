@@ -1,7 +1,7 @@
-"""RUN/neighbors.jsonl: what the support set holds nearest to a few fixed images, as training proceeds.
+"""RUN/neighbors.jsonl: nearest neighbors of a few fixed images in the support set, as training proceeds.
 
-The paper's figure "Evolution of Nearest-Neighbors". A line a checkpoint, with the thumbnails in it, so that
-the report needs nothing but the run folder.
+The file is the data of the paper's figure "Evolution of Nearest-Neighbors". Each checkpoint adds a line that includes
+thumbnails, so the report needs only the run folder.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from nnclr_hub.method import Learner
 
 from .data.augment import View, make_view
 from .data.batches import Batches
-from .measuring import measuring
+from .evaluation import exact_inference
 from .monitor import read_lines, replace_text
 from .recipes import Recipe
 
 NAME = "neighbors.jsonl"
+OLD_NAME = "neighbours.jsonl"  # of earlier versions
 QUERIES = 8
 NEIGHBORS = 5
 THUMBNAIL = 56  # pixels of the longer side
-# the whole image, as it is
+# the whole image, unchanged
 PLAIN = View(scale=(1.0, 1.0), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
-def fixed_queries(pictures: int, seed: int) -> Tensor:
-    """The places of the images that are followed: (up to 8,) int64."""
-    return torch.randperm(pictures, generator=torch.Generator().manual_seed(seed))[:QUERIES].sort().values
+def fixed_queries(images: int, seed: int) -> Tensor:
+    """Return the positions of the query images: (up to 8,) int64."""
+    return torch.randperm(images, generator=torch.Generator().manual_seed(seed))[:QUERIES].sort().values
 
 
 @torch.no_grad()
 def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Recipe, step: int, epoch: float) -> None:
-    """Appends a line; nothing for methods without a support set. Lines of later steps are dropped.
+    """Append a line and drop lines of later steps; does nothing for methods without a support set.
 
     Args:
         run: the run folder.
         learner: in training mode before and after.
         batches: of the training images.
-        recipe: for the network's input, and the seed of the choice of queries.
-        step, epoch: when.
+        recipe: for the network's input, and the seed that selects the queries.
+        step, epoch: of the checkpoint.
     """
     if learner.support_set is None:
         return
@@ -56,11 +57,11 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
     plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
     view = make_view(batch.images, batch.aspect, plain, torch.Generator())
     learner.eval()
-    with measuring():
+    with exact_inference():
         z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
     learner.train()
     similarity = z @ learner.support_set.queue.T
-    similarity[:, learner.support_set.ids < 0] = -2  # rows of the random start, or without an image
+    similarity[:, learner.support_set.ids < 0] = -2  # initial random rows, or rows without an id
     similarity[batch.ids[:, None] == learner.support_set.ids[None]] = -2
     value, place = similarity.topk(min(NEIGHBORS, similarity.shape[1]), dim=1)
     ids = learner.support_set.ids[place].cpu()
@@ -74,15 +75,19 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
     }
     lines = [json.dumps(one) for one in read_neighbors(run) if one["step"] < step]
     replace_text(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
+    (run / OLD_NAME).unlink(missing_ok=True)  # its lines are in the new file now
 
 
 def read_neighbors(run: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/neighbors.jsonl, if there are any."""
-    return read_lines(run / NAME)
+    """Return the lines of RUN/neighbors.jsonl, or of the file that an earlier version wrote."""
+    if (run / NAME).exists():
+        return read_lines(run / NAME)
+    lines = read_lines(run / OLD_NAME)
+    return [{**line, "neighbors": line["neighbours"]} for line in lines]
 
 
 def _thumbnails(ids: Tensor, batches: Batches) -> dict[str, str]:
-    """Small JPEGs in base64, in the originals' proportions."""
+    """Return small JPEGs in base64, with the proportions of the original images."""
     batch = batches.of(ids)
     thumbnails = {}
     for number, pixels, aspect in zip(ids.tolist(), batch.images.cpu().numpy(), batch.aspect.tolist(), strict=True):
