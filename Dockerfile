@@ -1,10 +1,10 @@
-# The service in a container:
+# The server in a container:
 #
 #     docker build -t nnclr_hub .
 #     docker run -p 127.0.0.1:8000:8000 -v nnclr-data:/data nnclr_hub
 #
-# The first start makes a key, prints it once and keeps it in the volume; with NNCLR_WRITE_KEYS or NNCLR_API_KEYS set,
-# none is made. For a machine without a GPU give the CPU index that pytorch.org names, which saves several GB:
+# The first start creates a key, prints it once and stores it in the volume, unless NNCLR_WRITE_KEYS or NNCLR_API_KEYS
+# is set. For a machine without a GPU, use the CPU index from pytorch.org, which saves several GB:
 #
 #     docker build --build-arg TORCH_INDEX=... -t nnclr_hub .
 
@@ -15,7 +15,7 @@ ARG TORCH_INDEX=""
 ARG EXTRAS=demo,openvino
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
-# torch first and alone: it is by far the largest, and changes less often than the rest
+# torch in a separate layer: it is by far the largest dependency, and changes less often than the rest
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -25,7 +25,7 @@ COPY training training
 COPY serving serving
 COPY app app
 RUN pip install --no-cache-dir ".[${EXTRAS}]"
-# a model that is named here is fetched and verified now; else the starter in the package serves, or one in a volume
+# MODEL is downloaded and verified during the build. Without it the server uses the starter in the package, or NNCLR_MODEL
 ARG MODEL=""
 ENV NNCLR_CACHE=/opt/models HF_HOME=/opt/models/huggingface
 RUN mkdir -p /opt/models && if [ -n "$MODEL" ]; then nnclr info "$MODEL"; fi

@@ -1,4 +1,4 @@
-"""Jobs whose steps a test allows one by one, on a store of their own."""
+"""Jobs on a temporary store, whose steps a test allows one by one."""
 
 import threading
 import time
@@ -28,20 +28,20 @@ class Work:
         self.inputs: list[bytes] = []
         self.noted: list[Mapping[str, Any]] = []
 
-    def run(self, task) -> Outcome:
-        self.begun.append(task.params["name"])
-        self.inputs.append(task.input)
-        self.noted.append(task.notes)
-        task.keep({"begun": len(self.begun)})
-        for step in range(task.params.get("steps", 3)):
-            task.progress(step, task.params.get("steps", 3))
+    def run(self, context) -> Outcome:
+        self.begun.append(context.params["name"])
+        self.inputs.append(context.input)
+        self.noted.append(context.notes)
+        context.keep({"begun": len(self.begun)})
+        for step in range(context.params.get("steps", 3)):
+            context.progress(step, context.params.get("steps", 3))
             while not self.steps.acquire(timeout=0.01):
-                task.check()
-        if task.params.get("fails"):
+                context.check()
+        if context.params.get("fails"):
             raise InvalidRequest(f"No such thing in {Path(__file__).resolve()}.")
-        if task.params.get("breaks"):
+        if context.params.get("breaks"):
             raise ZeroDivisionError
-        name = task.params["name"]
+        name = context.params["name"]
         return Outcome({"made": name}, lambda records: records.put(Record("made", name, {})))
 
     def clean(self, bench, params) -> None:
@@ -59,7 +59,7 @@ class Work:
 
 
 class World:
-    """A store, jobs on it, and their work."""
+    """A store, its jobs, and their work."""
 
     def __init__(self, folder: Path, **options) -> None:
         self.store = open_store(str(folder))
@@ -90,8 +90,8 @@ class World:
 def until(jobs: Jobs, id: str, *states: str):
     for _ in range(20_000):
         job = jobs.get(id)
-        # one that runs has its total once it is at work
+        # a running job has a total once its work has started
         if job.state in states and (job.state != "running" or job.total):
             return job
         time.sleep(0.005)
-    pytest.fail(f"{job} does not become {states}")
+    pytest.fail(f"{job} did not reach {states}")

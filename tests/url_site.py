@@ -1,4 +1,4 @@
-"""A site on this machine that images are fetched from."""
+"""A web server on this machine to fetch images from."""
 
 import asyncio
 import ipaddress
@@ -18,12 +18,12 @@ LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
 class Site(ThreadingHTTPServer):
-    """Answers by path, and remembers what it was asked."""
+    """Answer by path, and record the requests."""
 
-    def __init__(self, picture: bytes) -> None:
+    def __init__(self, image: bytes) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.picture = picture
-        self.asked: list[tuple[str, str]] = []  # (Host, path)
+        self.image = image
+        self.requests: list[tuple[str, str]] = []  # (Host, path)
 
     @property
     def port(self) -> int:
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Site
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.headers["Host"], self.path))
+        self.server.requests.append((self.headers["Host"], self.path))
         kind, _, rest = self.path.lstrip("/").partition("/")
         if kind == "to":
             self.send_response(302)
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif kind == "status":
             self.send_error(int(rest))
-        elif kind == "nowhere":  # a redirect that does not say where
+        elif kind == "nowhere":  # a redirect without a target
             self.send_response(int(rest))
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -62,18 +62,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"x")
                 time.sleep(0.05)
         else:
-            self.wfile.write(self.server.picture)
+            self.wfile.write(self.server.image)
 
     def handle(self) -> None:
-        with suppress(OSError):  # the fetcher had enough
+        with suppress(OSError):  # the fetcher closed the connection
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 def fetcher(site: Site | None = None, names: dict[str, list[str]] | None = None, **settings) -> Fetcher:
-    """One for which this machine is the open internet, and every name is its own but those that are given."""
+    """Make a fetcher for which 127.0.0.1 is public. It is the address of every name that is not in `names`."""
 
     async def resolve(host: str, port: int) -> list[url_fetcher.IpAddress]:
         try:
@@ -96,4 +96,4 @@ def refused(fetcher: Fetcher, url: str) -> str:
     return str(caught.value)
 
 
-GENERIC = "input[0] could not be fetched: check its address, or send the image itself."
+GENERIC = f"input[0] {url_fetcher.NOT_FETCHED}"

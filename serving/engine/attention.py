@@ -70,7 +70,7 @@ class AttentionQuery:
         seen: list[Seen] = []
         for index, one in enumerate(results):
             if isinstance(one, ImageError):
-                raise one if index == 0 else one.named(self.images[index], index - 1) from one
+                raise one if index == 0 else one.for_image(self.images[index], index - 1) from one
             seen.append(one)
         return self._looker.maps(self._settings, seen[0], seen[1:])
 

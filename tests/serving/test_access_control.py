@@ -1,4 +1,4 @@
-"""The control without a server: keys and scopes, names and origins, as the ASGI layer decides them."""
+"""Access control without a server: keys, scopes, hosts and origins."""
 
 import asyncio
 import hashlib
@@ -9,11 +9,11 @@ from access_control_requests import READER, WRITER, ask, bearer, control_of, sen
 from nnclr_hub.errors import InvalidRequest
 from serving.settings import Settings
 
-# ---- the start
+# ---- settings at startup
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "0", "192.0.2.7", "no-such-host.invalid", "[::1]"])
-def test_an_open_door_to_the_network_is_refused_at_the_start(host):
+def test_a_server_on_the_network_without_keys_does_not_start(host):
     with pytest.raises(InvalidRequest, match="--insecure"):
         Settings.read(host=host)
     assert Settings.read(host=host, insecure=True).host == host
@@ -21,14 +21,14 @@ def test_an_open_door_to_the_network_is_refused_at_the_start(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1", "::ffff:127.0.0.1"])
-def test_this_machine_alone_needs_no_keys(host):
+def test_a_local_server_needs_no_keys(host):
     assert not Settings.read(host=host).keys()
 
 
-def test_settings_that_cannot_be_are_explained(monkeypatch):
+def test_invalid_settings_are_named(monkeypatch):
     with pytest.raises(InvalidRequest, match="NNCLR_MAX_BATCH"):
         Settings.read(max_batch=0)
-    with pytest.raises(InvalidRequest, match="without a path or a star"):
+    with pytest.raises(InvalidRequest, match="NNCLR_CORS_ORIGINS"):
         Settings.read(cors_origins=("*",))
     monkeypatch.setenv("NNCLR_API_KEYS", "not json")
     with pytest.raises(InvalidRequest, match="JSON"):
@@ -56,13 +56,13 @@ def test_keys_read_and_write():
     assert ask(control, "/healthz").status == 200
 
 
-def test_two_authorizations_are_none():
+def test_two_authorization_headers_are_refused():
     control = control_of(Settings(api_keys=(READER,)))
     pairs = [("host", "127.0.0.1"), ("authorization", "Bearer wrong"), ("authorization", f"Bearer {READER}")]
     assert asyncio.run(send_request(control, "/v1/models", "GET", pairs, "192.0.2.1")).status == 401
 
 
-def test_the_app_is_told_who_asks():
+def test_the_app_gets_the_caller_and_its_scopes():
     control = control_of(Settings(api_keys=(f"phone:{READER}",), write_keys=(WRITER,)))
     phone = ask(control, "/v1/models", **bearer(READER)).scope
     assert (phone["user"].display_name, phone["auth"].scopes) == ("phone", ["read"])
@@ -106,8 +106,8 @@ def test_the_host_is_checked_on_this_machine():
     assert asyncio.run(send_request(control_of(Settings()), "/v1/models", "GET", pairs, "127.0.0.1")).status == 403
 
 
-def test_without_keys_the_network_may_use_addresses_but_no_foreign_names():
-    """A page can point a name of its own at us, but not an address."""
+def test_without_keys_ip_addresses_are_allowed_and_unknown_names_are_not():
+    """Another site can point its name at us, but not an IP address."""
     control = control_of(Settings(host="0.0.0.0", insecure=True, allowed_hosts=("photos.example",)))
     for host, status in (("192.0.2.1:8000", 200), ("[2001:db8::1]", 200), ("photos.example", 200), ("evil.test", 403)):
         assert ask(control, "/v1/models", host=host).status == status, host
@@ -139,7 +139,7 @@ def test_pages_of_other_origins_do_not_write(headers, writes, reads):
         assert asyncio.run(send_request(control_of(Settings()), path, method, pairs, "127.0.0.1")).status == status
 
 
-def test_a_page_elsewhere_may_use_the_api_only_if_it_is_listed():
+def test_only_listed_origins_may_use_the_api():
     control = control_of(Settings(api_keys=(READER,), cors_origins=("https://app.example",)))
     preflight = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
     answer = ask(control, "/v1/embeddings", "OPTIONS", origin="https://app.example", **preflight)
@@ -160,7 +160,7 @@ def test_a_page_elsewhere_may_use_the_api_only_if_it_is_listed():
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_websocket_from_elsewhere_is_closed():
+def test_a_cross_origin_websocket_is_closed():
     sent = []
 
     async def send(message):
@@ -175,7 +175,7 @@ def test_a_websocket_from_elsewhere_is_closed():
 # ---- headers
 
 
-def test_every_answer_wears_the_headers():
+def test_every_response_has_the_security_headers():
     for settings, path in ((Settings(), "/v1/models"), (Settings(api_keys=(READER,)), "/v1/models")):
         headers = ask(settings, path).headers
         assert headers["x-content-type-options"] == "nosniff"

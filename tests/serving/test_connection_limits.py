@@ -1,4 +1,4 @@
-"""What is no body and comes beside it: trailers, blank lines, what is answered already; and too many connections."""
+"""Limits on trailers, blank lines, discarded bodies, unread responses and the number of connections."""
 
 import contextlib
 import socket
@@ -20,20 +20,20 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 
 
 @pytest.fixture(autouse=True)
-def well_afterwards(server) -> Iterator[None]:
+def ready_afterwards(server) -> Iterator[None]:
     yield
-    for _ in range(1000):  # connections of the test end in a moment
+    for _ in range(1000):  # the connections of the test take a moment to close
         if httpx.get(f"{server.url}/readyz").status_code == 200:
             return
         time.sleep(0.05)
-    pytest.fail("the server is not ready any more")
+    pytest.fail("the server did not become ready again")
 
 
 def connection_of(server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120)
 
 
-def asked(connection: socket.socket, path: bytes) -> bytes:
+def response_to(connection: socket.socket, path: bytes) -> bytes:
     connection.sendall(GET % path)
     return connection.recv(65536)
 
@@ -45,8 +45,8 @@ CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunk
 @pytest.mark.parametrize(
     "trailers", [[b"a: " + b"v" * 4000 + b"\r\n"] * 2000, [b"a: ", *[b"v" * 4000] * 2000]], ids=["many", "one"]
 )
-def test_trailers_that_never_end_are_cut_off(server, host, trailers):
-    """Also where the request was answered long ago."""
+def test_endless_trailers_are_cut_off(server, host, trailers):
+    """Also after the response."""
     sent = 0
     with connection_of(server) as connection:
         connection.sendall(CHUNKED % host + b"2\r\n{}\r\n0\r\n")
@@ -62,7 +62,7 @@ def test_trailers_that_never_end_are_cut_off(server, host, trailers):
 
 
 def test_trailers_do_not_become_headers(server):
-    """A second Host, for one, that was not there when the door looked."""
+    """A second Host, for example, that access control did not see."""
     got: list[tuple[bytes, bytes]] = []
     inner = server.app.middleware_stack
 
@@ -82,7 +82,7 @@ def test_trailers_do_not_become_headers(server):
     assert got == [(b"host", b"127.0.0.1"), (b"transfer-encoding", b"chunked")]
 
 
-def test_what_comes_after_an_answer_is_counted(server, monkeypatch):
+def test_bytes_after_a_response_are_limited(server, monkeypatch):
     monkeypatch.setattr(connection_limits, "MAX_DISCARDED", 500_000)
     chunk = b"%x\r\n%s\r\n" % (60_000, b" " * 60_000)
     sent = 0
@@ -97,8 +97,8 @@ def test_what_comes_after_an_answer_is_counted(server, monkeypatch):
 
 
 @pytest.mark.parametrize("after", [b"\r\n", b"\r\n\r\n", b"G"])
-def test_an_answered_connection_is_not_held_by_a_blank_line(server, monkeypatch, after):
-    """Which is no request, and stops the clock that uvicorn has on idle connections."""
+def test_a_blank_line_does_not_keep_an_idle_connection_open(server, monkeypatch, after):
+    """It stops uvicorn's keep-alive timer without being a request."""
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     with connection_of(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -108,7 +108,7 @@ def test_an_answered_connection_is_not_held_by_a_blank_line(server, monkeypatch,
         assert connection.recv(65536) == b""
 
 
-def test_a_connection_goes_on_after_blank_lines(server):
+def test_requests_after_blank_lines_are_answered(server):
     get = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with connection_of(server) as connection:
         for _ in range(3):
@@ -116,14 +116,14 @@ def test_a_connection_goes_on_after_blank_lines(server):
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-# ---- answers that are not read
+# ---- unread responses
 
-LARGE = 20_000_000  # bytes of an answer: more than sockets hold
+LARGE = 20_000_000  # bytes of a response: more than socket buffers hold
 
 
 @contextlib.contextmanager
 def answering(server, piece: int) -> Iterator[None]:
-    """Every answer is large, and sent in such pieces."""
+    """Make every response large, sent in pieces of this size."""
 
     async def sending(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
@@ -138,7 +138,7 @@ def answering(server, piece: int) -> Iterator[None]:
 
 
 def read_on(connection: socket.socket, pause_s: float) -> int:
-    """Bytes that are there to be read until the end of the answer, or of the connection."""
+    """Count the bytes until the end of the response or the connection."""
     got = 0
     with contextlib.suppress(ConnectionError):
         while got < LARGE and (data := connection.recv(1_000_000)):
@@ -148,7 +148,7 @@ def read_on(connection: socket.socket, pause_s: float) -> int:
 
 
 @pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
-def test_who_takes_nothing_of_an_answer_is_cut_off(server, monkeypatch, piece):
+def test_a_client_that_reads_nothing_is_disconnected(server, monkeypatch, piece):
     monkeypatch.setattr(connection_limits, "UNREAD_S", 0.2)
     with answering(server, piece), connection_of(server) as connection:
         connection.sendall(GET % b"/")
@@ -157,7 +157,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(server, monkeypatch, piece):
 
 
 @pytest.mark.parametrize("piece", [100_000, LARGE], ids=["in pieces", "whole"])
-def test_who_reads_slowly_gets_it_all_however_long_it_takes(server, monkeypatch, piece):
+def test_a_slow_reader_gets_the_whole_response(server, monkeypatch, piece):
     monkeypatch.setattr(connection_limits, "UNREAD_S", 0.4)
     with answering(server, piece), connection_of(server) as connection:
         connection.sendall(GET % b"/")
@@ -167,27 +167,27 @@ def test_who_reads_slowly_gets_it_all_however_long_it_takes(server, monkeypatch,
 # ---- connections
 
 
-def test_a_connection_too_many_is_told_and_one_that_ends_makes_room(server):
+def test_connections_above_the_limit_get_503_until_others_close(server):
     with contextlib.ExitStack() as held:
         some = [held.enter_context(connection_of(server)) for _ in range(8)]
         for one in some:
-            assert asked(one, b"/healthz").startswith(b"HTTP/1.1 200")
+            assert response_to(one, b"/healthz").startswith(b"HTTP/1.1 200")
         with connection_of(server) as late:
-            answer = asked(late, b"/api/v1/collections").lower()
+            answer = response_to(late, b"/api/v1/collections").lower()
             assert answer.startswith(b"http/1.1 503")
             assert b"retry-after: 1" in answer
             assert b"connection: close" in answer
             assert b"application/problem+json" in answer
             assert b'"code":"too_many_connections"' in answer
-        with connection_of(server) as probe:  # who restarts servers that are ill asks this
-            assert asked(probe, b"/healthz").startswith(b"HTTP/1.1 200")
+        with connection_of(server) as probe:  # an orchestrator restarts servers that do not answer it
+            assert response_to(probe, b"/healthz").startswith(b"HTTP/1.1 200")
         some.pop().close()
         time.sleep(0.2)
         with connection_of(server) as next_one:
-            assert asked(next_one, b"/api/v1/collections").startswith(b"HTTP/1.1 200")
+            assert response_to(next_one, b"/api/v1/collections").startswith(b"HTTP/1.1 200")
 
 
-def test_a_flood_of_connections_is_cut_off_at_once(server):
+def test_connections_far_above_the_limit_are_aborted(server):
     with contextlib.ExitStack() as held:
         many = [held.enter_context(connection_of(server)) for _ in range(8 + connection_limits.EXPLAINED + 5)]
         time.sleep(0.2)
@@ -196,4 +196,4 @@ def test_a_flood_of_connections_is_cut_off_at_once(server):
             with contextlib.suppress(ConnectionError):
                 ended.append(one.recv(1) == b"")
         assert all(ended)
-        assert asked(many[0], b"/healthz").startswith(b"HTTP/1.1 200")
+        assert response_to(many[0], b"/healthz").startswith(b"HTTP/1.1 200")

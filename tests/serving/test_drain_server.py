@@ -1,4 +1,4 @@
-"""SIGTERM under load: whatever was taken in is answered whole, the rest finds nobody there; then it ends cleanly."""
+"""SIGTERM under load: accepted requests get whole responses, later ones are refused, and the process exits cleanly."""
 
 import socket
 import threading
@@ -13,13 +13,13 @@ from nnclr_hub import Client
 from nnclr_hub.store import open_store
 
 CALLERS = 24
-TAKEN_IN = 4
+ACCEPTED = 4
 BOUNDARY = "part"
-Heard = tuple[float, float, str, int]  # when a request began and ended, its outcome, its status
+Heard = tuple[float, float, str, int]  # start and end of a request, its outcome, its status
 
 
 def message(path: str, picture: bytes) -> bytes:
-    """A whole request with one image, after which the connection is to end."""
+    """Build a request with one image that closes the connection afterwards."""
     body = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n'
         "Content-Type: image/jpeg\r\n\r\n"
@@ -33,11 +33,11 @@ def message(path: str, picture: bytes) -> bytes:
 
 
 def ask(port: int, request: bytes) -> tuple[str, int]:
-    """Sends a request on a connection of its own, and tells how that went, byte by byte.
+    """Send a request on a new connection.
 
     Returns:
-        ("answered", status) for a whole answer; ("refused", 0) where nobody listens; ("unheard", 0) for a connection
-        that ended before a byte of an answer; ("cut", status) for part of an answer.
+        ("answered", status) for a whole response; ("refused", 0) if nothing listens; ("unheard", 0) for a connection
+        that ended before the first byte of a response; ("cut", status) for part of a response.
     """
     try:
         connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -48,14 +48,14 @@ def ask(port: int, request: bytes) -> tuple[str, int]:
 
 
 def hear(connection: socket.socket, rest: bytes) -> tuple[str, int]:
-    """Sends the rest of a request, and reads until the end of the connection."""
+    """Send the rest of a request, and read until the end of the connection."""
     answer = b""
     try:
         connection.sendall(rest)
         while part := connection.recv(65536):
             answer += part
     except ConnectionError:
-        pass  # what has come until then tells how far it was
+        pass  # the received part shows how far it got
     if not answer:
         return "unheard", 0
     head, ended, body = answer.partition(b"\r\n\r\n")
@@ -66,7 +66,7 @@ def hear(connection: socket.socket, rest: bytes) -> tuple[str, int]:
 
 
 class Expectant:
-    """A request that the server has taken in, and asked the body of: it waits with that until the server is to end."""
+    """A request that the server accepted with 100 Continue. It sends its body when the server shuts down."""
 
     def __init__(self, port: int, request: bytes) -> None:
         head, _, self._body = request.partition(b"\r\n\r\n")
@@ -74,7 +74,7 @@ class Expectant:
         self._connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._connection.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
         while b"\r\n\r\n" not in (said := self._connection.recv(4096, socket.MSG_PEEK)):
-            assert said, "the server hung up on a request that it should have taken in"
+            assert said, "the server closed a connection that it should have accepted"
         assert self._connection.recv(len(said)).startswith(b"HTTP/1.1 100"), said
 
     def go_on(self) -> None:
@@ -86,7 +86,7 @@ class Expectant:
 
 
 def load(port: int, request: bytes, stop: threading.Event, heard: list[Heard]) -> None:
-    """Asks again and again until nobody is there; notes when each request began and ended, and how."""
+    """Send requests until the server refuses them; record the times and the outcome of each."""
     while not stop.is_set():
         begun = time.monotonic()
         outcome, status = ask(port, request)
@@ -98,7 +98,7 @@ def load(port: int, request: bytes, stop: threading.Event, heard: list[Heard]) -
 def run(
     server: ServerProcess, pictures: list[Path]
 ) -> tuple[float, int, list[tuple[float, float, str, int]], list[tuple[str, int]]]:
-    """Load, SIGTERM in the middle of it, and all that the callers heard."""
+    """Send requests, SIGTERM the server, and return all outcomes."""
     with Client(server.url) as client:
         client.collections.create("photos")
     requests = [message("/api/v1/embed", pictures[0].read_bytes())] * (CALLERS // 2)
@@ -107,20 +107,20 @@ def run(
     callers = [threading.Thread(target=load, args=(server.port, request, stop, heard)) for request in requests]
     for caller in callers:
         caller.start()
-    waiting = [Expectant(server.port, requests[i]) for i in range(TAKEN_IN)]
-    asked = time.monotonic()
+    waiting = [Expectant(server.port, requests[i]) for i in range(ACCEPTED)]
+    signaled = time.monotonic()
     threading.Timer(0.5, lambda: [one.go_on() for one in waiting]).start()
     code = server.terminate()
     stop.set()
     for caller in callers:
         caller.join()
-    return asked, code, heard, [one.outcome() for one in waiting]
+    return signaled, code, heard, [one.outcome() for one in waiting]
 
 
 @pytest.mark.slow
-def test_whatever_was_taken_in_is_answered_and_the_store_is_closed(model, pictures, tmp_path):
+def test_accepted_requests_are_answered_and_the_store_is_closed(model, pictures, tmp_path):
     with ServerProcess(tmp_path / "store", model=str(model)) as server:
-        asked, code, heard, taken_in = run(server, pictures)
+        signaled, code, heard, accepted = run(server, pictures)
         log = server.log.read_text()
     outcomes = Counter((outcome, status) for *_, outcome, status in heard)
     assert code == 0, log
@@ -128,14 +128,14 @@ def test_whatever_was_taken_in_is_answered_and_the_store_is_closed(model, pictur
     assert outcomes["answered", 200], outcomes
     assert {outcome for outcome, _ in outcomes} <= {"answered", "refused", "unheard"}, outcomes
     assert {status for outcome, status in outcomes if outcome == "answered"} <= {200, 429, 503}, outcomes
-    # a connection that the kernel took and the server never saw ends without a word: only ever after the signal
-    assert all(ended > asked for _, ended, outcome, _ in heard if outcome == "unheard")
-    assert taken_in == [("answered", 200)] * TAKEN_IN, taken_in
+    # a connection that the kernel accepted and the server never saw ends without a response, only after the signal
+    assert all(ended > signaled for _, ended, outcome, _ in heard if outcome == "unheard")
+    assert accepted == [("answered", 200)] * ACCEPTED, accepted
     check_store(tmp_path / "store")
 
 
 def check_store(folder: Path) -> None:
-    """Closed in order: nothing is left to be written back, no lock is held, and nothing has to be rebuilt."""
+    """Check that the store was closed in order: no write-ahead log, no lock, nothing to rebuild."""
     assert [path for path in folder.rglob("*-wal") if path.stat().st_size] == []
     with open_store(str(folder)) as store:
         collection = store.get("photos")

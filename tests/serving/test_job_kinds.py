@@ -90,7 +90,7 @@ def test_a_collection_moves_to_another_model(client, server, album):
     assert again["result"]["collection"] is None
 
 
-def test_a_cancelled_move_leaves_nothing_behind(client, server, album, monkeypatch):
+def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, monkeypatch):
     inside = threading.Event()
     go_on = threading.Event()
     engine = type(server.engines.get(str(server.other)))
@@ -132,7 +132,7 @@ def test_files_outside_the_folders_are_not_read(client, server, album, photos):
     assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
 
 
-def test_a_server_that_reads_no_files_says_so(client, server, album, monkeypatch):
+def test_without_source_folders_reembedding_reports_missing_images(client, server, album, monkeypatch):
     monkeypatch.setattr(server.app.state.settings, "source_folders", ())
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert answer.status_code == 422

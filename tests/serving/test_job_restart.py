@@ -70,7 +70,7 @@ def reach(client, id, *states, progress=False):
     pytest.fail(f"{job} does not become {states}")
 
 
-def test_jobs_and_answers_outlive_the_server(store, model):
+def test_jobs_and_kept_responses_survive_a_restart(store, model):
     fit = {"name": "halves", "collection": "few", "field": "label"}
     key = {"Idempotency-Key": "only-once"}
     heard: list[str] = []

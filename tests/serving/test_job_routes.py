@@ -65,7 +65,7 @@ def events(lines, until=lambda event: False):
     return found
 
 
-def test_events_tell_how_a_job_goes_on_to_many_and_end_with_it(client, server, steps):
+def test_events_report_progress_to_several_clients_and_end_with_the_job(client, server, steps):
     job = client.post(JOBS, json=steps.body).json()
     heard: list[list] = [[], []]
 
@@ -96,7 +96,7 @@ def test_events_tell_how_a_job_goes_on_to_many_and_end_with_it(client, server, s
         assert (told[-1][1], told[-1][2]["state"], told[-1][2]["result"]) == ("state", "done", {"fine": True})
 
 
-def test_who_comes_back_hears_what_is_new_and_at_the_end_nothing(client, server, steps):
+def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):
     job = client.post(JOBS, json=steps.body).json()
     url = f"{JOBS}/{job['id']}/events"
     with client.stream("GET", url) as stream:
@@ -113,7 +113,7 @@ def test_who_comes_back_hears_what_is_new_and_at_the_end_nothing(client, server,
     assert [event[2]["state"] for event in whole] == ["done"]
 
 
-def test_the_head_of_a_stream_is_whole_at_once(client, steps):
+def test_head_of_a_stream_returns_at_once(client, steps):
     """The next request on the same connection does not wait for the last event."""
     job = client.post(JOBS, json=steps.body).json()
     head = client.head(f"{JOBS}/{job['id']}/events")
@@ -124,7 +124,7 @@ def test_the_head_of_a_stream_is_whole_at_once(client, steps):
     assert client.get(f"{JOBS}/{job['id']}").json()["state"] in ("queued", "running")
 
 
-def test_a_silent_stream_shows_that_it_lives(client, server, steps, monkeypatch):
+def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
     monkeypatch.setattr("serving.jobs.events.stream.__kwdefaults__", {"heartbeat_s": 0.1})
     job = client.post(JOBS, json=steps.body).json()
     with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
@@ -136,7 +136,7 @@ def test_a_silent_stream_shows_that_it_lives(client, server, steps, monkeypatch)
     assert client.delete(f"{JOBS}/{job['id']}").json()["cancelling"]
 
 
-def test_a_listener_that_goes_away_disturbs_nobody(client, server, steps):
+def test_a_client_may_disconnect_from_a_stream(client, server, steps):
     job = client.post(JOBS, json=steps.body).json()
     for _ in range(5):
         with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
@@ -160,7 +160,7 @@ def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     assert finished(client, f"{JOBS}/{jobs[0]['id']}")["state"] == "cancelled"
 
 
-def test_jobs_are_listed_page_by_page_from_the_newest(client, steps):
+def test_jobs_are_listed_in_pages_newest_first(client, steps):
     made = []
     for _ in range(3):
         steps.steps.release(3)
@@ -174,13 +174,13 @@ def test_jobs_are_listed_page_by_page_from_the_newest(client, steps):
 
 
 @pytest.mark.parametrize("query", [{"limit": 0}, {"cursor": "x"}, {"state": "maybe"}, {"kind": "other"}])
-def test_a_listing_that_makes_no_sense_is_refused(client, query):
+def test_an_invalid_listing_is_refused(client, query):
     answer = client.get(JOBS, params=query)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_what_is_not_there_is_not_found(client):
+def test_unknown_jobs_and_collections_are_not_found(client):
     for answer in (client.get(f"{JOBS}/0"), client.delete(f"{JOBS}/0"), client.get(f"{JOBS}/0/events")):
         assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
     for path in ("reembed", "duplicates"):

@@ -1,4 +1,4 @@
-"""API keys: their spellings, what is refused at the start, and that no sentence holds a secret."""
+"""API keys: their forms, invalid keys, and that no error message contains a secret."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def secrets(*texts: str) -> tuple[SecretStr, ...]:
         (f"phone:sha256:{hashlib.sha256(SECRET.encode()).hexdigest().upper()}", "phone"),
     ],
 )
-def test_a_key_is_found_in_every_spelling(text, name):
+def test_a_key_is_found_in_each_form(text, name):
     key = Keys(secrets(text)).find(SECRET)
     assert key is not None
     assert (key.name, key.scopes) == (name, ("read",))
@@ -32,8 +32,8 @@ def test_a_key_is_found_in_every_spelling(text, name):
         assert Keys(secrets(text)).find(wrong) is None
 
 
-def test_a_hash_is_no_key():
-    """Who reads the environment cannot use what stands there."""
+def test_the_hash_is_not_accepted_as_the_key():
+    """Someone who reads the environment cannot use a hash."""
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     keys = Keys(secrets(f"sha256:{digest}"))
     assert keys.find(digest) is None
@@ -57,18 +57,18 @@ def test_a_key_for_both_scopes_may_write():
         ("sha256:1234", "64 hexadecimal digits"),
         (f"my key:{SECRET}", "name"),
         (f":{SECRET}", "name"),
-        (f"ci:{SECRET} x", "blank"),
-        (f"ci:{SECRET}\n", "blank"),
+        (f"ci:{SECRET} x", "space"),
+        (f"ci:{SECRET}\n", "space"),
         (f"ci:{SECRET}é", "ASCII"),
     ],
 )
-def test_what_is_no_key_is_refused_without_being_shown(text, part):
+def test_an_invalid_key_is_refused_without_being_shown(text, part):
     with pytest.raises(InvalidRequest, match=part) as caught:
         Keys(secrets(text))
     assert SECRET not in str(caught.value)
 
 
-def test_a_file_of_keys(tmp_path):
+def test_a_keys_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# ours\nread phone:{SECRET}  # of the app\n\nwrite ci:{SECRET[::-1]}\n")
     keys = Keys(file=file)
@@ -76,10 +76,10 @@ def test_a_file_of_keys(tmp_path):
     writer = keys.find(SECRET[::-1])
     assert writer is not None
     assert writer.name == "ci"
-    for text, part in (("", "holds no key"), (f"admin {SECRET}", "Line 1"), (f"{SECRET}\n", "Line 1")):
+    for text, part in (("", "no keys"), (f"admin {SECRET}", "Line 1"), (f"{SECRET}\n", "Line 1")):
         file.write_text(text)
         with pytest.raises(InvalidRequest, match=part) as caught:
             Keys(file=file)
         assert SECRET not in str(caught.value)
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(InvalidRequest):
         Keys(file=tmp_path / "missing")

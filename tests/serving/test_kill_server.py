@@ -1,4 +1,4 @@
-"""kill -9 while images come in over HTTP: what was acknowledged is there, once, and the clients just go on."""
+"""kill -9 during uploads over HTTP: acknowledged images exist exactly once, and clients continue after the restart."""
 
 import random
 import shutil
@@ -21,9 +21,9 @@ BATCH = 6
 
 
 class Writers:
-    """Upload new and changed images for ever; each owns its ids, so that each id has one history.
+    """Upload new and changed images without end. Each writer has separate ids, so that each id has one history.
 
-    acknowledged: the version of each id that the server has confirmed last.
+    acknowledged: the last version of each id that the server confirmed.
     """
 
     def __init__(self, url: str, pictures: list[bytes], seed: int) -> None:
@@ -63,12 +63,12 @@ class Writers:
                     assert errors == [None] * BATCH
                     with self._lock:
                         self.acknowledged |= dict.fromkeys(ids, version)
-        except Exception as error:  # noqa: BLE001 - told to the test by stop()
+        except Exception as error:  # noqa: BLE001 - stop() raises it in the test
             self.failure = error
 
 
 def held(client: Client) -> dict[str, int]:
-    """Versions by id, listed page by page; fails if an id comes twice, or the count is another."""
+    """Return versions by id, listed in pages; fail if an id appears twice."""
     collection, ids, cursor = client.collection("photos"), [], None
     while True:
         page = collection.scroll(cursor, 50, with_vector=False)
@@ -98,16 +98,16 @@ def rounds(server: ServerProcess, pictures: list[bytes], count: int, seed: int) 
                 server.start()
                 now = held(client)
                 missing = {id: version for id, version in before.items() if now.get(id, -1) < version}
-                assert not missing, f"acknowledged and lost: {missing}"
+                assert not missing, f"acknowledged but lost: {missing}"
         finally:
             writers.stop()
-        # everything that was sent has been answered by now, by one process or another
+        # every upload has been answered by now, by one process or another
         assert held(client) == writers.acknowledged
         assert client.collection("photos").count() == len(writers.acknowledged)
 
 
 def check_store(path) -> None:
-    """What a reader sees when the server has gone: whole, and the same by search as by listing."""
+    """Check that a reader finds the store whole, and the same items by search and by listing."""
     with open_store(str(path)) as store:
         collection = store.get("photos")
         assert collection.verify().ok
@@ -122,7 +122,7 @@ def files(pictures) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_in_many_rounds(model, files, tmp_path):
+def test_kills_during_uploads_lose_nothing_in_many_rounds(model, files, tmp_path):
     with ServerProcess(tmp_path / "store", model=str(model)) as server:
         rounds(server, files, 20, seed=2)
         assert server.terminate() == 0
@@ -130,10 +130,8 @@ def test_nothing_is_lost_in_many_rounds(model, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost_or_doubled_and_a_folders_upload_outlives_the_server(
-    model, files, photos, tmp_path
-):
-    """Killed under mixed uploads; then in the middle of a folder, whose call simply goes on with the next process."""
+def test_kills_lose_nothing_and_a_folder_upload_survives_them(model, files, photos, tmp_path):
+    """Kill during mixed uploads, then during the upload of a folder, which continues with the next process."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     for i, path in enumerate(sorted(photos.rglob("*.jpg"))):
         Image.open(path).rotate(90).save(folder / path.parent.name / f"more-{i}.png")

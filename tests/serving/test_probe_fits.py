@@ -9,7 +9,7 @@ from jobs_over_rest import ended
 PROBES = "/api/v1/probes"
 
 
-def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(client, pets, photos_in):
+def test_an_existing_probe_is_replaced_only_if_requested(client, pets, photos_in):
     body = {"name": "pets", "collection": photos_in, "field": "label"}
     answer = client.post(PROBES, json=body)
     assert (answer.status_code, answer.json()["code"]) == (409, "probe_exists")
@@ -32,7 +32,7 @@ def test_two_fits_of_one_name_at_once_keep_the_first(client, photos_in):
     assert client.delete(f"{PROBES}/twice").status_code == 204
 
 
-def test_a_field_that_is_none_is_refused_with_those_that_there_are(client, photos_in):
+def test_an_unknown_field_is_refused_with_the_existing_ones(client, photos_in):
     answer = client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "lable"})
     assert answer.status_code == 422
     assert "label" in answer.json()["detail"]
@@ -50,7 +50,7 @@ def test_a_field_that_is_none_is_refused_with_those_that_there_are(client, photo
     assert client.get(f"{PROBES}/x").status_code == 404
 
 
-def test_a_probe_of_images_that_come_with_the_request(client, pictures):
+def test_a_probe_of_images_in_the_request(client, pictures):
     items = [
         {"image": base64.b64encode(path.read_bytes()).decode(), "label": path.parent.name} for path in pictures[::3]
     ]
@@ -67,7 +67,7 @@ def test_a_probe_of_images_that_come_with_the_request(client, pictures):
     client.delete(f"{PROBES}/mine")
 
 
-def test_the_images_of_a_fit_are_counted_as_of_any_request(client, server):
+def test_the_images_of_a_fit_are_logged(client, server):
     most = server.app.state.settings.max_images
     item = {"image": base64.b64encode(b"x").decode(), "label": "cat"}
     answer = client.post(PROBES, json={"name": "many", "items": [item] * (most + 1)})
@@ -112,13 +112,13 @@ def test_a_probe_of_vectors_with_several_labels_each(client):
         {"name": "x", "collection": "album", "field": "label", "where": {"maybe": []}},
     ],
 )
-def test_a_fit_that_makes_no_sense_is_refused(client, photos_in, body):
+def test_an_invalid_fit_is_refused(client, photos_in, body):
     answer = client.post(PROBES, json=body)
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_unknown_names_are_refused_before_a_job_is_made(client, photos_in):
+def test_unknown_names_are_refused_before_a_job_is_created(client, photos_in):
     answer = client.post(PROBES, json={"name": "x", "collection": "none", "field": "label"})
     assert (answer.status_code, answer.json()["code"]) == (404, "collection_not_found")
     items = [{"vector": [1.0, 0.0], "label": "a"}, {"vector": [0.0, 1.0], "label": "b"}]

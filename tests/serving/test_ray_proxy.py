@@ -1,4 +1,4 @@
-"""What a caller hears where Ray's proxy answers for itself."""
+"""What clients get where Ray's proxy answers in place of a replica."""
 
 import anyio
 import httpx
@@ -11,20 +11,20 @@ from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
 from serving.ray_proxy import ProxyResponses
 
 
-def heard(app, path: str = "/api/v1/embed") -> httpx.Response:
-    """The answer of an app behind the front."""
+def response_of(app, path: str = "/api/v1/embed") -> httpx.Response:
+    """Get the response of an app behind the proxy layer."""
 
-    async def ask() -> httpx.Response:
+    async def get() -> httpx.Response:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(ProxyResponses(app)), base_url="http://here"
         ) as client:
             return await client.get(path)
 
-    return anyio.run(ask)
+    return anyio.run(get)
 
 
 async def died(scope, receive, send) -> None:
-    """Ray's proxy returns without a word when a replica dies over a request."""
+    """Return without a response, as Ray's proxy does when a replica dies."""
 
 
 @pytest.mark.parametrize(
@@ -36,28 +36,26 @@ async def died(scope, receive, send) -> None:
         (PlainTextResponse("Path '/x' not found. Ping http://.../-/routes", 404), 503, NotReady),
     ],
 )
-def test_rays_own_refusals_are_problems_that_say_to_come_back(app, status, kind):
-    response = heard(app)
+def test_errors_of_the_proxy_are_problems_that_ask_for_a_retry(app, status, kind):
+    response = response_of(app)
     assert (response.status_code, response.headers["retry-after"]) == (status, "1")
     assert response.headers["content-type"] == "application/problem+json"
     assert int(response.headers["content-length"]) == len(response.content)
     error = error_of(answer_of(response, response.content))
     assert type(error) is kind
     assert "Ray" not in str(error)
-    assert "again" in str(error)
-    openai = heard(app, "/v1/embeddings").json()["error"]
+    openai = response_of(app, "/v1/embeddings").json()["error"]
     assert (openai["code"], openai["message"]) == (kind.code, str(error))
 
 
-def test_a_replicas_answer_passes_as_it_is_with_its_id_once():
-    """Whatever its status: what the replica refused, it refused."""
+def test_a_response_of_a_replica_passes_with_a_single_request_id():
     for status in (200, 404, 429, 503):
-        said = Response(b"said", status, {"server-timing": "total;dur=1", "x-request-id": "a"})
-        said.headers.append("x-request-id", "a")
-        response = heard(said)
-        assert (response.status_code, response.content) == (status, b"said")
+        answer = Response(b"body", status, {"server-timing": "total;dur=1", "x-request-id": "a"})
+        answer.headers.append("x-request-id", "a")
+        response = response_of(answer)
+        assert (response.status_code, response.content) == (status, b"body")
         assert response.headers.get_list("x-request-id") == ["a"]
 
 
-def test_rays_own_pages_pass():
-    assert heard(PlainTextResponse("success"), "/-/healthz").text == "success"
+def test_the_routes_of_ray_pass():
+    assert response_of(PlainTextResponse("success"), "/-/healthz").text == "success"

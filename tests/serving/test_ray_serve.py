@@ -111,9 +111,7 @@ def test_both_replicas_answer_with_the_vectors_of_the_library(replicas, pictures
     assert sum(by_replica.values()) == len(pictures)
 
 
-def test_what_one_replica_stores_all_of_them_find_as_the_plain_server_does(
-    replicas, model, photos, pictures, serve, tmp_path
-):
+def test_all_replicas_find_what_one_stored(replicas, model, photos, pictures, serve, tmp_path):
     plain = serve(model, tmp_path / "store")
     found = []
     for url in (replicas.url, next(plain).url):
@@ -129,7 +127,7 @@ def test_what_one_replica_stores_all_of_them_find_as_the_plain_server_does(
         np.testing.assert_allclose([one.score for one in ours], [one.score for one in theirs], atol=1e-5)
 
 
-def test_a_collection_that_was_made_anew_is_the_same_to_all_of_them(client):
+def test_all_replicas_see_a_recreated_collection(client):
     for dim in (3, 5):
         assert client.put("/api/v1/collections/anew", json={"dim": dim}).status_code == 201
         assert {client.get("/api/v1/collections/anew").json()["dim"] for _ in range(12)} == {dim}
@@ -139,7 +137,7 @@ def test_a_collection_that_was_made_anew_is_the_same_to_all_of_them(client):
         assert client.delete("/api/v1/collections/anew").status_code == 204
 
 
-def test_jobs_and_probes_are_for_a_server_of_its_own(client):
+def test_jobs_and_probes_need_a_single_server(client):
     client.put("/api/v1/collections/jobless", json={"dim": 3})
     items = [{"id": f"{n}", "vector": [1.0, n, 0.0], "metadata": {"label": "ab"[n % 2]}} for n in range(8)]
     assert client.put("/api/v1/collections/jobless/items", json=items).status_code == 200
@@ -153,7 +151,7 @@ def test_jobs_and_probes_are_for_a_server_of_its_own(client):
         assert [one["id"] for one in client.get(f"/api/v1/{path}").json()[path]] == kept
 
 
-def test_what_is_too_much_is_told_to_come_back(replicas, pictures):
+def test_overload_asks_for_a_retry(replicas, pictures):
     """Ray refuses what comes above the connections of all replicas and as many more that wait."""
     heard: Counter[int] = Counter()
 
@@ -171,7 +169,7 @@ def test_what_is_too_much_is_told_to_come_back(replicas, pictures):
     assert set(heard) == {200, 429}, heard
 
 
-def test_a_replica_that_is_killed_under_load_costs_nobody_an_answer_and_is_replaced(replicas, pictures, vectors):
+def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, pictures, vectors):
     """The client's retries see to that; who asks without hears 503 and when to come back."""
     stop, failures, heard = threading.Event(), [], Counter()
 
@@ -217,7 +215,7 @@ def test_a_replica_that_is_killed_under_load_costs_nobody_an_answer_and_is_repla
         assert client.collection("killed").count() == CALLERS
 
 
-def test_sigterm_ends_all_of_them_when_what_was_taken_in_is_answered(replicas, pictures):
+def test_sigterm_drains_all_replicas(replicas, pictures):
     """The last test: the server has ended after it."""
 
     def ask(_: int) -> int:

@@ -1,4 +1,4 @@
-"""Every answer has an id, its times and a line in the log."""
+"""Every response has an id, timings and a line in the log."""
 
 import io
 import json
@@ -33,23 +33,23 @@ TIMING = re.compile(r"(?:[a-z]+;dur=[\d.]+, )*total;dur=[\d.]+")
         ("POST", "/api/v1/embed", 415),
     ],
 )
-def test_answers_and_refusals_carry_id_and_times(client, method, path, status):
+def test_responses_and_errors_have_an_id_and_timings(client, method, path, status):
     first, second = (client.request(method, path) for _ in range(2))
     assert first.status_code == status
     assert uuid.UUID(first.headers["X-Request-ID"]) != uuid.UUID(second.headers["X-Request-ID"])
     assert TIMING.fullmatch(first.headers["Server-Timing"])
 
 
-def test_a_refusal_at_the_door_carries_them_too(client):
+def test_refusals_of_access_control_have_them_too(client):
     foreign, big = {"headers": {"Host": "evil.example"}}, {"content": bytes(20_000_001)}
-    for asked, status in ((foreign, 403), (big, 413)):
-        response = client.post("/api/v1/collections", **asked)
+    for request, status in ((foreign, 403), (big, 413)):
+        response = client.post("/api/v1/collections", **request)
         assert response.status_code == status
         assert TIMING.fullmatch(response.headers["Server-Timing"])
         assert response.json()["instance"] == f"/api/v1/collections#{response.headers['X-Request-ID']}"
 
 
-def test_the_clients_id_is_taken_if_it_can_be_one(client):
+def test_a_valid_id_of_the_client_is_used(client):
     for id in ("abc-123", "0af7651916cd43dd8448eb211c80319c", "a:b~c._-"):
         assert client.get("/nothing", headers={"X-Request-ID": id}).json()["instance"] == f"/nothing#{id}"
     for id in ("", "a" * 129, "a b", 'x"y', "<script>", "ä".encode()):
@@ -57,7 +57,7 @@ def test_the_clients_id_is_taken_if_it_can_be_one(client):
         assert re.fullmatch("[0-9a-f]{32}", answer)
 
 
-def test_times_tell_the_stages(client, collection, pictures):
+def test_timings_have_the_stages(client, collection, pictures):
     client.post(f"{collection}/items", files=upload(pictures[:1]), data={"items": '[{"id": "a"}]'})
     timing = client.post(f"{collection}/search", json={"id": "a"}).headers["Server-Timing"]
     assert "body;dur=" in timing
@@ -67,13 +67,13 @@ def test_times_tell_the_stages(client, collection, pictures):
 
 @pytest.fixture
 def failing():
-    """An app whose routes fail, observed."""
+    """A logged app whose route fails."""
     app, metrics = FastAPI(), Metrics()
     problems.install(app)
 
     @app.get("/fails/{secret}")
     def fails(secret: str):
-        raise RuntimeError("this is in the log alone")
+        raise RuntimeError("only in the log")
 
     return TestClient(RequestLog(app, metrics), raise_server_exceptions=True), metrics
 
@@ -85,15 +85,15 @@ def test_a_failure_is_answered_counted_and_logged_once(failing, caplog):
     assert response.status_code == 500
     assert (response.json()["code"], response.json()["instance"]) == ("internal", "/fails/secret#me")
     assert response.headers["X-Request-ID"] == "me"
-    assert "in the log alone" not in response.text
+    assert "only in the log" not in response.text
     assert sum(record.exc_info is not None for record in caplog.records) == 1
     assert b'route="/fails/{secret}",status="500"} 1.0' in generate_latest(metrics.registry)
     [line] = [record for record in caplog.records if record.name == "nnclr_hub.access"]
-    assert line.told["route"] == "/fails/{secret}"
+    assert line.fields["route"] == "/fails/{secret}"
 
 
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
-def test_a_mounted_apps_routes_stand_under_its_path_and_are_not_told_one_by_one(root, caplog):
+def test_routes_of_a_mounted_app_are_logged_under_its_path_at_debug_level(root, caplog):
     inner, app, metrics = FastAPI(), FastAPI(), Metrics()
     inner.get("/queue/{event}")(lambda event: event)
     app.get("/own/{name}")(lambda name: name)
@@ -105,18 +105,18 @@ def test_a_mounted_apps_routes_stand_under_its_path_and_are_not_told_one_by_one(
     assert b'route="/ui/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
 
 
-def lines(server, form: logging.Formatter, ask) -> list[str]:
-    """What the access log says meanwhile."""
+def lines(server, formatter: logging.Formatter, send) -> list[str]:
+    """Collect the access log while requests are sent."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(form)
+    handler.setFormatter(formatter)
     log = logging.getLogger("nnclr_hub.access")
     log.addHandler(handler)
     before = log.level
     log.setLevel(logging.INFO)
     try:
         with httpx.Client(base_url=server.url) as client:
-            ask(client)
+            send(client)
             client.get("/healthz")  # the line of a request is written after its answer
     finally:
         log.removeHandler(handler)
@@ -124,21 +124,21 @@ def lines(server, form: logging.Formatter, ask) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def test_a_line_a_request_for_programs_without_what_is_private(server, collection, pictures):
-    def ask(client):
+def test_json_lines_contain_no_private_data(server, collection, pictures):
+    def send(client):
         headers = {"Authorization": "Bearer my-secret-key", "X-Request-ID": "one"}
         client.post("/api/v1/embed", files=[("files", ("my-secret-name.jpg", b"my-secret-body"))], headers=headers)
         client.post("/api/v1/embed", files=upload(pictures[:3]), headers={"X-Request-ID": "two"})
         client.get("/api/v1/collections/my-secret-collection?where=my-secret", headers={"X-Request-ID": "three"})
 
-    told = {entry["id"]: entry for entry in map(json.loads, lines(server, Json(), ask))}
-    assert (told["one"]["status"], told["one"]["code"], told["one"]["images"]) == (422, "undecodable_image", 1)
-    assert (told["two"]["status"], told["two"]["route"], told["two"]["images"]) == (200, "/api/v1/embed", 3)
-    assert told["two"]["ms"] > 0
-    assert told["three"]["route"] == "/api/v1/collections/{name}"
-    assert "my-secret" not in json.dumps(told)
+    entries = {entry["id"]: entry for entry in map(json.loads, lines(server, Json(), send))}
+    assert (entries["one"]["status"], entries["one"]["code"], entries["one"]["images"]) == (422, "undecodable_image", 1)
+    assert (entries["two"]["status"], entries["two"]["route"], entries["two"]["images"]) == (200, "/api/v1/embed", 3)
+    assert entries["two"]["ms"] > 0
+    assert entries["three"]["route"] == "/api/v1/collections/{name}"
+    assert "my-secret" not in json.dumps(entries)
 
 
-def test_a_line_a_request_for_people(server):
+def test_text_lines(server):
     [line, *_] = lines(server, Text(), lambda client: client.get("/v1/models", headers={"X-Request-ID": "me"}))
     assert re.fullmatch(r"\S+Z info +GET /v1/models 200 id=me ms=[\d.]+", line)

@@ -43,7 +43,7 @@ def indexed(client, **asked) -> dict:
     pytest.fail(f"it does not end: {job}")
 
 
-def test_a_folder_is_indexed_and_what_changed_is_taken_up(client, server):
+def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
     lies = server.folder / "pictures" / "2024"
     first = indexed(client, source="pictures", folder="2024")
     assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
@@ -78,7 +78,7 @@ def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 
 
-def test_what_is_told_of_it_has_no_path_of_the_machine(client, server):
+def test_the_job_reports_no_paths_of_the_machine(client, server):
     job = indexed(client, source="empty")
     assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
     for told in (job, client.get(JOBS).json()):
@@ -106,7 +106,7 @@ def test_no_other_folder_is_read(client, asked, words):
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 
 
-def test_a_link_leads_nowhere_else(client, server):
+def test_links_to_other_folders_are_not_followed(client, server):
     link = server.folder / "pictures" / "link"
     link.symlink_to(server.folder / "secret")
     try:
@@ -115,7 +115,7 @@ def test_a_link_leads_nowhere_else(client, server):
         link.unlink()
 
 
-def test_the_collection_must_be_there_and_fit(client):
+def test_the_collection_must_exist_and_match_the_model(client):
     assert client.post(INDEX.format("nowhere"), json={"source": "pictures"}).status_code == 404
     client.put("/api/v1/collections/elsewhere", json={"dim": 7}).raise_for_status()
     answer = client.post(INDEX.format("elsewhere"), json={"source": "pictures"})
@@ -123,7 +123,7 @@ def test_the_collection_must_be_there_and_fit(client):
     assert "vectors of 7 numbers that were made elsewhere" in answer.json()["detail"]
 
 
-def test_a_server_that_others_reach_reads_no_folders_for_them(model, photos, tmp_path, serve):
+def test_a_server_on_the_network_reads_no_folders(model, photos, tmp_path, serve):
     options = {"source_folders": [str(photos)], "host": "0.0.0.0", "insecure": True}
     for running in serve(model, tmp_path / "store", **options):
         with httpx.Client(base_url=running.url, timeout=120) as client:

@@ -1,4 +1,4 @@
-"""The server's end: what was admitted is answered, the store is closed, and a second signal does not wait."""
+"""Shutdown: admitted requests are answered, the store is closed, and a second signal ends the process at once."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ PICTURES = 8
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Callable]:
-    """start(seconds an image, images that must be in work before it begins) -> (process, address)"""
+    """start(seconds per image, images in progress before it begins) -> (process, address)"""
     processes = []
 
     def begin(seconds: float, pictures: int) -> tuple[subprocess.Popen, str]:
@@ -57,7 +57,7 @@ def until_begun(process: subprocess.Popen) -> None:
     too_late.cancel()
 
 
-def test_sigterm_under_load_answers_all_that_had_begun_to_come_and_takes_nothing_more(start, tmp_path):
+def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tmp_path):
     process, address = start(0.2, PICTURES)
     with ThreadPoolExecutor(PICTURES) as pool, httpx.Client(base_url=address, timeout=60) as uploading:
 
@@ -85,7 +85,7 @@ def test_sigterm_under_load_answers_all_that_had_begun_to_come_and_takes_nothing
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_it_at_once(start):
+def test_a_second_signal_ends_the_process_at_once(start):
     process, address = start(60, 1)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, address, 1)

@@ -1,4 +1,4 @@
-"""docs/security.md names every setting of the door, with its default."""
+"""docs/security.md lists every security setting with its default."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_every_setting_is_in_the_table_with_its_default():
             assert "none" in row or "off" in row or "any" in row, row
 
 
-def test_every_variable_that_is_named_is_a_setting():
+def test_every_variable_on_the_page_is_a_setting():
     named = {word.strip("`'=,.;:[]1\"").lower() for word in PAGE.replace("=", " ").split() if "NNCLR_" in word}
     named = {word.removeprefix("nnclr_") for word in named if word.startswith("nnclr_") and word != "nnclr_"}
     assert named <= Settings.model_fields.keys(), named - Settings.model_fields.keys()

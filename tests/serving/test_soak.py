@@ -1,4 +1,4 @@
-"""The short form of the soak: a saturated server with damaged images and callers that break off."""
+"""A short soak test: a saturated server, damaged images, and clients that disconnect."""
 
 import gc
 
@@ -11,14 +11,14 @@ from benchmarks.soak_load import Heard, Ledger
 def check(done: Soak) -> None:
     assert list(done.wrong) == []
     outcomes = {outcome for _, outcome in done.heard.outcomes}
-    # all that it is about did happen
+    # every kind of outcome occurred
     assert {"200", "204", "429", "cancelled"} <= outcomes
     assert outcomes <= {"200", "204", "404", "415", "422", "429", "503", "504", "cancelled", "timed out"}
 
 
-# a caller that breaks off while it connects leaves asyncio's transport to the garbage collector
+# a client cancelled while it connects leaves asyncio's transport to the garbage collector
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
-def test_every_request_is_answered_once_and_the_server_is_ready_at_the_end(model, tmp_path):
+def test_every_request_is_answered_once_and_the_server_stays_ready(model, tmp_path):
     done = soak(tmp_path, 4, requests=800, callers=40, model=str(model))
     check(done)
     files = [one.files for one in done.settled()]
@@ -27,14 +27,13 @@ def test_every_request_is_answered_once_and_the_server_is_ready_at_the_end(model
 
 
 @pytest.mark.slow
-def test_the_memory_is_flat_over_minutes(model, tmp_path):
+def test_memory_is_constant_over_minutes(model, tmp_path):
     done = soak(tmp_path, 300, model=str(model))
     check(done)
     assert judge_memory(done) == []
 
 
-def test_the_soak_sees_what_is_wrong():
-    """Growth, lost items, and items that nobody sent."""
+def test_the_soak_detects_growth_and_lost_items():
     flat = [Sample(float(i), 500 + i % 3, 40, 20) for i in range(100)]
     assert judge_memory(Soak(Heard(), flat, [], 100)) == []
     growing = [Sample(float(i), 500 + 5 * i, 40, 20) for i in range(100)]

@@ -1,4 +1,4 @@
-"""Which web addresses are asked at all."""
+"""Which web addresses may be fetched."""
 
 import ipaddress
 import threading
@@ -34,12 +34,12 @@ def site(pictures) -> Iterator[Site]:
         *("2001:db8::1", "fc00::1", "fd12::1", "fe80::1", "fec0::1", "ff02::1", "100::1", "5f00::1", "2001:2::1"),
     ],
 )
-def test_what_is_not_the_open_internet(address):
+def test_addresses_that_are_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "100.63.255.255", "2606:4700::1111", "2a00:1450::1"])
-def test_what_is(address):
+def test_addresses_that_are_public(address):
     assert is_public(ipaddress.ip_address(address))
 
 
@@ -66,8 +66,7 @@ def test_what_is(address):
         "http://example.com/" + "a" * 3000,
     ],
 )
-def test_what_an_address_may_not_say(url):
-    """Refused by its text alone: nothing is resolved."""
+def test_malformed_addresses_are_refused_without_a_lookup(url):
 
     async def resolve(host: str, port: int) -> list[url_fetcher.IpAddress]:
         pytest.fail(f"{host} was resolved")
@@ -80,16 +79,16 @@ def test_what_an_address_may_not_say(url):
 @pytest.mark.parametrize(
     "host", ["localhost", "127.0.0.1", "[::1]", "169.254.169.254", "[::ffff:7f00:1]", "no-such-name.invalid"]
 )
-def test_this_machine_and_its_network_are_never_asked(site, host):
-    """By the real resolver and the real predicate."""
+def test_this_machine_and_its_network_are_never_called(site, host):
+    """With the real resolver and address check."""
     real = Fetcher(Settings(url_ports=(site.port,)))
     assert refused(real, f"http://{host}:{site.port}/x") == GENERIC
-    assert site.asked == []
+    assert site.requests == []
 
 
-def test_domains_may_be_listed(site):
+def test_only_listed_domains_are_fetched(site):
     listed = fetcher(site, url_domains=("example.com",))
     for host in ("example.com", "EXAMPLE.com", "img.example.com", "example.com."):
-        assert fetch(listed, f"http://{host}:{site.port}/x") == [site.picture]
+        assert fetch(listed, f"http://{host}:{site.port}/x") == [site.image]
     for host in ("example.com.evil.test", "evilexample.com", "127.0.0.1"):
-        assert "not on a domain" in refused(listed, f"http://{host}:{site.port}/x")
+        assert "domain" in refused(listed, f"http://{host}:{site.port}/x")
