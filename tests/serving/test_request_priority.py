@@ -63,7 +63,7 @@ async def nowhere(message):
     pass
 
 
-def test_what_is_ready_runs_before_the_next_step_that_is_low_priority():
+def test_ready_callbacks_run_before_the_next_low_priority_one():
     async def main():
         order = []
         await asyncio.gather(*(low_priority(steps("page", 50, order)) for _ in range(4)), steps("request", 50, order))
