@@ -60,10 +60,10 @@ def same_index(collection: Any) -> tuple[Any, Any, str]:
     assert not parts.delta.count + parts.deaths.count, "the store would have more to do than bare faiss"
     main = parts.main
     chosen = f"{type(faiss.downcast_index(main.index)).__name__}"
-    if main.kind == "hnsw":
-        return main.index, faiss.SearchParametersHNSW(efSearch=main.effort), f"{chosen}, efSearch {main.effort}"
-    if main.kind in ("ivf", "ivf_pq"):
-        return main.index, faiss.SearchParametersIVF(nprobe=main.effort), f"{chosen}, nprobe {main.effort}"
+    options = main.kind.search_options(main.index, 1, main.effort)
+    if options:
+        shown = ", ".join(f"{name} {value}" for name, value in options.items())
+        return main.index, getattr(faiss, main.kind.parameters)(**options), f"{chosen}, {shown}"
     return main.index, None, chosen
 
 

@@ -18,7 +18,7 @@ from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
-from nnclr_hub.store.succession import upsert_there
+from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.workbench.folder_changes import item_id
 
 BATCH = 1000
@@ -59,7 +59,7 @@ def collect(
     done = written = 0
     for items in _all_batches(shards):
         if new := _missing(collection, items):
-            upsert_there(store, name, collection, new)
+            upsert_into(store, name, collection, new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
     return total, written

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import DiskFull
-from nnclr_hub.store.durable import fsync_folder
+from nnclr_hub.store.folder import fsync_folder
 
 UNFINISHED = ".unfinished"
 GIVEN_UP_S = 24 * 3600  # after which another machine's file is taken for one that nobody writes any more

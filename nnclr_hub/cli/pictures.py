@@ -128,9 +128,9 @@ def search(
     Example: nnclr search query.jpg --collection photos -k 5
     """
     from nnclr_hub.store import open_store
-    from nnclr_hub.store.checks import check_asked
+    from nnclr_hub.store.checks import check_search_size
 
-    check_asked(k, effort)
+    check_search_size(k, effort)
     question = {"k": k, "where": _filter(where), "exact": exact, "effort": effort}
     _require_one_file(images)
     with open_store(store, read_only=True) as opened:

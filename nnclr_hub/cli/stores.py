@@ -13,13 +13,11 @@ from rich.table import Table
 
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.reports import LEAST_RECALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nnclr_hub.store.base import CollectionInfo, VectorStore, VerifyReport
-    from nnclr_hub.store.reports import RepairReport, SalvageReport
+    from nnclr_hub.store.base import CollectionInfo, RepairReport, SalvageReport, VectorStore, VerifyReport
 
 group = typer.Typer(no_args_is_help=True, help="Care for a vector store: look, check, mend, move, name.")
 Name = Annotated[str, typer.Argument(help="Collection, or an alias of one.")]
@@ -108,6 +106,8 @@ def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = Fa
 
 
 def _print_report(name: str, report: VerifyReport) -> None:
+    from nnclr_hub.store.base import MIN_RECALL
+
     if report.ok:
         out.print(f"{name}: all {report.items} items are well (recall {report.recall:.3f})", markup=False)
         return
@@ -119,7 +119,7 @@ def _print_report(name: str, report: VerifyReport) -> None:
         if ids:
             some = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
             out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red", markup=False)
-    if report.recall < LEAST_RECALL:
+    if report.recall < MIN_RECALL:
         out.print(
             f"{name}: its index finds {report.recall:.3f} of the ten nearest: search with --exact or more --effort, "
             "or give the store more memory.",
@@ -167,8 +167,8 @@ def repair(
 
 
 def _repair_catalog(store: str, as_json: bool) -> None:
-    from nnclr_hub.store.embedded.roots import rebuild_catalog
-    from nnclr_hub.store.records import RECORDS, mend_records
+    from nnclr_hub.store.embedded.names import rebuild_catalog
+    from nnclr_hub.store.records import RECORDS, repair_records
 
     try:
         with opened(store):
@@ -177,7 +177,7 @@ def _repair_catalog(store: str, as_json: bool) -> None:
         names = list(rebuild_catalog(Path(store)))
     else:
         names = None
-    saved = mend_records(Path(store) / RECORDS)
+    saved = repair_records(Path(store) / RECORDS)
     if as_json:
         print_json({"rebuilt": names is not None, "collections": names, "records_saved": saved})
         return
@@ -244,13 +244,13 @@ def drop(
 
     Example: nnclr store drop photos.old --yes
     """
-    from nnclr_hub.store.succession import drop_with_successor
+    from nnclr_hub.store.replacement import drop_with_replacement
 
     with opened(store) as there:
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
             typer.confirm(f"Delete {name} with its {info.count} items for good?", abort=True)
-        for dropped in drop_with_successor(there, name):
+        for dropped in drop_with_replacement(there, name):
             out.print(f"{dropped}: dropped", markup=False)
 
 

@@ -11,10 +11,10 @@ from nnclr_hub.client.steps import Answer, Call, Steps, ask, spread, to_json
 from nnclr_hub.client.vectors import read_vector, vector_text
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound
 from nnclr_hub.read_ahead import batches
-from nnclr_hub.store.base import CollectionInfo, Item, Page, Where
+from nnclr_hub.store.base import CollectionInfo, Item, Page, VerifyReport, Where
 from nnclr_hub.store.checks import check_ids, check_name
-from nnclr_hub.store.reports import VerifyReport
-from nnclr_hub.store.spec import CollectionSpec, IndexKind, Metric, Precision
+from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.spec import CollectionSpec, Metric, Precision
 
 ROOT = "/api/v1/collections"
 PAGE = 1000
@@ -31,7 +31,7 @@ def create(
     dim: int | None = None,
     metric: Metric = "cosine",
     indexed: Sequence[str] = ("label",),
-    index: IndexKind = "auto",
+    index: IndexName = "auto",
     precision: Precision = "f32",
 ) -> Steps[CollectionInfo]:
     """Makes a collection; one of the same specification that is there already is left as it is.

@@ -1,1 +1,1 @@
-"""Vectors to labels."""
+"""Linear probes, k-nearest-neighbor classification and metrics on frozen features."""

@@ -1,4 +1,4 @@
-"""Accuracy against labels a class: how far a few labeled images go with an encoder."""
+"""Accuracy against the number of labels per class: how far a few labeled images go with an encoder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
 
 SHOTS = (1, 2, 5, 10, 20, 50)
 SEEDS = 5
-L2 = 1e-4  # on unit rows; with a label or two a class nothing can be held out to choose it
+L2 = 1e-4  # on unit rows; with one or two labels per class, none can be held out to choose it
 
 
 @dataclass(frozen=True)
 class Shots:
-    """What n labels a class give.
+    """The result for n labels per class.
 
-    per_class: n; classes with fewer gave all of theirs.
+    per_class: n; classes with fewer rows use all of them.
     accuracy: top-1 of each seed, in [0, 1].
-    mean_per_class: likewise, the mean over classes.
+    mean_per_class: the mean accuracy over classes of each seed, in [0, 1].
     """
 
     per_class: int
@@ -40,37 +40,38 @@ def few_shot_curve(
     seeds: int = SEEDS,
     l2: float = L2,
 ) -> list[Shots]:
-    """A linear probe on the first n labels of each class, in an order drawn by each seed, so that the fewer are
-    always among the more.
+    """Fit a linear probe on the first n labels of each class, for each n.
+
+    Each seed orders the rows once, so a smaller training set is always part of a larger one.
 
     Args:
         features: (N, D) float, unit rows.
         labels: (N,) int64 of at least two classes.
-        test_features, test_labels: (Q, D) and (Q,), what is scored.
-        shots: values of n; those above the size of the largest class are left out.
-        seeds: draws.
-        l2: of the probe.
+        test_features, test_labels: (Q, D) and (Q,), used for scoring.
+        shots: values of n; those above the size of the largest class are skipped.
+        seeds: number of random orders.
+        l2: penalty of the probe.
 
     Raises:
-        InvalidRequest: fewer than two classes, or no n that the labels allow.
+        InvalidRequest: fewer than two classes, or no possible n.
     """
     members = {int(one): np.flatnonzero(labels == one) for one in np.unique(labels)}
     if len(members) < 2:
-        raise InvalidRequest(f"A few-shot curve needs at least two classes; the labels have {len(members)}.")
+        raise InvalidRequest(f"A few-shot curve needs at least two classes, got {len(members)}.")
     unknown = np.setdiff1d(test_labels, labels)
     if len(unknown):
-        raise InvalidRequest(f"The rows to score have classes that those to fit on lack: {unknown[:5].tolist()}.")
+        raise InvalidRequest(f"The test labels have classes that the training labels lack: {unknown[:5].tolist()}.")
     if seeds < 1:
-        raise InvalidRequest(f"A few-shot curve needs at least one seed; got {seeds}.")
+        raise InvalidRequest(f"seeds must be at least 1, got {seeds}.")
     largest = max(map(len, members.values()))
     possible = [n for n in sorted(set(shots)) if 0 < n <= largest]
     if not possible:
-        raise InvalidRequest(f"No number of labels a class among {list(shots)} is between 1 and {largest}.")
+        raise InvalidRequest(f"shots must contain a number between 1 and {largest}, got {list(shots)}.")
     top1: dict[int, list[float]] = {n: [] for n in possible}
     balanced: dict[int, list[float]] = {n: [] for n in possible}
     for seed in range(seeds):
-        draws = np.random.default_rng(seed)
-        order = {one: draws.permutation(rows) for one, rows in members.items()}
+        rng = np.random.default_rng(seed)
+        order = {one: rng.permutation(rows) for one, rows in members.items()}
         for n in possible:
             rows = np.concatenate([one[:n] for one in order.values()])
             probe = fit_linear_probe(features[rows], labels[rows], l2=l2)

@@ -1,4 +1,4 @@
-"""Numbers that are numbers: one row of NaN would spoil every average that it enters."""
+"""A check for NaN and infinity: one such row would spoil every average."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-PIECE = 1 << 24  # numbers looked at together
+PIECE = 1 << 24  # numbers checked at a time
 
 
 def require_finite(features: np.ndarray) -> None:
-    """Looks at (N, D) rows piece by piece.
+    """Check rows (N, D) for NaN and infinity, piece by piece.
 
     Raises:
-        InvalidRequest: names the first row that is not finite, and how many there are.
+        InvalidRequest: with the first such row and their number.
     """
     rows = max(1, PIECE // max(1, features.shape[1]))
     bad = [
@@ -22,4 +22,6 @@ def require_finite(features: np.ndarray) -> None:
         for place in np.flatnonzero(~np.isfinite(features[start : start + rows]).all(axis=1))
     ]
     if bad:
-        raise InvalidRequest(f"Features must be finite numbers: row {bad[0]} is not, nor are {len(bad) - 1} others.")
+        raise InvalidRequest(
+            f"Features must be finite: {len(bad)} rows contain NaN or infinity, the first is row {bad[0]}."
+        )

@@ -1,7 +1,7 @@
-"""Weighted k-nearest-neighbor classification: how well an encoder's neighbors share their class.
+"""Weighted k-nearest-neighbor classification: how often an encoder's neighbors share their class.
 
-The vote of a neighbor counts exp(cosine / temperature), as is usual for judging self-supervised
-encoders without training anything. k and temperature belong to every figure made with it.
+The vote of a neighbor counts exp(cosine / temperature), as usual for self-supervised encoders. Report k and temperature
+with every result.
 """
 
 from __future__ import annotations
@@ -24,28 +24,27 @@ def knn_classify(
     k: int = 20,
     temperature: float = 0.07,
 ) -> np.ndarray:
-    """The class that each query's k nearest training vectors vote for.
+    """Return the class that each query's k nearest training vectors vote for.
 
     Args:
         train_features: (N, D) float; normalized here.
         train_labels: (N,) int, classes 0 ... C - 1.
         features: (Q, D) float; normalized here.
-        k: neighbors that vote; at most N.
-        temperature: > 0; small lets the nearest decide.
+        k: number of neighbors that vote; at most N.
+        temperature: > 0; with a small one the nearest decides.
 
     Returns:
         (Q,) int64.
 
     Raises:
-        InvalidRequest: no training vectors, lengths that do not match, k or a temperature of 0 or less, or numbers that
-            are not finite.
+        InvalidRequest: no training vectors, lengths that differ, k or temperature out of range, or NaN or infinity.
     """
     if k < 1 or not temperature > 0:
-        raise InvalidRequest(f"k-NN needs k of at least 1 and a temperature above 0; got k={k}, {temperature=}.")
+        raise InvalidRequest(f"k must be at least 1 and temperature above 0, got {k=}, {temperature=}.")
     if not len(train_features) or len(train_features) != len(train_labels):
         raise InvalidRequest(
-            f"k-NN needs one label a training vector and at least one of them; "
-            f"it was given {len(train_features)} vectors and {len(train_labels)} labels."
+            f"k-NN needs at least one training vector, and one label for each; "
+            f"got {len(train_features)} vectors and {len(train_labels)} labels."
         )
     for rows in (train_features, features):
         require_finite(rows)
@@ -57,7 +56,7 @@ def knn_classify(
     for chunk in queries.split(CHUNK):
         similarity, index = (chunk @ bank.T).topk(min(k, len(bank)), dim=1)  # (q, k)
         votes = torch.zeros(len(chunk), votes_of)
-        # relative to the nearest: a small temperature would overflow, and only the proportions count
+        # relative to the nearest: a small temperature would overflow, and only ratios of votes matter
         votes.scatter_add_(1, labels[index], ((similarity - similarity[:, :1]) / temperature).exp())
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted).numpy() if predicted else np.zeros(0, np.int64)

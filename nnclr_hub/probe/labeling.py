@@ -1,4 +1,4 @@
-"""Labeling: what a probe says of one row."""
+"""The answer of a probe for one row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Label = str | int
 
 @dataclass(frozen=True)
 class Labeling:
-    """See the module.
+    """Labels for one row.
 
-    label: of the most probable class, None below the threshold; for a probe of several labels a tuple of all.
+    label: of the most probable class; None below the threshold. For a multi-label probe, a tuple of all labels.
     top: the most probable classes with their probabilities, the best first.
     """
 

@@ -1,11 +1,11 @@
-"""Fitting a linear probe: logistic regression on frozen features, at its optimum.
+"""Fitting a linear probe: logistic regression on frozen features, to its optimum.
 
-    probe = fit_linear_probe(features, labels)          # L2 chosen on a held-out part, refit on all
+    probe = fit_linear_probe(features, labels)          # L2 chosen on a held-out part, refit on all rows
     probe.predict(features).labels
     probe.save("probe"); LinearProbe.load("probe")
 
-With one label a row it is the softmax over classes, scikit-learn's LogisticRegression with C = 1 / (l2 N); with
-several, a sigmoid each.
+With one label per row it is the softmax over classes, scikit-learn's LogisticRegression with C = 1 / (l2 N). With
+several labels per row, it is one sigmoid per class.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, t
 
 Metric = Literal["top1", "mean_per_class", "map11"]
 SWEEP = tuple(10.0**power for power in range(-7, 2))
-SWEEP_ITERATIONS = 30  # enough to rank penalties; the last fit goes to the optimum
-VALIDATION = 0.2  # share of the rows that chooses the L2
+SWEEP_ITERATIONS = 30  # enough to rank penalties; the final fit continues to the optimum
+VALIDATION = 0.2  # share of the rows that is held out to choose the L2
 
 
 def fit_linear_probe(
@@ -46,35 +46,35 @@ def fit_linear_probe(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LinearProbe:
-    """Fits a probe.
+    """Fit a linear probe.
 
     Args:
-        features: (N, D) float32 or float16; no copy is made of them.
-        labels: N labels of at least two classes; or, several a row, (N, C) of zeros and ones, NaN where a label
-            counts neither way.
-        classes: names of those C columns.
-        l2: strength of the penalty; None chooses it from `sweep` by the metric on held-out rows, fits the
-            temperature there too, and then fits on all rows.
-        sweep: penalties to choose from, for the mean loss a row.
-        validation: the held-out features and labels; None takes a fifth of each class.
-        metric: what chooses; default "top1", for several labels "map11".
-        class_weight: "balanced" lets every class count as much, however rare.
-        threshold: see `LinearProbe`; default 0, for several labels 0.5.
+        features: (N, D) float32 or float16, not copied.
+        labels: N labels of at least two classes; or, for several per row, (N, C) of zeros and ones, NaN where a label
+            is unknown.
+        classes: names of the C columns.
+        l2: strength of the penalty. None chooses it from `sweep` by the metric on held-out rows, fits the temperature
+            there too, and then fits on all rows.
+        sweep: penalties to choose from, for the mean loss per row.
+        validation: held-out features and labels; None holds out a fifth of each class.
+        metric: used for the choice; default "top1", for several labels per row "map11".
+        class_weight: "balanced" gives every class the same weight, however rare.
+        threshold: see `LinearProbe`; default 0, for several labels per row 0.5.
         fingerprint: of the encoder.
-        device: "cpu", "cuda"; default the CPU.
+        device: "cpu" or "cuda"; default the CPU.
         seed: of the split.
-        progress: called with (done, total), counted in penalties to try and the last fit.
+        progress: called with (done, total), counted in penalties and the final fit.
 
     Raises:
-        InvalidRequest: lengths that do not match, fewer than two classes, numbers that are not finite, or held-out
-            labels that the rows lack.
+        InvalidRequest: lengths that differ, fewer than two classes, NaN or infinity, or held-out labels that the
+            training rows lack.
     """
     x, several = feature_matrix(features), isinstance(labels, np.ndarray) and labels.ndim == 2
     names = tuple(classes) if classes is not None else _classes(labels)
     if len(labels) != len(x) or len(names) < (1 if several else 2):
         raise InvalidRequest(
-            f"A linear probe needs one label a row and at least two classes; it was given {len(x)} rows, "
-            f"{len(labels)} labels and {len(names)} classes."
+            f"A linear probe needs one label per row and at least two classes; got {len(x)} rows, {len(labels)} labels "
+            f"and {len(names)} classes."
         )
     metric = metric or ("map11" if several else "top1")
     _check_options(metric, several, class_weight, l2, sweep)
@@ -90,8 +90,8 @@ def fit_linear_probe(
             rows, y = Stacked((x, None), (other, None)), torch.cat([y, held_y])
         solver = Solver(_weighted(part, part_y, len(names), class_weight), where)
         best = (-1.0, 0.0, 0.0, torch.empty(0))
-        # from strong to weak; of equals, the strongest. Of several labels a row the surest: mean precision says nothing
-        # of whether a label is there, and where classes lie far apart, nearly all penalties are equals
+        # From strong to weak, so the strongest of equals wins. With several labels per row the loss breaks ties:
+        # precision depends on the ranking only, and for well separated classes nearly all penalties rank equally.
         for tried, one in enumerate(sorted(sweep, reverse=True)):
             progress(tried, len(sweep) + 1)
             logits = logits_of(held_rows, solver.minimize(one, iterations=SWEEP_ITERATIONS, tolerance=1e-4))
@@ -123,17 +123,18 @@ def _check_options(
     metric: str, several: bool, class_weight: str | None, l2: float | None, sweep: Sequence[float]
 ) -> None:
     if metric not in _SCORES or (metric == "map11") != several:
-        raise InvalidRequest(f"metric={metric!r}: one label a row takes top1 or mean_per_class, several take map11.")
+        expected = "map11" if several else "top1 or mean_per_class"
+        raise InvalidRequest(f"metric must be {expected} for these labels, got {metric!r}.")
     if class_weight not in (None, "balanced") or (class_weight and several):
-        raise InvalidRequest(f"class_weight={class_weight!r}: give 'balanced', for one label a row, or nothing.")
+        raise InvalidRequest(f"class_weight must be 'balanced' (for one label per row) or None, got {class_weight!r}.")
     penalties = sweep if l2 is None else [l2]
     if not len(penalties) or not all(0 <= one < float("inf") for one in penalties):
-        raise InvalidRequest("A penalty is 0 or more, and the sweep has at least one.")
+        raise InvalidRequest(f"Penalties must be finite numbers of at least 0, got {list(penalties)}.")
 
 
 def _device(wanted: str | None) -> torch.device:
     if wanted is not None and wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidRequest(f"{wanted} is not there, torch sees no GPUs: leave the device out, or name cpu.")
+        raise InvalidRequest(f"{wanted} is not available, because torch finds no GPU; use cpu.")
     return torch.device(wanted or "cpu")
 
 
@@ -143,24 +144,24 @@ def _classes(labels: Sequence[Label] | np.ndarray) -> tuple[Label, ...]:
 
 
 def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> Tensor:
-    """(N,) int64 places in `classes`, or the (N, C) matrix as float32."""
+    """Return positions in `classes`, (N,) int64, or the (N, C) matrix as float32."""
     if isinstance(labels, np.ndarray) and labels.ndim == 2:
         if labels.shape[1] != len(classes):
-            raise InvalidRequest(f"Labels of {labels.shape[1]} columns need as many classes; got {len(classes)}.")
+            raise InvalidRequest(f"Labels with {labels.shape[1]} columns need as many classes, got {len(classes)}.")
         return torch.from_numpy(np.ascontiguousarray(labels, np.float32))
     names = labels.tolist() if isinstance(labels, np.ndarray) else labels
     place = {name: i for i, name in enumerate(classes)}
     unknown = sorted({str(name) for name in names if name not in place})
     if unknown:
         raise InvalidRequest(
-            f"These labels do not occur in the rows to fit on: {', '.join(unknown[:5])}{' ...' * (len(unknown) > 5)}. "
-            "Leave them out, or add images of them."
+            f"The training rows lack these labels: {', '.join(unknown[:5])}{' ...' * (len(unknown) > 5)}. "
+            "Remove them from the held-out rows, or add training images with them."
         )
     return torch.tensor([place[name] for name in names], dtype=torch.int64)
 
 
 def _loss(logits: Tensor, y: Tensor) -> float:
-    """The mean cross-entropy of several labels a row."""
+    """Return the mean cross-entropy with several labels per row."""
     known = ~y.isnan()
     return float(F.binary_cross_entropy_with_logits(logits[known], y[known]))
 
@@ -174,18 +175,18 @@ def _weighted(x: Stacked, y: Tensor, classes: int, class_weight: str | None) -> 
 
 
 def _split(y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """A fifth of each class held out, of a class with a single row none; of several labels, a fifth of the rows."""
-    draws = torch.Generator().manual_seed(seed)
+    """Hold out a fifth of each class with two rows or more; with several labels per row, a fifth of the rows."""
+    generator = torch.Generator().manual_seed(seed)
     kept, held = [], []
     group = y if y.ndim == 1 else torch.zeros(len(y), dtype=torch.int64)
     for one in group.unique():
         rows = (group == one).nonzero()[:, 0]
-        rows = rows[torch.randperm(len(rows), generator=draws)]
+        rows = rows[torch.randperm(len(rows), generator=generator)]
         cut = max(1, round(len(rows) * VALIDATION)) if len(rows) > 1 else 0
         held.append(rows[:cut])
         kept.append(rows[cut:])
     if not sum(map(len, held)):
         raise InvalidRequest(
-            "Every class has a single image, so none can choose the L2: add images or a val/, or give l2."
+            "Every class has a single image, so none can be held out to choose the L2; add images, or set l2."
         )
     return torch.cat(kept).sort().values, torch.cat(held).sort().values

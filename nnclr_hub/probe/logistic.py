@@ -1,7 +1,7 @@
-"""Logistic regression at its optimum: L-BFGS over all rows, in pieces, so that no second copy of them is held.
+"""Logistic regression to its optimum, by L-BFGS over all rows in pieces, without a second copy of them.
 
-The loss is the mean over rows (weighted by class, if so wanted) of the cross-entropy, softmax over classes
-or, for several labels a row, a sigmoid each; plus l2 / 2 times the squared weights. Biases are free.
+The loss is the mean over rows of the cross-entropy, optionally weighted by class: a softmax over classes or, for
+several labels per row, one sigmoid per class. The penalty is l2 / 2 times the squared weights, without the biases.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ITERATIONS = 300
-PIECE = 1 << 24  # numbers held at a time
-ROUND = 4096  # features up to which their covariance is decomposed
-TURNED = 1 << 26  # numbers (256 MiB) up to which the rows themselves are turned into their basis
+PIECE = 1 << 24  # numbers in memory at a time
+MAX_ROTATED_DIM = 4096  # above it, decomposing the covariance would take longer than the fit
+MAX_ROTATED = 1 << 26  # numbers (256 MiB): up to this size a rotated copy of the rows is made
 
 
 class Stacked:
-    """Some rows of one or several matrices as one matrix, of which only pieces are ever made.
+    """Rows of one or several matrices as one matrix, of which only pieces are ever copied.
 
     Args:
-        parts: (matrix, (N,) int64 places or None for all), each (M, D) float32 or float16.
+        parts: (matrix, (N,) int64 row numbers or None for all), each (M, D) float32 or float16.
     """
 
     def __init__(self, *parts: tuple[Tensor, Tensor | None]) -> None:
@@ -34,7 +34,7 @@ class Stacked:
         return sum(len(x) if index is None else len(index) for x, index in self.parts)
 
     def pieces(self, columns: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-        """(places, rows in float32 on the device), as many as give PIECE numbers of that many columns."""
+        """Yield (positions, rows in float32 on the device), PIECE numbers at a time for this number of columns."""
         most, first = max(1, PIECE // max(columns, self.dim)), 0
         for x, index in self.parts:
             count = len(x) if index is None else len(index)
@@ -47,10 +47,10 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is fitted to.
+    """Training rows.
 
-    x: (N, D) rows; they stay where they are, pieces of them go to the device.
-    y: (N,) int64 classes, or (N, C) float32 of zeros and ones, NaN where neither counts.
+    x: (N, D) rows; pieces of them are copied to the device.
+    y: (N,) int64 classes, or (N, C) float32 of zeros and ones, NaN where a label is unknown.
     weight: (N,) float32 of mean 1, or None.
     classes: C.
     """
@@ -61,7 +61,7 @@ class Rows:
     classes: int
 
     def loss_and_gradient(self, parameters: Tensor, l2: float) -> tuple[Tensor, Tensor]:
-        """At parameters (C, D + 1), the last column the biases: a scalar, and (C, D + 1)."""
+        """Return the loss, a scalar, and its gradient at parameters (C, D + 1), whose last column are the biases."""
         device = parameters.device
         matrix, bias = parameters[:, :-1], parameters[:, -1]
         loss = l2 / 2 * matrix.square().sum()
@@ -92,10 +92,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Basis:
-    """Coordinates in which the loss is nearly round: along the principal axes of the rows, the mean taken out so
-    that biases do not depend on weights.
+    """Coordinates in which the loss is nearly round: the principal axes of the rows, centered.
 
-    mean: (D,); axes: (D, D), a column each; variance: (D,) along them.
+    Centering makes biases independent of weights.
+
+    mean: (D,)
+    axes: (D, D), one per column.
+    variance: (D,) along the axes.
     """
 
     mean: Tensor
@@ -104,7 +107,7 @@ class Basis:
 
     @classmethod
     def of(cls, x: Stacked, device: torch.device) -> Basis:
-        """From (N, D) rows, piece by piece."""
+        """Compute the basis of (N, D) rows, piece by piece."""
         total = torch.zeros(x.dim, device=device)
         square = torch.zeros(x.dim, x.dim, device=device)
         for _, part in x.pieces(x.dim, device):
@@ -112,42 +115,42 @@ class Basis:
             square.addmm_(part.T, part)
         mean = total / len(x)
         covariance = square / len(x) - mean[:, None] * mean
-        if len(covariance) > ROUND:  # decomposing it would take longer than the fit
+        if len(covariance) > MAX_ROTATED_DIM:
             return cls(mean, torch.eye(len(mean), device=device), covariance.diagonal().clamp(min=0))
         variance, axes = torch.linalg.eigh(covariance)
         return cls(mean, axes, variance.clamp(min=0))
 
 
 class Solver:
-    """Minimises for one penalty after another, each from the last one's solution.
+    """Minimizes the loss for one penalty after another, each time from the previous solution.
 
-    In the coordinates of its basis, each scaled by the curvature that loss and penalty have there at the start,
-    L-BFGS takes tens of steps where raw features take hundreds. The optimum is the same.
+    The coordinates are those of its basis, each scaled by the curvature that loss and penalty have there at the start.
+    L-BFGS then takes tens of steps instead of hundreds on raw features. The optimum is the same.
 
     Args:
-        rows: to fit to.
+        rows: to fit.
         device: where to compute.
-        basis: of these rows or of most of them; None: made here.
+        basis: of these rows or of most of them; None: computed here.
     """
 
     def __init__(self, rows: Rows, device: torch.device, basis: Basis | None = None) -> None:
         self.basis = basis or Basis.of(rows.x, device)
         self._curvature = self.basis.variance / (rows.classes if rows.y.ndim == 1 else 4)
-        # few rows are turned once, many at each look at a piece of them: those are not to be copied
-        self._turned = len(rows.x) * rows.x.dim <= TURNED
-        if self._turned:
+        # few rows are rotated once; many are not copied, so their gradients are rotated instead
+        self._rotated = len(rows.x) * rows.x.dim <= MAX_ROTATED
+        if self._rotated:
             parts = [(part - self.basis.mean) @ self.basis.axes for _, part in rows.x.pieces(1, device)]
             rows = replace(rows, x=Stacked((torch.cat(parts), None)))
         self._rows = rows
         self._theta = torch.zeros(rows.classes, rows.x.dim + 1, device=device)  # along the axes, not scaled
 
     def minimize(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = 1e-7) -> Tensor:
-        """Parameters (C, D + 1) on raw rows, the last column the biases.
+        """Return parameters (C, D + 1) for raw rows, the last column the biases.
 
         Args:
             l2: strength of the penalty.
-            iterations: at most.
-            tolerance: of the gradient in the round coordinates, and of the change of the loss.
+            iterations: maximum number.
+            tolerance: of the gradient in the scaled coordinates, and of the change of the loss.
         """
         scale = torch.cat([(self._curvature + l2).rsqrt(), torch.ones_like(self._curvature[:1])])
         theta = self._theta / scale
@@ -170,33 +173,33 @@ class Solver:
         return self._on_raw_rows(self._theta)
 
     def _loss_and_gradient(self, theta: Tensor, l2: float) -> tuple[Tensor, Tensor]:
-        if self._turned:
+        if self._rotated:
             return self._rows.loss_and_gradient(theta, l2)
         loss, gradient = self._rows.loss_and_gradient(self._on_raw_rows(theta), l2)
         weight, bias = gradient[:, :-1], gradient[:, -1:]
         return loss, torch.cat([(weight - bias * self.basis.mean) @ self.basis.axes, bias], dim=1)
 
     def _on_raw_rows(self, theta: Tensor) -> Tensor:
-        """w = theta axes^T, and b = theta_0 - w mean."""
+        """Convert parameters: w = theta axes^T, and b = theta_0 - w mean."""
         weight = theta[:, :-1] @ self.basis.axes.T
         return torch.cat([weight, (theta[:, -1] - weight @ self.basis.mean)[:, None]], dim=1)
 
 
 def logits_of(x: Stacked, parameters: Tensor) -> Tensor:
-    """(N, C) on the CPU, piece by piece; parameters as `Solver.minimize` gives them."""
+    """Return logits (N, C) on the CPU, piece by piece, for parameters of `Solver.minimize`."""
     matrix, bias = parameters[:, :-1], parameters[:, -1]
     found = [torch.addmm(bias, part, matrix.T).cpu() for _, part in x.pieces(len(parameters), parameters.device)]
     return torch.cat(found) if found else torch.zeros(0, len(parameters))
 
 
 def calibrated_temperature(logits: Tensor, y: Tensor) -> float:
-    """T > 0 with the least cross-entropy of logits / T on held-out rows (temperature scaling), y as in `Rows`."""
+    """Return T > 0 with the least cross-entropy of logits / T on held-out rows; y as in `Rows`."""
 
     def loss(t: Tensor) -> Tensor:
         if y.ndim == 1:
             return F.cross_entropy(logits / t, y)
         return F.binary_cross_entropy_with_logits(logits[~y.isnan()] / t, y[~y.isnan()])
 
-    # of a strong penalty the logits are tiny, however far apart the classes lie
+    # the range is wide, because a strong penalty makes logits tiny even for well separated classes
     candidates = torch.logspace(-4.5, 1.5, 121)
     return float(candidates[torch.stack([loss(t) for t in candidates]).argmin()])

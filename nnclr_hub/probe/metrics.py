@@ -1,7 +1,7 @@
-"""Figures of merit: accuracies, the mean over classes, 11-point average precision, and those of retrieval.
+"""Metrics: accuracy, mean accuracy over classes, 11-point average precision, and retrieval.
 
-Names and definitions are those of the papers that report them; each is tested against a slow or an
-independent computation.
+Names and definitions are those of the papers that report them. Each is tested against a slow or an independent
+computation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ RECALL_LEVELS = np.linspace(0, 1, 11)
 
 
 def top_k_accuracy(scores: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
-    """Share of rows whose label is among the k highest scores.
+    """Return the share of rows whose label is among the k highest scores.
 
     Args:
         scores: (N, C) float, any monotone score.
-        labels: (N,) int, places in the columns.
-        k: at most C counts.
+        labels: (N,) int, column numbers.
+        k: values above C count as C.
     """
     _same_length(scores, labels)
     k = min(k, scores.shape[1])
@@ -35,7 +35,7 @@ def top_k_accuracy(scores: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
 
 
 def mean_per_class(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """The mean over classes of the share of their rows that was predicted right; rare classes count as much as others.
+    """Return the mean over classes of their accuracy; rare classes count the same as others.
 
     Args:
         predicted, labels: (N,) of the same kind.
@@ -46,19 +46,19 @@ def mean_per_class(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def average_precision_11(scores: np.ndarray, relevant: np.ndarray) -> float:
-    """VOC2007's: over the recalls 0, 0.1, ..., 1, the mean of the best precision at that recall or more.
+    """Return the average precision of VOC2007: the mean of the best precision at recalls 0, 0.1, ..., 1 or more.
 
     Args:
-        scores: (N,) float, higher is surer.
+        scores: (N,) float, higher is more confident.
         relevant: (N,) bool; at least one.
 
     Raises:
-        InvalidRequest: nothing is relevant.
+        InvalidRequest: no row is relevant.
     """
     _same_length(scores, relevant)
     relevant = np.asarray(relevant, bool)
     if not relevant.any():
-        raise InvalidRequest("Average precision needs at least one relevant row; leave classes without any out.")
+        raise InvalidRequest("Average precision needs at least one relevant row; leave out classes without any.")
     hits = relevant[np.argsort(-np.asarray(scores), kind="stable")].cumsum()
     precision = hits / np.arange(1, len(hits) + 1)
     recall = hits / hits[-1]
@@ -73,16 +73,16 @@ def mean_average_precision_11(
     *,
     absent: Literal["refused", "left out"] = "refused",
 ) -> float:
-    """The mean over classes of `average_precision_11`.
+    """Return the mean over classes of `average_precision_11`.
 
     Args:
         scores: (N, C) float.
         relevant: (N, C) bool.
         counts: (N, C) bool, rows that count for a class; VOC leaves its "difficult" ones out. Default all.
-        absent: what becomes of classes without a relevant row; if no class has one, the mean is 0.
+        absent: what to do with classes without a relevant row; if no class has one, the mean is 0.
 
     Raises:
-        InvalidRequest: a class without a relevant row.
+        InvalidRequest: a class has no relevant row, and `absent` is "refused".
     """
     counts = np.ones_like(relevant, bool) if counts is None else counts
     columns = [c for c in range(scores.shape[1]) if absent == "refused" or (relevant & counts)[:, c].any()]
@@ -92,11 +92,11 @@ def mean_average_precision_11(
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How well neighbors share the query's label.
+    """How often neighbors share the query's label.
 
-    recall: k -> share of queries with at least one right one among the k nearest.
-    mean_average_precision: over all right ones in the gallery.
-    queries: how many had any right one in the gallery; the others are left out.
+    recall: k -> share of queries with at least one relevant image among the k nearest.
+    mean_average_precision: over all relevant images in the gallery.
+    queries: number of queries with a relevant image in the gallery; the others are left out.
     """
 
     recall: dict[int, float]
@@ -112,7 +112,7 @@ def retrieval(
     *,
     ks: tuple[int, ...] = (1, 5, 10),
 ) -> Retrieval:
-    """Ranks a gallery by cosine for each query; without a gallery, the other queries.
+    """Rank a gallery by cosine for each query; without a gallery, rank the other queries.
 
     Args:
         queries: (Q, D) float; normalized here.
@@ -122,13 +122,13 @@ def retrieval(
         ks: of the recalls.
 
     Raises:
-        InvalidRequest: no query has a right one in the gallery, or numbers that are not finite.
+        InvalidRequest: no query has a relevant image in the gallery, or NaN or infinity.
     """
     _same_length(queries, query_labels)
     for rows in (queries, gallery):
         if rows is not None:
             require_finite(rows)
-    alone = gallery is None
+    itself = gallery is None  # the gallery contains each query itself
     bank = F.normalize(torch.as_tensor(queries if gallery is None else gallery, dtype=torch.float32), dim=1)
     bank_labels = torch.as_tensor(query_labels if gallery_labels is None else gallery_labels)
     _same_length(bank, bank_labels)
@@ -136,11 +136,11 @@ def retrieval(
     found, precisions = dict.fromkeys(ks, 0), []
     for start in range(0, len(x), CHUNK):
         similarity = x[start : start + CHUNK] @ bank.T
-        if alone:
+        if itself:
             similarity[torch.arange(len(similarity)), torch.arange(start, start + len(similarity))] = -torch.inf
         order = similarity.argsort(dim=1, descending=True, stable=True)
         right = bank_labels[order] == labels[start : start + CHUNK, None]
-        if alone:
+        if itself:
             right[:, -1] = False  # the query itself, ranked last
         right = right[right.any(dim=1)]
         for k in ks:
@@ -151,7 +151,7 @@ def retrieval(
     precision = torch.cat(precisions) if precisions else torch.zeros(0)
     if not len(precision):
         raise InvalidRequest(
-            "No query has an image of its own label in the gallery: give labels with several images each."
+            "No query has an image with the same label in the gallery; use labels with several images each."
         )
     return Retrieval({k: n / len(precision) for k, n in found.items()}, float(precision.mean()), len(precision))
 
@@ -159,4 +159,4 @@ def retrieval(
 def _same_length(one: object, other: object) -> None:
     lengths = len(one), len(other)  # type: ignore[arg-type]
     if lengths[0] != lengths[1]:
-        raise InvalidRequest(f"One label a row is needed; got {lengths[0]} rows and {lengths[1]} labels.")
+        raise InvalidRequest(f"Each row needs one label, got {lengths[0]} rows and {lengths[1]} labels.")

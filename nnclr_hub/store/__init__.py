@@ -1,4 +1,4 @@
-"""Vectors to neighbors, kept safely.
+"""Vector stores: durable collections of vectors, and nearest-neighbor search.
 
 with open_store("./nnclr-store") as store:
     collection = store.create("photos", CollectionSpec(dim=256))
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, shared: bool = False) -> VectorStore:
-    """Opens a store, making it if it is not there.
+    """Open a store, or create it if it does not exist.
 
     Args:
         uri: a folder; `milvus://host:19530/database`, a Milvus server; `./photos.milvus.db`, a file of Milvus Lite.
-        read_only: leave the lock to others and refuse writes; sees what a writer beside it commits.
-        memory: of a folder, bytes that the index of a collection may take; None: half of the machine's.
-        shared: others like this have it open too, and none of them keeps records: jobs and probes are another's.
+        read_only: refuse writes and take no lock; commits of a process that writes become visible.
+        memory: for a folder, bytes that the index of a collection may use; None: half of the machine's memory.
+        shared: several servers have the store open, and none of them keeps records of jobs and probes.
 
     Raises:
         StoreLocked: another process has it open for writing.
-        StoreTooNew, StoreCorrupt: it cannot be read by this version, or at all.
-        InvalidRequest: no store can be there, or read_only on a folder that holds none, or it cannot be shared.
-        MissingDependency: a folder without faiss, Milvus without its client.
+        StoreTooNew, StoreCorrupt: this version cannot read it, or it is damaged.
+        InvalidRequest: the URI is invalid, or read_only and the folder has no store, or it cannot be shared.
+        MissingDependency: a folder needs faiss, Milvus its client.
     """
     if not isinstance(uri, str | PathLike) or not str(uri):
-        raise InvalidRequest(f"A store is a folder, or milvus://host:port; got {uri!r}.")
+        raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
     uri = str(uri)
     if "://" in uri and not uri.startswith("milvus://"):
-        raise InvalidRequest(f"{uri}: a store is a folder, or milvus://host:port.")
+        raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
     if uri.startswith("milvus://"):
         from nnclr_hub.store.milvus.store import MilvusStore
 
@@ -44,8 +44,8 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
     is_file = uri.endswith(".milvus.db")
     if shared and (is_file or not read_only):
         raise InvalidRequest(
-            f"{uri} belongs to one process{'' if is_file else ' that writes'}: for several, "
-            f"{'' if is_file else 'open it --read-only, or '}keep the vectors in a Milvus server, milvus://HOST:PORT."
+            f"Only one process can {'open' if is_file else 'write to'} {uri}. To use several, "
+            f"{'' if is_file else 'open it --read-only, or '}use a Milvus server, milvus://HOST:PORT."
         )
     if is_file:
         from nnclr_hub.store.milvus.store import MilvusStore
@@ -57,7 +57,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         if error.name != "faiss":
             raise
         raise MissingDependency(
-            "A store searches with faiss, which is not installed: pip install faiss-cpu."
+            "A store needs the package faiss-cpu, which is not installed: pip install faiss-cpu."
         ) from error
 
     return EmbeddedStore(uri, read_only=read_only, memory=memory)

@@ -1,22 +1,26 @@
-"""What every store offers, and the words it speaks."""
+"""What every store offers: items, matches, and the protocols of collections and stores."""
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store.records import Records
-from nnclr_hub.store.reports import RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
+MIN_RECALL = 0.9
+SHORT = 60  # characters of metadata in a __repr__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Item:
     """One entry of a collection.
 
@@ -31,15 +35,30 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     thumbnail: bytes | None = None
 
+    def __repr__(self) -> str:
+        parts = [f"id={self.id!r}", f"vector={_shape(self.vector)}", f"metadata={_shortened(self.metadata)}"]
+        if self.thumbnail is not None:
+            parts.append(f"thumbnail={len(self.thumbnail)} bytes")
+        return f"Item({', '.join(parts)})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Match:
-    """One neighbor; a higher score is nearer: cosine, dot product, or minus the L2 distance."""
+    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance."""
 
     id: str
     score: float
     metadata: Mapping[str, Any]
     vector: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        parts = [f"id={self.id!r}", f"score={self.score:.4f}", f"metadata={_shortened(self.metadata)}"]
+        if self.vector is not None:
+            parts.append(f"vector={_shape(self.vector)}")
+        return f"Match({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return _table({"id": self.id, "score": f"{self.score:.4f}", **self.metadata})
 
 
 @dataclass(frozen=True)
@@ -51,13 +70,25 @@ class Page:
 
 
 @dataclass(frozen=True)
-class CollectionInfo:
-    """How a collection stands.
+class SearchOptions:
+    """The options of a search, as `Collection.search` documents them; collections check them."""
 
+    where: Where | None = None
+    exact: bool = False
+    score_threshold: float | None = None
+    with_vector: bool = False
+    effort: int | None = None
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """The state of a collection.
+
+    count: number of items.
     durable_seq: number of the last change on disk.
     indexed_seq: number of the last change that searches see.
     state: "ready"; "degraded", "read-only" or "damaged", with the reason.
-    index: the kind of index that answers searches now; "closed" while the collection is, "none" if it is damaged.
+    index: the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one.
     """
 
     name: str
@@ -69,6 +100,72 @@ class CollectionInfo:
     index: str = "flat"
 
 
+# ------------------------------------------------------------------------------ reports
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of `verify`.
+
+    items: number of vectors that were read back.
+    damaged: ids whose vector fails its checksum, or whose metadata is not a JSON object.
+    missing: ids that the index lacks.
+    disagreements: ids of the sample for which the index returns other scores than an exhaustive search.
+    recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
+    """
+
+    items: int
+    damaged: tuple[str, ...]
+    disagreements: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    recall: float = 1.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong and the recall is at least 0.9."""
+        return not self.damaged and not self.disagreements and not self.missing and self.recall >= MIN_RECALL
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """The result of `repair`.
+
+    items: number of items in the collection afterwards.
+    removed: ids that were removed because their vector or their metadata was damaged.
+    kept_in: file with what could be read of their metadata; None if nothing was removed.
+    """
+
+    items: int
+    removed: tuple[str, ...]
+    kept_in: str | None = None
+
+
+@dataclass(frozen=True)
+class SalvageReport:
+    """The result of `salvage`.
+
+    saved: number of items in the new file.
+    lost: ids of items that certainly existed and could not be saved; "row N" where the id is unknown.
+    suspected: number of unreadable rows that may have held an item.
+    thumbnails: number of items that were saved without a thumbnail that they may have had.
+    original: path of the damaged file.
+    """
+
+    saved: int
+    lost: tuple[str, ...]
+    suspected: int
+    thumbnails: int
+    original: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item was saved."""
+        return not self.lost and not self.suspected
+
+
+# ------------------------------------------------------------------------------ protocols
+
+
 class Collection(Protocol):
     """A named set of items under one specification."""
 
@@ -76,33 +173,36 @@ class Collection(Protocol):
     spec: CollectionSpec
 
     def upsert(self, items: Sequence[Item]) -> int:
-        """Adds items or replaces those of the same id, all or none; returns the number of the change when durable.
+        """Add items, or replace those with the same ids; all or none.
+
+        Returns:
+            The number of the change, when it is durable.
 
         Raises:
-            InvalidRequest: an item is not possible; names it.
+            InvalidRequest: an item is invalid; the message names it.
             DiskFull, StoreReadOnly: nothing was written.
         """
         ...
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Deletes; returns how many there were."""
+        """Delete items; return how many existed."""
         ...
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        """The items of these ids that exist, in the order asked for, thumbnails included."""
+        """Return the items with these ids that exist, in the order of the ids, with thumbnails."""
         ...
 
     def count(self, where: Where | None = None) -> int:
-        """How many items there are, or pass the filter."""
+        """Return the number of items, or of those that pass the filter."""
         ...
 
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
-        """Items in the order of their ids, without thumbnails; the cursor is the last id of the page before.
+        """Return a page of items in the order of their ids, without thumbnails.
 
         Args:
-            cursor: of the page before; None: the first page.
+            cursor: of the previous page; None: the first page.
             limit: 1 to 10,000.
             where: only items that pass.
             with_vector: False: items carry an empty vector (0,), which is much faster.
@@ -120,7 +220,7 @@ class Collection(Protocol):
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[Match]:
-        """The k nearest items, best first; fewer only if fewer exist.
+        """Return the k nearest items, best first; fewer only if fewer exist.
 
         Args:
             vector: (D,) float32.
@@ -129,9 +229,9 @@ class Collection(Protocol):
             exact: compare with every item.
             score_threshold: leave out matches that score lower.
             with_vector: matches carry their vectors.
-            effort: how far an approximate index looks (efSearch or nprobe); None: as far as it was found to need.
+            effort: how far an approximate index searches (efSearch or nprobe); None: the calibrated value.
         """
-        ...
+        return self.search_each([vector], k, SearchOptions(where, exact, score_threshold, with_vector, effort))[0]
 
     def search_batch(
         self,
@@ -144,89 +244,147 @@ class Collection(Protocol):
         with_vector: bool = False,
         effort: int | None = None,
     ) -> list[list[Match]]:
-        """`search` for each row of vectors (n, D), several at a time."""
+        """Run `search` for each row of vectors (n, D), several at a time."""
+        return self.search_each(vectors, k, SearchOptions(where, exact, score_threshold, with_vector, effort))
+
+    def search_each(
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
+    ) -> list[list[Match]]:
+        """Run `search` for each vector, with the options as one object."""
         ...
 
     def thumbnail(self, id: str) -> bytes | None:
-        """The item's JPEG; None if it has none.
+        """Return the item's JPEG; None if it has none.
 
         Raises:
-            ItemNotFound: no such item.
+            ItemNotFound: the item does not exist.
         """
         ...
 
-    def info(self) -> CollectionInfo: ...
-
-    def check(self, embedder: Embeds) -> None:
-        """Raises FingerprintMismatch unless the embedder's vectors belong here."""
+    def info(self) -> CollectionInfo:
+        """Return the state of the collection."""
         ...
 
+    def check(self, embedder: Embeds) -> None:
+        """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
+        self.spec.check(embedder, self.name)
+
     def snapshot(self) -> None:
-        """Writes the index to disk now, so that the next start is quick."""
+        """Write the index to disk now, so that the next start is quick."""
         ...
 
     def compact(self, progress: Progress = lambda done, total: None) -> None:
-        """Builds the index anew without what was deleted; searches and writes go on."""
+        """Rebuild the index without deleted items, while searches and writes go on."""
         ...
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        """Reads every vector back and compares the index with an exhaustive search on a sample."""
+        """Read every vector back, and compare the index with an exhaustive search on a sample."""
         ...
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        """Takes out what is damaged, keeping its metadata beside the store, and builds the index anew."""
+        """Remove damaged items, keep their metadata in a file, and rebuild the index."""
         ...
+
+    def _repr_html_(self) -> str:
+        try:
+            info = self.info()
+        except NNCLRHubError as error:
+            return _table({"collection": self.name, "state": error})
+        return _table(
+            {
+                "collection": info.name,
+                "items": f"{info.count:,}",
+                "dim": info.spec.dim,
+                "model": info.spec.model or "unknown",
+                "index": info.index,
+            }
+        )
 
 
 class VectorStore(Protocol):
-    """Collections by name, and aliases for them; `records` for what is kept beside them."""
+    """Collections by name, and aliases for them; `records` holds jobs, probes and the like."""
 
     records: Records
-    read_only: bool  # whatever would change something raises OpenedForReading
-    single_writer: bool  # no other process writes to it as long as this one does
+    read_only: bool  # every change raises OpenedForReading
+    single_writer: bool  # no other process writes to the store while this one has it open
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
-        """A new, empty collection; CollectionExists if the name is taken by one or by an alias."""
-        ...
+        """Create an empty collection.
 
-    def get(self, name: str) -> Collection:
-        """The collection of that name or alias; CollectionNotFound names those that exist."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Deletes a collection with everything in it and the aliases that mean it."""
-        ...
-
-    def rename(self, name: str, to: str) -> None:
-        """Gives a collection another name; its aliases go with it."""
-        ...
-
-    def list(self) -> list[CollectionInfo]:
-        """How each collection stands, by name."""
-        ...
-
-    def alias(self, alias: str, name: str) -> None:
-        """Makes `alias` mean a collection, whatever it meant before; CollectionExists if a collection is called so."""
-        ...
-
-    def unalias(self, alias: str) -> None:
-        """Forgets an alias; CollectionNotFound if there is none."""
-        ...
-
-    def aliases(self) -> dict[str, str]:
-        """Names of collections by alias."""
-        ...
-
-    def promote(self, name: str, alias: str) -> str | None:
-        """Makes `alias` mean the collection `name`, in one step for whoever asks.
-
-        Other aliases of what went by `alias` mean `name` from then on as well, except `...~next`: of one in the making.
-
-        Returns:
-            The free name, `alias.old`, `alias.old2`, ..., of a collection that itself was called `alias`; else None.
+        Raises:
+            CollectionExists: a collection or an alias has that name.
         """
         ...
 
-    def close(self) -> None: ...
+    def get(self, name: str) -> Collection:
+        """Return the collection with that name or alias.
+
+        Raises:
+            CollectionNotFound: it does not exist; the message lists those that do.
+        """
+        ...
+
+    def drop(self, name: str) -> None:
+        """Delete a collection with everything in it, and its aliases."""
+        ...
+
+    def rename(self, name: str, to: str) -> None:
+        """Rename a collection; its aliases follow."""
+        ...
+
+    def list(self) -> list[CollectionInfo]:
+        """Return the state of each collection, by name."""
+        ...
+
+    def alias(self, alias: str, name: str) -> None:
+        """Point an alias to a collection, whatever it pointed to before.
+
+        Raises:
+            CollectionExists: a collection itself has that name.
+        """
+        ...
+
+    def unalias(self, alias: str) -> None:
+        """Remove an alias.
+
+        Raises:
+            CollectionNotFound: it does not exist.
+        """
+        ...
+
+    def aliases(self) -> dict[str, str]:
+        """Return the names of collections by alias."""
+        ...
+
+    def promote(self, name: str, alias: str) -> str | None:
+        """Point `alias` to the collection `name` in one step, and move other aliases of its old target along.
+
+        Aliases `...~next`, which name a collection that is still being built, stay.
+
+        Returns:
+            If a collection itself was called `alias`: its new name `alias.old`, `alias.old2`, ...; else None.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all collections and release the store."""
+        ...
+
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
+
+
+def _shape(vector: np.ndarray) -> str:
+    return f"{np.shape(vector)} {getattr(vector, 'dtype', type(vector).__name__)}"
+
+
+def _shortened(metadata: Mapping[str, Any]) -> str:
+    text = repr(metadata)
+    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    """Return an HTML table of two columns."""
+    shown = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in rows.items()}
+    cells = (f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in shown.items())
+    return f"<table>{''.join(cells)}</table>"

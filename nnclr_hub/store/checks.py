@@ -1,4 +1,4 @@
-"""What may go into a store: names, vectors, metadata, thumbnails. Refused by name, in one sentence."""
+"""Validation of names, vectors, metadata, thumbnails and search options."""
 
 from __future__ import annotations
 
@@ -10,169 +10,191 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item
+from nnclr_hub.store.base import Item, SearchOptions
 from nnclr_hub.store.spec import CollectionSpec
 
 MAX_K = 10_000
 MAX_EFFORT = 100_000
-# of a question from outside: all that is found is shown, and somebody waits for it
-MAX_ASKED_K = 1000
-MAX_ASKED_EFFORT = 10_000
-MAX_DEPTH = 100  # of metadata; SQLite's reading of JSON ends at a thousand
-LONGEST = 1e18  # of a vector: the square of a distance must fit into float32
-UNIT_WITHIN = 1e-6  # of 1, a squared length is that of a unit vector in float32
+# limits of searches by the command line, REST and the apps, which return and render every match
+MAX_SEARCH_K = 1000
+MAX_SEARCH_EFFORT = 10_000
+MAX_DEPTH = 100  # of metadata; SQLite reads JSON up to a depth of 1000
+MAX_LENGTH = 1e18  # of a vector: the square of a distance must fit into float32
+UNIT_TOLERANCE = 1e-6  # a squared length this close to 1 is that of a unit vector in float32
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-# what contains itself is found by the depth of recursion, which costs nothing
+# circular metadata fails by the depth of recursion, so the check for it can be skipped
 _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
-# float16 ends here
-_LARGEST_F16 = float(np.finfo(np.float16).max)
+_MAX_F16 = float(np.finfo(np.float16).max)
 
 
 def check_name(name: str, what: str) -> str:
-    """Returns the name of a collection or item if it may be one.
+    """Return the name of a collection or item if it is valid.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: it is not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidRequest(
-            f"{what} {name!r:.150} is not possible: use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -"
-        )
+        raise InvalidRequest(f"{what} {name!r:.150} is not valid; use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
     return name
 
 
-def check_asked(k: int, effort: int | None) -> None:
-    """Refuses what nobody may ask for from outside, by the command line, REST or the page.
+def check_search_size(k: int, effort: int | None) -> None:
+    """Check the limits of searches by the command line, REST and the apps.
 
     Raises:
-        InvalidRequest: k outside 1 ... 1000, effort outside 1 ... 10,000.
+        InvalidRequest: k is not in 1 ... 1000, or effort not in 1 ... 10,000.
     """
-    check_k(k, MAX_ASKED_K)
-    check_effort(effort, MAX_ASKED_EFFORT)
+    check_k(k, MAX_SEARCH_K)
+    check_effort(effort, MAX_SEARCH_EFFORT)
+
+
+def check_options(options: SearchOptions) -> None:
+    """Check effort and score threshold; the filter is checked when it is compiled.
+
+    Raises:
+        InvalidRequest: one of them is invalid.
+    """
+    check_effort(options.effort)
+    check_threshold(options.score_threshold)
 
 
 def check_k(k: int, most: int = MAX_K) -> int:
-    """Returns the number of neighbors if it may be asked for.
+    """Return the number of neighbors if it is valid.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: it is not a whole number in 1 ... most.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= most:
-        raise InvalidRequest(f"k={k!r} is not possible: ask for 1 to {most} neighbors.")
+        raise InvalidRequest(f"k must be between 1 and {most}, got {k!r}.")
     return int(k)
 
 
 def check_ids(ids: Sequence[str]) -> list[str]:
-    """Returns a list of item ids if they may be ones.
+    """Return a list of item ids if they are valid.
 
     Raises:
-        InvalidRequest: one may not, or it is a single one, whose letters would be taken for ids.
+        InvalidRequest: one is not, or a single string is given, whose letters would be taken for ids.
     """
     if isinstance(ids, str):
-        raise InvalidRequest(f"{ids!r:.150} is one id: give a list of ids.")
+        raise InvalidRequest(f"ids must be a list of ids, got the string {ids!r:.150}.")
     return [check_name(id, "Item id") for id in ids]
 
 
 def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
-    """Returns how far to look if it may be asked for.
+    """Return the search effort if it is valid.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: it is not a whole number in 1 ... most.
     """
     if effort is None:
         return None
     if isinstance(effort, bool) or not isinstance(effort, int) or not 1 <= effort <= most:
-        raise InvalidRequest(f"effort={effort!r} is not possible: ask for 1 to {most}, or leave it out.")
+        raise InvalidRequest(f"effort must be between 1 and {most}, got {effort!r}.")
     return effort
 
 
 def check_threshold(threshold: float | None) -> float | None:
-    """Returns the lowest score to be given if it is one.
+    """Return the score threshold if it is valid.
 
     Raises:
-        InvalidRequest: it is no number.
+        InvalidRequest: it is not a number.
     """
     if threshold is None:
         return None
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold != threshold:
-        raise InvalidRequest(f"score_threshold={threshold!r} is no number.")
+        raise InvalidRequest(f"score_threshold must be a number, got {threshold!r}.")
     return threshold
 
 
 def check_limit(limit: int) -> int:
-    """Returns the size of a page if it may be asked for.
+    """Return the size of a page if it is valid.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: it is not a whole number in 1 ... MAX_LIMIT.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequest(f"limit={limit!r} is not possible: a page holds 1 to {MAX_LIMIT} items.")
+        raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}, got {limit!r}.")
     return limit
 
 
 def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
-    """(D,) float32 as the collection compares it: normalized if the metric is cosine.
+    """Return a vector (D,) float32 as the collection compares it: normalized if the metric is cosine.
 
     Raises:
-        InvalidRequest: another length, NaN or infinity, or zero where a direction is needed.
+        InvalidRequest: wrong length, NaN or infinity, or zero where a direction is needed.
     """
-    if _is_row(vector, spec):  # a single query should not pay for what a thousand vectors need
+    if _is_row(vector, spec):  # one query should not pay for the checks that a thousand vectors need
         square = float(np.dot(vector, vector))
         if 1e-12 < square < 1e12 and (spec.precision == "f32" or spec.metric == "cosine"):
-            if spec.metric != "cosine" or abs(square - 1) < UNIT_WITHIN:
+            if spec.metric != "cosine" or abs(square - 1) < UNIT_TOLERANCE:
                 return vector
             return vector / np.float32(np.sqrt(square))
     return check_vectors([vector], spec, lambda _: what)[0]
 
 
 def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
-    """(n, D) float32, each row as `check_vector` has it, but all in one go.
+    """Return vectors (n, D) float32, each checked as by `check_vector`, but all at once.
 
     Args:
         vectors: n vectors of D numbers.
-        what: called with a row's number, says which vector it is, for the sentence.
+        spec: of the collection.
+        what: takes a row number, returns how error messages call the vector.
 
     Raises:
-        InvalidRequest: as `check_vector`, of the first row that is not possible.
+        InvalidRequest: as `check_vector`, for the first invalid row.
     """
     try:
-        none = len(vectors) == 0
+        empty = len(vectors) == 0
     except TypeError as error:
-        raise InvalidRequest(f"Vectors come as an array (n, {spec.dim}); got {vectors!r:.80}.") from error
-    if none:
+        raise InvalidRequest(f"Vectors must be an array (n, {spec.dim}), got {vectors!r:.80}.") from error
+    if empty:
         return np.zeros((0, spec.dim), np.float32)
     rows = _stacked(vectors, spec, what)
-    largest = _LARGEST_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
+    largest = _MAX_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-    # one look at the sums finds NaN and infinity; only then is it worth finding out where
+    # the sums show whether there is NaN or infinity at all; only then are the rows searched for it
     if not np.isfinite(squares).all():
-        _refuse_row(~np.isfinite(rows).all(axis=1), what, "holds NaN or infinity")
+        _refuse_row(~np.isfinite(rows).all(axis=1), what, "contains NaN or infinity")
     if largest < np.inf:
-        _refuse_row((np.abs(rows) > largest).any(axis=1), what, f"holds a number beyond {largest:.0f}, the last of f16")
+        _refuse_row((np.abs(rows) > largest).any(axis=1), what, f"has a number above {largest:.0f}, the limit of f16")
     if spec.metric != "cosine":
-        _refuse_row(squares > LONGEST**2, what, f"is longer than {LONGEST:.0e}, so that its scores would be infinite")
+        _refuse_row(squares > MAX_LENGTH**2, what, f"is longer than {MAX_LENGTH:.0e}, which makes scores infinite")
         return rows
-    _refuse_row(squares == 0, what, "is zero, which has no direction to compare by cosine")
-    # a unit vector that is read and stored again stays the same to the last bit
-    squares[np.abs(squares - 1) < UNIT_WITHIN] = 1
+    _refuse_row(squares == 0, what, "is zero, so it has no direction to compare by cosine")
+    # a unit vector that is read and stored again must not change, not even in its last bit
+    squares[np.abs(squares - 1) < UNIT_TOLERANCE] = 1
     return (rows / np.sqrt(squares)[:, None]).astype(np.float32)
 
 
-def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item], list[str], np.ndarray]:
-    """What an upsert will write: the last item of each id, the JSON of their metadata, and their vectors (n, D).
+def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:
+    """Return queries (n, D) float32 as `check_vector` does.
 
     Raises:
-        InvalidRequest: an item is not possible; nothing of the request is written.
+        InvalidRequest: one of them is invalid.
+    """
+    if isinstance(vectors, list) and len(vectors) == 1:
+        return check_vector(vectors[0], spec, "the query")[None]
+    return check_vectors(vectors, spec, lambda i: f"query {i}")
+
+
+def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item], list[str], np.ndarray]:
+    """Check what an upsert will write.
+
+    Returns:
+        The last item of each id, the JSON of their metadata, and their vectors (n, D).
+
+    Raises:
+        InvalidRequest: an item is invalid; nothing of the request is written.
     """
     if isinstance(items, Item) or not isinstance(items, Sequence):
-        raise InvalidRequest(f"Items come as a list; got {type(items).__name__}.")
+        raise InvalidRequest(f"Items must be a list, got {type(items).__name__}.")
     for item in items:
         if not isinstance(item, Item):
-            raise InvalidRequest(f"An item is an Item(id, vector, metadata, thumbnail); got {item!r:.80}.")
+            raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
         check_name(item.id, "Item id")
         if item.thumbnail is not None:
             check_thumbnail(item)
@@ -185,54 +207,52 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
 
 
 def check_thumbnail(item: Item) -> None:
-    """Refuses a thumbnail that is none.
+    """Check that a thumbnail is bytes, and not too many.
 
     Raises:
-        InvalidRequest: no bytes, or too many.
+        InvalidRequest: it is not.
     """
     if not isinstance(item.thumbnail, bytes):
-        raise InvalidRequest(f"The thumbnail of item {item.id!r} is JPEG bytes; got {type(item.thumbnail).__name__}.")
+        raise InvalidRequest(f"The thumbnail of item {item.id!r} must be bytes, got {type(item.thumbnail).__name__}.")
     if len(item.thumbnail) > MAX_THUMBNAIL:
         raise InvalidRequest(
-            f"The thumbnail of item {item.id!r} has {len(item.thumbnail)} bytes: make it at most {MAX_THUMBNAIL}."
+            f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {len(item.thumbnail)}."
         )
 
 
 def metadata_json(item: Item) -> str:
-    """The text that is kept of an item's metadata.
+    """Return the JSON that is stored of an item's metadata.
 
     Raises:
-        InvalidRequest: it is no object, not JSON, or too much.
+        InvalidRequest: it is not an object, not JSON, or too large.
     """
     if not isinstance(item.metadata, Mapping):
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} is an object of keys and values; got {item.metadata!r:.80}."
-        )
+        raise InvalidRequest(f"The metadata of item {item.id!r} must be an object, got {item.metadata!r:.80}.")
     try:
         text = _JSON.encode(item.metadata if isinstance(item.metadata, dict) else dict(item.metadata))
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
-        # file names may hold half surrogates, which UTF-8 has none of
+        # file names may contain half surrogates, which UTF-8 cannot encode
         return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
-    # looked at closely only where a quick look does not rule it out: this runs for every item
+    # cheap tests first: this runs for every item
     if "\\u0000" in text and _has_nul(item.metadata):
-        raise InvalidRequest(f"The metadata of item {item.id!r} hold a NUL character: drop it, no filter can name it.")
+        raise InvalidRequest(f"The metadata of item {item.id!r} must not contain NUL characters.")
     if size > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
-        raise InvalidRequest(f"The metadata of item {item.id!r} are nested deeper than {MAX_DEPTH}: flatten them.")
+        raise InvalidRequest(f"The metadata of item {item.id!r} must not be nested deeper than {MAX_DEPTH} levels.")
     if size > MAX_METADATA:
         raise InvalidRequest(
-            f"The metadata of item {item.id!r} takes {size} bytes as JSON: keep at most {MAX_METADATA} with an item."
+            f"The metadata of item {item.id!r} must be at most {MAX_METADATA} bytes as JSON, got {size}."
         )
     return text
 
 
 def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
     if not isinstance(vectors, np.ndarray) and all(_is_row(vector, spec) for vector in vectors):
-        return np.concatenate(vectors).reshape(len(vectors), spec.dim)  # much quicker than an array of arrays
+        return np.concatenate(vectors).reshape(len(vectors), spec.dim)  # much faster than an array of arrays
     try:
-        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused later
+        with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later
             rows = np.asarray(vectors, np.float32)
     except (TypeError, ValueError):
         rows = None
@@ -242,10 +262,10 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
         try:
             shape = np.asarray(vector, np.float32).shape
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"The vector of {what(i)} is no list of numbers.") from error
+            raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers.") from error
         if shape != (spec.dim,):
-            raise InvalidRequest(f"The vector of {what(i)} has shape {shape}; the collection takes ({spec.dim},).")
-    raise InvalidRequest(f"The vectors make no array of numbers of {spec.dim} columns.")
+            raise InvalidRequest(f"The vector of {what(i)} must have shape ({spec.dim},), got {shape}.")
+    raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")
 
 
 def _is_row(vector: Any, spec: CollectionSpec) -> bool:
@@ -276,7 +296,7 @@ def _has_nul(value: Any) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """How deep lists and objects are nested, without recursion."""
+    """Return how deep lists and objects are nested, without recursion."""
     deepest, level = 0, [value]
     while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
         deepest += 1

@@ -1,4 +1,4 @@
-"""Items that are there twice: the same by a metadata value, or nearly the same by their vectors.
+"""Duplicates: items with the same metadata value, or with nearly the same vector.
 
 exact_duplicates(collection)            # groups of ids whose images have the same pixels
 near_duplicates(collection, 0.97)       # groups joined by pairs that score 0.97 and more
@@ -17,7 +17,7 @@ from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 
-# metadata key: SHA-256 of an image's size and upright RGB pixels, which every indexed image gets
+# metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
 PIXEL_HASH = "pixel_sha256"
 PAGE = 256
 FIRST_K = 32
@@ -27,10 +27,11 @@ Groups = list[tuple[str, ...]]
 
 
 def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:
-    """Groups of at least two items with equal values of a metadata key, the largest first.
+    """Return groups of at least two items with equal values of a metadata key, the largest first.
 
     Args:
-        key: items without it, or with null there, are in no group.
+        collection: to read.
+        key: of the metadata; items without it, or with null, are in no group.
         progress: called with (done, total), counted in items that have the key.
     """
     groups: dict[str, list[str]] = {}
@@ -42,7 +43,7 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
 
 
 def exact_duplicates(collection: Collection, *, progress: Progress = lambda done, total: None) -> Groups:
-    """Groups of at least two items whose images have the same pixels, whatever their files are."""
+    """Return groups of at least two items whose images have the same pixels, whatever their files are."""
     return same_value(collection, PIXEL_HASH, progress=progress)
 
 
@@ -54,21 +55,23 @@ def near_duplicates(
     exact: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Groups:
-    """Groups joined by pairs that score at least `threshold`, the largest first: the connected components.
+    """Return groups joined by pairs that score at least `threshold`, the largest first: the connected components.
 
-    Each item is joined to all that the index finds for it, at most its 10,000 nearest. An approximate index can
-    overlook a pair, but then two sides have to; `exact` compares all with all, which takes the square of the time.
+    Each item is joined to all that the index finds for it, at most its 10,000 nearest. An approximate index misses a
+    pair only if it misses it from both sides. `exact` compares all with all, in quadratic time.
 
     Args:
+        collection: to search.
         threshold: a score of the collection's metric, for cosine -1 to 1.
         where: only items that pass.
+        exact: compare all with all.
         progress: called with (done, total), counted in items.
 
     Raises:
-        InvalidRequest: the threshold is no such score.
+        InvalidRequest: the threshold is not a possible score.
     """
     check_pair_score(collection, threshold)
-    parts = _Parts()
+    sets = _DisjointSets()
     for items in _counted(collection, where, PAGE, progress, with_vector=True):
         ids, vectors, k = [item.id for item in items], np.stack([item.vector for item in items]), FIRST_K
         while ids:
@@ -79,20 +82,20 @@ def near_duplicates(
                     vectors[start : start + step], k, where, exact=exact, score_threshold=threshold
                 )
                 for i, matches in enumerate(rows, start):
-                    parts.join(ids[i], (match.id for match in matches))
+                    sets.join(ids[i], (match.id for match in matches))
                     if len(matches) == k < MAX_K:  # there may be more
                         full.append(i)
             ids, vectors, k = [ids[i] for i in full], vectors[full], min(MAX_K, 4 * k)
-    return _largest_first(parts.groups())
+    return _largest_first(sets.groups())
 
 
 def check_pair_score(collection: Collection, threshold: float) -> None:
-    """Raises InvalidRequest unless two items of the collection can score that."""
+    """Raise InvalidRequest unless two items of the collection can have that score."""
     if not math.isfinite(threshold) or (collection.spec.metric == "cosine" and not -1 <= threshold <= 1):
-        raise InvalidRequest(f"threshold={threshold!r} is not possible: give a score, for cosine -1 to 1.")
+        raise InvalidRequest(f"threshold must be a score (for cosine, -1 to 1), got {threshold!r}.")
 
 
-class _Parts:
+class _DisjointSets:
     """Disjoint sets of ids, joined with path halving."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Named steps at which a crash test kills the process; they cost a comparison and do nothing in normal life.
+"""Named steps at which a test kills the process or runs code; otherwise each costs one comparison.
 
 NNCLR_FAILPOINT=snapshot.renamed:2 kills the process (SIGKILL) when that step is reached for the second time.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 STEPS = (
-    # a request that writes (writer.py)
+    # a write (writer.py)
     "write.begun",
     "write.applied",
     "write.committed",
+    "write.indexing",
     "write.indexed",
     # a snapshot of the index (snapshots.py)
     "snapshot.taken",
@@ -23,10 +26,10 @@ STEPS = (
     "snapshot.folder_synced",
     "snapshot.recorded",
     "snapshot.cleaned",
-    # the delta into the main part (ann.py)
+    # a fold of the delta (fold.py)
     "fold.built",
     "fold.swapped",
-    # names (embedded.py)
+    # names (store.py)
     "create.made",
     "create.recorded",
     "drop.recorded",
@@ -38,11 +41,12 @@ STEPS = (
     "recover.replayed",
 )
 _countdown: dict[str, int] = {}
+_actions: dict[str, Callable[[], object]] = {}
 
 
 def _arm(setting: str) -> None:
     step, _, times = setting.partition(":")
-    assert step in STEPS, f"no failpoint {step!r}"
+    assert step in STEPS, f"unknown failpoint {step!r}"
     _countdown[step] = int(times or 1)
 
 
@@ -50,9 +54,22 @@ if "NNCLR_FAILPOINT" in os.environ:
     _arm(os.environ["NNCLR_FAILPOINT"])
 
 
+@contextmanager
+def at(step: str, action: Callable[[], object]) -> Iterator[None]:
+    """Run an action whenever a step is reached during the block; the action may raise."""
+    assert step in STEPS, f"unknown failpoint {step!r}"
+    _actions[step] = action
+    try:
+        yield
+    finally:
+        del _actions[step]
+
+
 def reached(step: str) -> None:
-    """Says that a step is done; the process ends here if a test wants it to."""
+    """Mark a step; end the process or run an action here if a test wants that."""
     if _countdown:
         _countdown[step] = _countdown.get(step, 0) - 1
         if _countdown[step] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+    if step in _actions:
+        _actions[step]()

@@ -10,9 +10,9 @@ from nnclr_hub.store.base import Collection, Item, Where
 def pages(
     collection: Collection, where: Where | None = None, *, limit: int = 1000, with_vector: bool = True
 ) -> Iterator[list[Item]]:
-    """Items in the order of their ids, at most `limit` at a time, never none; see `Collection.scroll`.
+    """Yield items in the order of their ids, in lists of 1 to `limit`; see `Collection.scroll`.
 
-    What is stored or deleted meanwhile, behind the last page, does no harm.
+    Items may be stored or deleted during the iteration.
     """
     cursor = None
     while True:

@@ -1,4 +1,4 @@
-"""Searches that are made of searches, on every store.
+"""Searches that are composed of searches, for every store.
 
 search_like(collection, ["a", "b"], negative=["c"])     # near a and b, away from c
 search_like(collection, ["a"])                          # near a, without a itself
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
-from nnclr_hub.store.base import Collection, Match, Where
+from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.checks import MAX_K, check_k, check_vectors
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN
 
-FIRST_LOOK = 64
-LARGEST_INTEGER = 2**63  # from here on a filter takes no integer
+FIRST_K = 64
+MAX_INTEGER = 2**63  # filters take smaller integers only
 
 
 def search_like(
@@ -35,36 +35,29 @@ def search_like(
     with_vector: bool = False,
     effort: int | None = None,
 ) -> list[Match]:
-    """The k items nearest to positive examples and away from negative ones, best first; fewer only if fewer exist.
+    """Return the k items nearest to positive examples and away from negative ones, best first.
 
-    The query is p + (p - n), p and n being the means of the positive and the negative vectors; p where there are no
-    negative ones. With the metric cosine every example is normalized first, so that each counts as much.
+    The query is p + (p - n), where p and n are the means of the positive and the negative vectors; p if there are no
+    negative ones. For the metric cosine every example is normalized first, so that each counts the same.
 
     Args:
+        collection: to search.
         positive: ids of items, or vectors (D,) float32; at least one.
         negative: likewise; may be empty.
-        k: with the number of examples given by id, 1 to 10,000; those are never among the answers.
+        k: 1 to 10,000 together with the number of examples given by id, which are never among the results.
         where, exact, score_threshold, with_vector, effort: see `Collection.search`.
 
     Raises:
-        ItemNotFound: names the ids that the collection does not have.
-        InvalidRequest: no positive example, or the examples cancel each other out.
+        ItemNotFound: the collection lacks an id; the message lists them.
+        InvalidRequest: there is no positive example, or the examples cancel out.
     """
     ids = _ids_among(positive, negative)
     if check_k(k) + len(ids) > MAX_K:
-        raise InvalidRequest(
-            f"k={k} with {len(ids)} examples by id is not possible: both together are at most {MAX_K}."
-        )
+        raise InvalidRequest(f"k plus the number of examples by id must be at most {MAX_K}, got {k} + {len(ids)}.")
     known = _vectors_of(collection, ids)
-    matches = collection.search(
-        _away_from(collection, positive, negative, known),
-        k + len(ids),
-        where,
-        exact=exact,
-        score_threshold=score_threshold,
-        with_vector=with_vector,
-        effort=effort,
-    )
+    query = _away_from(collection, positive, negative, known)
+    options = SearchOptions(where, exact, score_threshold, with_vector, effort)
+    [matches] = collection.search_each([query], k + len(ids), options)
     return [match for match in matches if match.id not in known][:k]
 
 
@@ -80,34 +73,37 @@ def best_per_group(
     with_vector: bool = False,
     effort: int | None = None,
 ) -> list[Match]:
-    """The nearest item of each of the k nearest groups, best first; a group is the items of equal metadata value.
+    """Return the nearest item of each of the k nearest groups, best first.
 
-    More and more items are searched until k groups are found or all items were seen, so that no nearer group is
-    missed. Items without the key, or with null there, are in no group.
+    Items with an equal metadata value form a group. More and more items are searched until k groups are found or all
+    items were seen, so no nearer group is missed. Items without the key, or with null, are in no group.
 
     Args:
+        collection: to search.
         vector: (D,) float32.
         key: of the metadata.
-        k: groups, 1 to 10,000.
+        k: number of groups, 1 to 10,000.
         where, exact, score_threshold, with_vector, effort: see `Collection.search`.
 
     Raises:
-        InvalidRequest: values that no filter can name (lists, objects) stand before the k-th group in such numbers
-            that it cannot be reached.
+        InvalidRequest: too many nearer items have values that no filter can express (lists, objects).
     """
     check_k(k)
     grouped = _also(where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
 
+    # vectors only of the matches that are returned: the search goes through many more
+    options = SearchOptions(grouped, exact, score_threshold, effort=effort)
+
     def search(wanted: int, excluded: list[Any]) -> list[Match]:
-        beyond = _also(grouped, must_not=_none_of(key, excluded))
-        return collection.search(vector, wanted, beyond, exact=exact, score_threshold=score_threshold, effort=effort)
+        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)))
+        return collection.search_each([vector], wanted, remaining)[0]
 
     found = _first_of_groups(search, key, k)
     return _with_vectors(collection, found) if with_vector else found
 
 
 def group_key(value: Any) -> str:
-    """Text that is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """Return a text that is equal for equal JSON values: 1 equals 1.0, but not true."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)
@@ -117,12 +113,12 @@ def group_key(value: Any) -> str:
 
 
 def _ids_among(positive: Sequence[str | np.ndarray], negative: Sequence[str | np.ndarray]) -> list[str]:
-    """The examples that are given by id."""
-    for given in (positive, negative):
-        if isinstance(given, str):  # would be taken for a list of letters
-            raise InvalidRequest(f"Examples are a list of ids or vectors: write [{given!r:.150}].")
+    """Return the examples that are given by id."""
+    for examples in (positive, negative):
+        if isinstance(examples, str):  # would be taken for a list of letters
+            raise InvalidRequest(f"Examples must be a list of ids or vectors, got the string {examples!r:.150}.")
     if len(positive) == 0:
-        raise InvalidRequest("A search by examples needs at least one positive example: give an id or a vector.")
+        raise InvalidRequest("A search by examples needs at least one positive example; give an id or a vector.")
     return list(dict.fromkeys(one for one in (*positive, *negative) if isinstance(one, str)))
 
 
@@ -132,24 +128,26 @@ def _away_from(
     negative: Sequence[str | np.ndarray],
     known: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """(D,) p + (p - n)."""
+    """Return the query (D,), p + (p - n)."""
     query = _mean(collection, positive, known, "positive")
     if len(negative):
         query = query + (query - _mean(collection, negative, known, "negative"))
     if collection.spec.metric == "cosine" and np.linalg.norm(query) < 1e-6:
-        raise InvalidRequest("The examples cancel each other out and leave no direction to search in: give others.")
+        raise InvalidRequest("The examples cancel out, which leaves no direction to search in; give other examples.")
     return query
 
 
 def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, k: int) -> list[Match]:
-    """The best match of each of the k best groups.
+    """Return the best match of each of the k best groups.
 
     Args:
-        search: called with how many matches, and the values of the key that they may not have.
+        search: takes the number of matches, and the values of the key to leave out.
+        key: of the metadata.
+        k: number of groups.
     """
     best: dict[str, Match] = {}
     excluded: dict[str, Any] = {}
-    wanted = min(MAX_K, max(2 * k, FIRST_LOOK))
+    wanted = min(MAX_K, max(2 * k, FIRST_K))
     while True:
         matches = search(wanted, list(excluded.values()))
         for match in matches:
@@ -159,13 +157,13 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
         if wanted < MAX_K:
             wanted = min(MAX_K, 2 * wanted)
             continue
-        # as far as one search goes: leave out the groups that are known, and look on behind them
+        # one search cannot return more: leave out the known groups and continue behind them
         before = len(excluded)
         excluded |= {name: match.metadata[key] for name, match in best.items() if _can_filter(match.metadata[key])}
         if len(excluded) == before:
             raise InvalidRequest(
-                f"The {MAX_K} nearest items share values of {key!r} that no filter can name (lists, objects): group "
-                "by a key with strings or numbers."
+                f"The {MAX_K} nearest items share values of {key!r} that a filter cannot express (lists, objects); "
+                "group by a key with strings or numbers."
             )
 
 
@@ -174,7 +172,7 @@ def _vectors_of(collection: Collection, ids: Sequence[str]) -> dict[str, np.ndar
     missing = [id for id in ids if id not in found]
     if missing:
         names = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}: list its items to see their ids.")
+        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}.")
     return found
 
 
@@ -186,31 +184,30 @@ def _mean(
 
 
 def _also(where: Where | None, **conditions: list[dict[str, Any]]) -> Where:
-    """The filter with further conditions; one that is no filter stays as it is, for the store to refuse."""
+    """Return the filter with further conditions; an invalid filter stays as it is, for the store to refuse."""
     if where is not None and not isinstance(where, Mapping):
         return where
     joined = dict(where or {})
     for part, added in conditions.items():
-        there = joined.get(part, ())
-        if added and isinstance(there, list | tuple):
-            joined[part] = [*there, *added]
+        before = joined.get(part, ())
+        if added and isinstance(before, list | tuple):
+            joined[part] = [*before, *added]
     return joined
 
 
 def _can_filter(value: Any) -> bool:
     if isinstance(value, int | float):
-        return abs(value) < LARGEST_INTEGER
+        return abs(value) < MAX_INTEGER
     return isinstance(value, str)
 
 
 def _none_of(key: str, values: list[Any]) -> list[dict[str, Any]]:
     parts = [values[i : i + MAX_IN] for i in range(0, len(values), MAX_IN)]
-    # at most MAX_K values, which is 20 conditions
+    # at most MAX_K values make 20 conditions
     assert len(parts) < MAX_CONDITIONS
     return [{"key": key, "in": part} for part in parts]
 
 
 def _with_vectors(collection: Collection, matches: list[Match]) -> list[Match]:
-    """Only of those that are handed out: the search went through many more."""
     vectors = {item.id: item.vector for item in collection.get([match.id for match in matches])}
     return [replace(match, vector=vectors[match.id]) for match in matches if match.id in vectors]

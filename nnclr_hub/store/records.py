@@ -1,10 +1,10 @@
-"""What a store keeps beside its collections, by kind and name: jobs, probes, replies. JSON, and bytes if need be.
+"""Records of a store, by kind and name: jobs, probes, replies. Each is JSON, with optional bytes.
 
     store.records.put(Record("probe", "cats", {"classes": ["cat", "dog"]}, weights))
     store.records.get("probe", "cats").content["classes"]
 
-They lie in a SQLite file of their own. The root catalog can be made anew from the collections at any time, and these
-could not; nor does a store that has them become one that an earlier version cannot open.
+They have a separate SQLite file. The root catalog can be rebuilt from the collections at any time, and records cannot;
+and earlier versions can still open a store that has records.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nnclr_hub.errors import OpenedForReading, StoreCorrupt, StoreReadOnly
-from nnclr_hub.store.durable import fsync_folder, make_folder
-from nnclr_hub.store.lock import give_back, take_lock
-from nnclr_hub.store.sqlite import check_room, connect, format_of, quick_check, translated
+from nnclr_hub.store.folder import fsync_folder, give_back, make_folder, take_lock
+from nnclr_hub.store.sqlite import check_space, connect, format_of, quick_check, translated
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
 SCHEMA = 1
 KEPT_ELSEWHERE = (
-    "Jobs and probes are not kept here, for this was opened for reading or is one of several servers over one store: "
-    "ask a server that was started over the store alone, without read-only."
+    "This process keeps no jobs and probes, because it opened the store read-only or shares it with other servers. "
+    "Use a server that has the store alone, without --read-only."
 )
-WAY_ON = "save what can be read with `nnclr store repair`, without naming a collection"
+HINT = "save what is readable with `nnclr store repair`, without naming a collection"
 _TABLES = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE records (
@@ -45,9 +44,9 @@ COMMIT;
 
 @dataclass(frozen=True)
 class Record:
-    """Something to keep.
+    """A named record.
 
-    kind, name: by which it is found.
+    kind, name: together they identify it.
     content: JSON.
     data: bytes that belong to it.
     """
@@ -59,20 +58,20 @@ class Record:
 
 
 class Records:
-    """Every change is durable when it returns, and done as a whole or not at all. Safe to call from many threads.
+    """The records of a store. Each change is durable when it returns, and atomic. Safe to call from many threads.
 
-    The file is opened, and made, on the first use.
+    The file is opened, and created, on first use.
 
     Args:
         path: of the file.
         read_only: for a store that another process writes; without a file there are no records.
-        locked: take the lock of the file's folder on the first use; False where the store holds one already.
+        locked: lock the file's folder on first use; False if the store has locked it already.
 
     Raises (on use):
         StoreCorrupt: the file is damaged.
-        OpenedForReading: a change of what was opened for reading.
+        OpenedForReading: a change, and the store was opened read-only.
         StoreReadOnly: the store is closed.
-        StoreLocked: another process has the folder.
+        StoreLocked: another process has locked the folder.
         DiskFull: nothing was written.
     """
 
@@ -87,32 +86,33 @@ class Records:
         self._closed = False
 
     def put(self, *records: Record) -> None:
-        """Keeps records, in place of those of the same kind and name; all or none."""
+        """Store records, replacing those with the same kind and name; all or none."""
         rows = [(one.kind, one.name, json.dumps(one.content), one.data) for one in records]
         need = sum(len(row[2]) + len(row[3] or b"") for row in rows)
-        with self.together() as connection:
-            check_room(self._path, need)
+        with self.transaction() as connection:
+            check_space(self._path, need)
             connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
 
     def get(self, kind: str, name: str) -> Record | None:
-        """The record with its bytes; None if there is none."""
+        """Return a record with its bytes; None if it does not exist."""
         statement = "SELECT kind, name, content, data FROM records WHERE kind = ? AND name = ?"
         return next(iter(self._found(statement, [kind, name])), None)
 
     def delete(self, kind: str, *names: str) -> int:
-        """Deletes; returns how many there were."""
-        with self.together() as connection:
+        """Delete records; return how many existed."""
+        with self.transaction() as connection:
             each = (connection.execute("DELETE FROM records WHERE kind = ? AND name = ?", [kind, one]) for one in names)
             return sum(cursor.rowcount for cursor in each)
 
     def list(
         self, kind: str, *, after: str | None = None, limit: int | None = None, descending: bool = False
     ) -> list[Record]:
-        """Records of a kind in the order of their names, without their bytes.
+        """Return records of a kind in the order of their names, without their bytes.
 
         Args:
-            after: only those that come after this name.
-            limit: at most so many; None: all.
+            kind: of the records.
+            after: only those after this name.
+            limit: at most this many; None: all.
             descending: the last name first.
         """
         sign, order = ("<", "DESC") if descending else (">", "ASC")
@@ -124,12 +124,12 @@ class Records:
 
     @property
     def read_only(self) -> bool:
-        """Whether another process keeps them; the store's collections may be open for writing all the same."""
+        """Whether another process keeps the records; the store's collections may be writable nevertheless."""
         return self._read_only
 
     @contextmanager
-    def together(self) -> Iterator[sqlite3.Connection]:
-        """What is looked at and changed in the block is one transaction; an exception undoes it."""
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction; an exception rolls it back."""
         if self._read_only:
             raise OpenedForReading(KEPT_ELSEWHERE)
         with self._using() as connection:
@@ -150,7 +150,7 @@ class Records:
                 self._changing = False
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         with self._lock:
             self._closed = True
             if self._connection is not None:
@@ -171,11 +171,11 @@ class Records:
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection | None]:
-        """The connection; None if there is no file yet, and none may be made."""
+        """Provide the connection; None if the file does not exist and must not be created."""
         with self._lock:
             if self._closed:
-                raise StoreReadOnly("The store is closed: open it again.")
-            with damage_named(self._path):
+                raise StoreReadOnly("The store is closed; open it again.")
+            with own_damage(self._path):
                 if self._connection is None:
                     self._connection = self._opened()
                 yield self._connection
@@ -188,11 +188,11 @@ class Records:
         return _connected(self._path)
 
 
-def mend_records(path: Path) -> int | None:
-    """Puts what can still be read of a damaged file into a new one; the damaged one is kept in lost+found.
+def repair_records(path: Path) -> int | None:
+    """Move what is readable of a damaged file into a new one; the damaged one is kept in lost+found.
 
     Returns:
-        How many records were saved; None if the file is well, or there is none.
+        The number of records saved; None if the file is intact or does not exist.
 
     Raises:
         StoreLocked: the store is open for writing.
@@ -201,31 +201,31 @@ def mend_records(path: Path) -> int | None:
         return None
     lock = take_lock(path.parent)
     try:
-        return _mended(path)
+        return _repair(path)
     finally:
         give_back(lock)
 
 
-def _mended(path: Path) -> int | None:
+def _repair(path: Path) -> int | None:
     try:
-        with damage_named(path):
+        with own_damage(path):
             _connected(path).close()
     except StoreCorrupt as error:
         log.warning("%s", error)
     else:
         return None
     new, lost = path.with_suffix(".new"), path.parent / "lost+found"
-    for suffix in ("", "-wal", "-shm"):  # of an attempt that was cut short
+    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
         Path(f"{new}{suffix}").unlink(missing_ok=True)
     with closing(_connected(new)) as to:
         saved = _rescue(path, to)
     make_folder(lost)
     number = sum(1 for _ in lost.glob(f"{path.stem}-damaged*{path.suffix}"))
-    there = [suffix for suffix in ("", "-wal", "-shm") if Path(f"{path}{suffix}").exists()]
-    for suffix in there:
+    existing = [suffix for suffix in ("", "-wal", "-shm") if Path(f"{path}{suffix}").exists()]
+    for suffix in existing:
         shutil.copy2(f"{path}{suffix}", lost / f"{path.stem}-damaged{number}{path.suffix}{suffix}")
     fsync_folder(lost)
-    for suffix in there[1:]:  # the old file's log is none of the new one's
+    for suffix in existing[1:]:  # the old file's log must not be applied to the new file
         Path(f"{path}{suffix}").unlink()
     os.replace(new, path)
     fsync_folder(path.parent)
@@ -233,10 +233,10 @@ def _mended(path: Path) -> int | None:
 
 
 def _rescue(path: Path, to: sqlite3.Connection) -> int:
-    """Copies row by row; a row that cannot be read is skipped, and the end of what can be found is the end."""
+    """Copy row by row and skip rows that cannot be read; return the number of rows copied."""
     saved = row = 0
     try:
-        with damage_named(path), closing(connect(path, SCHEMA, read_only=True)) as old:
+        with own_damage(path), closing(connect(path, SCHEMA, read_only=True)) as old:
             last = old.execute("SELECT max(rowid) FROM records").fetchone()[0] or 0
             while row < last:
                 row += 1
@@ -248,12 +248,12 @@ def _rescue(path: Path, to: sqlite3.Connection) -> int:
                 if found is not None:
                     saved += to.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", found).rowcount
     except StoreCorrupt as error:
-        log.warning("the records cannot be read whole (%s)", error)
+        log.warning("the records are only partly readable (%s)", error)
     return saved
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """A connection to a file that is checked, or made."""
+    """Open a file and check it, or create it."""
     make_folder(path.parent)
     connection = connect(path, SCHEMA, create=True)
     try:
@@ -268,10 +268,10 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours; of damage to this file another way leads on than of damage to a collection's."""
+def own_damage(path: Path) -> Iterator[None]:
+    """Translate SQLite's errors; damage to this file has another remedy than damage to a collection's."""
     try:
         with translated(path):
             yield
     except StoreCorrupt as error:
-        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}): {WAY_ON}.") from error
+        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}); {HINT}.") from error

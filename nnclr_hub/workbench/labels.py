@@ -138,9 +138,9 @@ def labeled_items(
 
 
 def _refuse_more_than_fit(total: int, dim: int) -> None:
-    from nnclr_hub.store.ann.kinds import default_budget  # imports faiss, which is not needed to fit on files
+    from nnclr_hub.store.settings import default_index_memory
 
-    most = default_budget() // (8 * dim)  # two copies of float32
+    most = default_index_memory() // (8 * dim)  # two copies of float32
     if total > most:
         raise InvalidRequest(
             f"{total} items are too many to fit on: this machine's memory holds {most} vectors of length {dim}; select "

@@ -86,7 +86,7 @@ def keep_probe(records: Records, kept: KeptProbe, *, replace: bool) -> None:
     """
     files = kept.probe.files()
     content = {"about": dict(kept.about), "probe": files[ABOUT].decode()}
-    with records.together():
+    with records.transaction():
         if not replace:
             refuse_taken_probe(records, kept.name)
         records.put(Record(PROBE, check_name(kept.name, "Probe name"), content, files[WEIGHTS]))

@@ -23,7 +23,7 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
-from nnclr_hub.store.succession import SUFFIX, WAS, Successor, finish_swaps, successor_of, swap
+from nnclr_hub.store.replacement import NEXT, WAS, Replacement, finish_swaps, replacement_of, swap
 from nnclr_hub.workbench.collection_diff import Change, differences
 from nnclr_hub.workbench.indexing import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.sources import read_source
@@ -110,15 +110,15 @@ def _reembed(
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
     with bench.write_lock.alone():  # running writes go to the old collection only, so they must end first
-        following = _successor(store, name, old, embedder)
-        bench.built_here.add(following.collection.name)
-    new = following.collection
+        replacement = _replacement(store, name, old, embedder)
+        bench.built_here.add(replacement.collection.name)
+    new = replacement.collection
     read = partial(read_source, folders=folders)
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.write_lock.alone, progress)
     with bench.write_lock.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
         if left_out and len(left_out) == old.count():  # and earlier calls left nothing to continue with
-            _give_up(store, following)
+            _give_up(store, replacement)
             raise _none_embedded(name, embedder.name, left_out)
         if left_out and not skip_missing:
             raise _some_not_embedded(name, embedder.name, old.count(), left_out, locked=not store.single_writer)
@@ -132,7 +132,7 @@ def _reembed(
                 f"The new collection holds {items} items instead of {wanted}, because another process writes to it; "
                 "stop that process and repeat the call."
             )
-        kept = swap(store, name, following)
+        kept = swap(store, name, replacement)
     reasons = tuple((_label(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
     return Reembedded(new.name, items, embedded + more, reasons, kept)
 
@@ -145,40 +145,40 @@ def abandon(bench: Workbench, name: str) -> str:
     """
     with bench.write_lock.alone():
         finish_swaps(bench.store)
-    following = successor_of(bench.store, name)
-    if following is None:
+    replacement = replacement_of(bench.store, name)
+    if replacement is None:
         raise InvalidRequest(f"Collection {name!r} is not being re-embedded, so there is nothing to abandon.")
     with bench.write_lock.alone():
-        return _give_up(bench.store, following)
+        return _give_up(bench.store, replacement)
 
 
 # ---- the two collections
 
 
-def _give_up(store: VectorStore, following: Successor) -> str:
-    half_made = following.collection.name
+def _give_up(store: VectorStore, replacement: Replacement) -> str:
+    half_made = replacement.collection.name
     store.drop(half_made)
-    marker = following.alias.removesuffix(SUFFIX) + WAS  # left by a swap that was interrupted before it started
+    marker = replacement.alias.removesuffix(NEXT) + WAS  # left by a swap that was interrupted before it started
     if marker in store.aliases():
         store.unalias(marker)
     return half_made
 
 
-def _successor(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Successor:
+def _replacement(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Replacement:
     """Return the collection that is being built; create it if it does not exist."""
-    following = successor_of(store, name)
-    if following is None:
+    replacement = replacement_of(store, name)
+    if replacement is None:
         spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
         new = _create(store, f"{name}.{embedder.fingerprint[:8]}", spec)
-        store.alias(name + SUFFIX, new.name)
-        return Successor(name + SUFFIX, new)
-    spec = following.collection.spec
+        store.alias(name + NEXT, new.name)
+        return Replacement(name + NEXT, new)
+    spec = replacement.collection.spec
     if spec.fingerprint != embedder.fingerprint:
         raise InvalidRequest(
             f"Collection {name!r} is already being re-embedded with {spec.model}; finish that with `nnclr store "
             f"reembed {name} --model {spec.model}`, or cancel it with `nnclr store reembed {name} --abandon`."
         )
-    return following
+    return replacement
 
 
 def _create(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:

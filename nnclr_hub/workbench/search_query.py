@@ -25,7 +25,7 @@ import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection, Match, Where
-from nnclr_hub.store.checks import MAX_ASKED_EFFORT, MAX_ASKED_K, check_effort, check_k, check_name, check_threshold
+from nnclr_hub.store.checks import MAX_SEARCH_EFFORT, MAX_SEARCH_K, check_effort, check_k, check_name, check_threshold
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import to_sql
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
@@ -198,19 +198,19 @@ class SearchQuery:
         """
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
-        check_k(self.k, MAX_ASKED_K)
+        check_k(self.k, MAX_SEARCH_K)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
-        if self.k + self.offset > MAX_ASKED_K:
+        if self.k + self.offset > MAX_SEARCH_K:
             raise InvalidRequest(
-                f"k + offset must be at most {MAX_ASKED_K}, got {self.k} + {self.offset}; narrow the search with where."
+                f"k + offset must be at most {MAX_SEARCH_K}, got {self.k} + {self.offset}; narrow the search with where."
             )
         to_sql(self.where)
         for name in ("exact", "with_vector"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
         check_threshold(self.score_threshold)
-        check_effort(self.effort, MAX_ASKED_EFFORT)
+        check_effort(self.effort, MAX_SEARCH_EFFORT)
         if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
             raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
         if self.group_by is not None and len(self.positive) + len(self.negative) > 1:

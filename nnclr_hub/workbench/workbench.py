@@ -30,7 +30,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
-from nnclr_hub.store.succession import drop_with_successor, written_together
+from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.workbench.indexing import index_folder
@@ -121,7 +121,7 @@ class Workbench:
             InvalidRequest: if the name is an alias.
         """
         with self.write_lock.alone():
-            return drop_with_successor(self.store, name)
+            return drop_with_replacement(self.store, name)
 
     # ---- encoders
 
@@ -200,12 +200,12 @@ class Workbench:
         Raises:
             CollectionMoving: if another process re-embeds it, or did so during the write: nothing was written.
         """
-        with self._written_together(name) as (collection, *following):
+        with self._write_targets(name) as (collection, *replacements):
             if embedder is None or collection.spec.fingerprint not in ("", embedder.fingerprint):
                 embedder = self.embedder_of(collection)
             yield [
                 Target(collection, embedder),
-                *(Target(one, self._embedder_of_successor(name, one)) for one in following),
+                *(Target(one, self._embedder_of_replacement(name, one)) for one in replacements),
             ]
 
     def index_folder(
@@ -253,10 +253,10 @@ class Workbench:
                 cannot be converted to the other.
             CollectionMoving: see `writing`.
         """
-        with self._written_together(name) as (collection, *following):
-            if following:
+        with self._write_targets(name) as (collection, *replacements):
+            if replacements:
                 raise InvalidRequest(
-                    f"Collection {name!r} is being re-embedded with {following[0].spec.model}, and vectors cannot be "
+                    f"Collection {name!r} is being re-embedded with {replacements[0].spec.model}, and vectors cannot be "
                     "converted; send images instead, wait until it is done, or cancel it with "
                     f"`nnclr store reembed {name} --abandon`."
                 )
@@ -268,7 +268,7 @@ class Workbench:
         Raises:
             CollectionMoving: see `writing`.
         """
-        with self._written_together(name) as collections:
+        with self._write_targets(name) as collections:
             deleted = [collection.delete(ids) for collection in collections]
         return deleted[0]
 
@@ -361,17 +361,17 @@ class Workbench:
     # ---- inside
 
     @contextmanager
-    def _written_together(self, name: str) -> Iterator[list[Collection]]:
-        with self.write_lock.shared(), written_together(self.store, name, self.built_here) as collections:
+    def _write_targets(self, name: str) -> Iterator[list[Collection]]:
+        with self.write_lock.shared(), write_targets(self.store, name, self.built_here) as collections:
             yield collections
 
-    def _embedder_of_successor(self, name: str, successor: Collection) -> Embedder:
+    def _embedder_of_replacement(self, name: str, replacement: Collection) -> Embedder:
         try:
-            embedder = embedder_for(self.models, successor.spec)
+            embedder = embedder_for(self.models, replacement.spec)
         except ModelError as error:
             raise ModelError(
-                f"Collection {name!r} is being re-embedded with {successor.spec.model}, which is unavailable ({error}) "
+                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable ({error}) "
                 f"Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
             ) from error
-        successor.check(embedder)
+        replacement.check(embedder)
         return embedder

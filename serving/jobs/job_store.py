@@ -49,7 +49,7 @@ class JobRecords:
 
     def update(self, job: Job, commit: Callable[[Records], None] = lambda records: None) -> None:
         """Write a job's state, in one transaction with what `commit` writes."""
-        with self._records.together():
+        with self._records.transaction():
             commit(self._records)
             self._records.put(_record(job))
             if job.has_ended:
@@ -61,7 +61,7 @@ class JobRecords:
         """Delete the jobs that ended first. Not the oldest: a long job may be old when it ends."""
         old = self._ended[: max(0, len(self._ended) - self._keep)]
         if old:
-            with self._records.together():
+            with self._records.transaction():
                 self._records.delete(JOB, *(id for _, id, _ in old))
                 self._records.delete(MARK, *(mark for _, _, mark in old if mark))
             del self._ended[: len(old)]

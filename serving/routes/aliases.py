@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, DiskFull, InvalidRequest, StoreReadOnly
-from nnclr_hub.store.succession import SUFFIX, WAS
+from nnclr_hub.store.replacement import NEXT, WAS
 
 from ..keys import READ, WRITE
 from ..problems import answers
@@ -56,8 +56,8 @@ def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
 
 
 def _refuse_reserved(alias: str) -> None:
-    if alias.endswith((SUFFIX, WAS)):
+    if alias.endswith((NEXT, WAS)):
         raise InvalidRequest(
-            f"The alias {alias!r:.150} is reserved for re-embedding; choose a name that ends in neither {SUFFIX} nor "
+            f"The alias {alias!r:.150} is reserved for re-embedding; choose a name that ends in neither {NEXT} nor "
             f"{WAS}."
         )

@@ -21,7 +21,7 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.store.duplicates import check_pair_score
-from nnclr_hub.store.succession import successor_of
+from nnclr_hub.store.replacement import replacement_of
 from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 
@@ -246,5 +246,5 @@ def abandon_reembed(name: str, bench: AppWorkbench) -> None:
     """Delete the copy that a failed re-embedding left behind, if there is one."""
     if bench.reembedding.locked():
         raise InvalidRequest("A collection is being re-embedded; cancel its job first.")
-    if successor_of(bench.store, name) is not None:
+    if replacement_of(bench.store, name) is not None:
         abandon(bench, name)

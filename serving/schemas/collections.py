@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from nnclr_hub.store.index_kinds import IndexName
+
 from .fields import FIRST_WRONG, Name, Strict
 
 
@@ -18,7 +20,7 @@ class CollectionRequest(Strict):
     indexed: Annotated[list[str], FIRST_WRONG] = Field(
         default=["label"], description="metadata keys to index for fast filters"
     )
-    index: Literal["auto", "flat", "hnsw", "ivf", "ivf_pq"] = "auto"
+    index: IndexName = "auto"
     precision: Literal["f32", "f16"] = "f32"
 
 

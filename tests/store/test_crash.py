@@ -17,23 +17,13 @@ from store.crash.children import environment
 from store.crash.form import LONG, SECONDS, SEED
 from store.crash.ledger import Ledger
 from store.crash.script import operations, perform, worlds
-from store.crash.small import sizes
+from store.crash.small import open_small_store
 from store.crash.world import read_collection, read_world
 
-from nnclr_hub.store import open_store
 from nnclr_hub.store.failpoints import STEPS
 
 LENGTH = 60
 ROUNDS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_sizes():
-    """As the children have them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for size in sizes():
-            patch.setattr(*size)
-        yield
 
 
 class Doomed:
@@ -78,7 +68,7 @@ def reached(doomed, tmp_path_factory) -> dict[str, int]:
     folder = tmp_path_factory.mktemp("alive") / "store"
     status, done, _ = doomed.perform(folder)
     assert (status, done) == (0, LENGTH)
-    with open_store(str(folder)) as store:
+    with open_small_store(folder) as store:
         assert read_world(store) == worlds(operations(SEED, LENGTH))[-1]
     return json.loads(folder.with_suffix(".reached").read_text())
 
@@ -99,7 +89,7 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
         status, done, seqs = doomed.perform(folder, f"{step}:{n}")
         # folds and snapshots come by themselves too, so a later time may not come at all
         assert status == 0 if n > 1 and status == 0 else os.WTERMSIG(status) == signal.SIGKILL
-        with open_store(str(folder)) as store:
+        with open_small_store(folder) as store:
             world = read_world(store)
             assert world in foreseen[done : done + 2], f"{step}:{n} after {script[:done]}"
             if world == foreseen[done]:
@@ -122,7 +112,7 @@ def test_nothing_is_lost_by_a_kill_in_other_scripts_at(step, seed, doomed, tmp_p
     for n in range(1, 8):
         folder = tmp_path / f"store{n}"
         status, done, _ = doomed.perform(folder, f"{step}:{n}", seed)
-        with open_store(str(folder)) as store:
+        with open_small_store(folder) as store:
             assert read_world(store) in foreseen[done : done + 2]
         if status == 0:  # the script is over before that
             break
@@ -159,7 +149,7 @@ def test_random_kills_under_load_lose_nothing(tmp_path):
     while round_ < ROUNDS or time.monotonic() < until:
         # by requests rather than by the clock, so that a busy machine has come as far
         kill_under_load(folder, 1000 * SEED + round_, rng.randrange(2, 500), rng.uniform(0.0, 0.1), ledger)
-        with open_store(str(folder)) as store:
+        with open_small_store(folder) as store:
             collection = store.get(load.NAME)
             info = collection.info()
             assert info.durable_seq >= ledger.seq, "changes are counted again"

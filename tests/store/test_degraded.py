@@ -1,4 +1,4 @@
-"""What goes wrong is said, costs nothing that was acknowledged, and is mended where it can be."""
+"""Failures are reported, cost nothing that was acknowledged, and are repaired where possible."""
 
 import shutil
 import sqlite3
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store import open_store
-from nnclr_hub.store.ann import fold
+from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import maintenance, recovery, snapshots
+from nnclr_hub.store.embedded import EmbeddedStore, snapshots
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER
 
 DIM = 16
@@ -21,11 +21,20 @@ def vectors(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, DIM)).astype(np.float32)
 
 
-def filled(folder, n: int = 300):
-    store = open_store(str(folder))
+def filled(folder, n: int = 300, settings: StoreSettings | None = None):
+    store = EmbeddedStore(folder, settings=settings)
     collection = store.create("c", CollectionSpec(DIM))
     collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"jpeg") for i, v in enumerate(vectors(n))])
     return store, collection
+
+
+def raiser(error: Exception):
+    """Return a function that raises the error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def wait_until(condition, seconds: float = 120.0) -> None:
@@ -35,32 +44,26 @@ def wait_until(condition, seconds: float = 120.0) -> None:
     assert condition()
 
 
-def test_an_index_that_cannot_follow_degrades_the_collection_and_is_loaded_anew(tmp_path, monkeypatch):
-    """The write is acknowledged, for it is durable; the state says so; the next start of maintenance mends it."""
+def test_an_index_that_cannot_follow_is_degraded_and_reloaded(tmp_path):
+    """The write is acknowledged, because it is durable; maintenance reloads the index."""
     store, collection = filled(tmp_path)
     with store:
-        held = collection._care._folding
-        with held:  # maintenance has to wait, so that the state in between can be seen
-            monkeypatch.setattr(collection._index, "apply", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with failpoints.at("write.indexing", raiser(MemoryError())):
             seq = collection.upsert([Item("new", vectors(1, 5)[0])])
-            info = collection.info()
-            assert info.state.startswith("degraded: ")
-            assert info.durable_seq == seq > info.indexed_seq
             assert [item.id for item in collection.get(["new"])] == ["new"]
-            monkeypatch.undo()
-        wait_until(lambda: collection.info().state == "ready")
+            assert collection.info().durable_seq == seq
+        wait_until(lambda: collection.info().state == "ready" and collection.info().indexed_seq == seq)
         assert collection.search(vectors(1, 5)[0], 1)[0].id == "new"
-        assert collection.info().indexed_seq == seq
 
 
-def test_too_little_room_refuses_writes_and_snapshots_and_keeps_reading(tmp_path, monkeypatch):
+def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_path, monkeypatch):
     store, collection = filled(tmp_path)
     with store:
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LOW_WATER - 1))
-        with pytest.raises(DiskFull, match="free some space"):
+        with pytest.raises(DiskFull):
             collection.upsert([Item("new", vectors(1)[0])])
-        with pytest.raises(DiskFull, match="free some space"):
+        with pytest.raises(DiskFull):
             collection.snapshot()
         assert collection.count() == 300
         assert collection.info().state == "ready"
@@ -75,7 +78,7 @@ def test_a_snapshot_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
         collection.snapshot()
         collection.upsert([Item("new", vectors(1, 9)[0])])
         monkeypatch.setattr(snapshots.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-        with pytest.raises(StoreError, match="the one before it stays"):
+        with pytest.raises(StoreError):
             collection.snapshot()
         monkeypatch.undo()
         assert [file.name for file in tmp_path.glob("collections/*/*")] == ["index-1.faiss"]
@@ -83,135 +86,119 @@ def test_a_snapshot_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
         assert again.get("c").search(vectors(1, 9)[0], 1)[0].id == "new"
 
 
-def test_maintenance_that_fails_shows_in_the_state_and_is_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(maintenance, "PAUSE_SECONDS", 0.05)
-    store, collection = filled(tmp_path)
+def test_maintenance_that_fails_shows_in_the_state_and_is_retried(tmp_path):
+    settings = StoreSettings(
+        memory=1 << 30, idle_delta=1, min_delta=1, max_delta=1, idle_seconds=0.05, pause_seconds=0.05
+    )
+    store, collection = filled(tmp_path, settings=settings)
     with store:
-        monkeypatch.setattr("nnclr_hub.store.embedded.care.due", lambda *_: (_ for _ in ()).throw(MemoryError()))
-        collection.upsert([Item("a", vectors(1)[0])])
-        wait_until(lambda: collection.info().state.startswith("degraded: "))
-        monkeypatch.undo()
-        collection.upsert([Item("b", vectors(1)[0])])
+        with failpoints.at("fold.built", raiser(MemoryError())):
+            collection.upsert([Item("a", vectors(1)[0])])
+            wait_until(lambda: collection.info().state.startswith("degraded: "))
         wait_until(lambda: collection.info().state == "ready")
 
 
-def test_a_failed_disk_makes_the_collection_read_only(tmp_path, monkeypatch):
+def test_a_failed_disk_makes_the_collection_read_only(tmp_path):
     store, collection = filled(tmp_path)
     with store:
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-        monkeypatch.setattr(collection._writer, "_transact", lambda _: (_ for _ in ()).throw(error))
-        with pytest.raises(StoreReadOnly, match="disk failed"):
+        with failpoints.at("write.applied", raiser(error)), pytest.raises(StoreReadOnly):
             collection.upsert([Item("new", vectors(1)[0])])
-        monkeypatch.undo()
-        with pytest.raises(StoreReadOnly, match="open the store again"):  # nobody knows what is on the disk
+        with pytest.raises(StoreReadOnly):  # nobody knows what is on the disk
             collection.upsert([Item("new", vectors(1)[0])])
         assert collection.info().state.startswith("read-only: ")
         assert len(collection.search(vectors(1)[0], 5)) == 5
 
 
-def test_verify_names_items_that_the_index_lacks(tmp_path):
-    store, collection = filled(tmp_path)
-    with store:
-        original = collection._index.apply
-        collection._index.apply = lambda seq, died, came, rows: original(seq, died, came[:0], rows[:0])
-        collection.upsert([Item("unheard", vectors(1, 3)[0])])
-        assert collection.verify().missing == ("unheard",)
-        collection._index.apply = original
-        collection.repair()
-        assert collection.verify().ok
-
-
-def test_a_file_that_is_gone_is_not_made_anew(tmp_path):
+def test_a_missing_file_is_not_created_again(tmp_path):
     store, _ = filled(tmp_path)
     store.close()
     next(tmp_path.glob("collections/*.sqlite")).unlink()
     with open_store(str(tmp_path)) as store:
-        with pytest.raises(StoreError, match="cannot be opened"):
+        with pytest.raises(StoreError):
             store.get("c")
         store.drop("c")
         with pytest.raises(CollectionNotFound):
             store.get("c")
 
 
-def test_an_empty_file_is_damaged_beyond_reading(tmp_path):
+def test_an_empty_file_cannot_be_salvaged(tmp_path):
     store, _ = filled(tmp_path)
     store.close()
     next(tmp_path.glob("collections/*.sqlite")).write_bytes(b"")
     with open_store(str(tmp_path)) as store:
-        for ask in (store.get, store.salvage):
-            with pytest.raises(StoreCorrupt, match="lost its specification"):
-                ask("c")
+        for call in (store.get, store.salvage):
+            with pytest.raises(StoreCorrupt):
+                call("c")
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path):
+def test_a_file_that_is_not_a_database_is_reported(tmp_path):
     store, _ = filled(tmp_path)
     store.close()
     next(tmp_path.glob("collections/*.sqlite")).write_bytes(b"no database at all, but quite a few bytes" * 1000)
     with open_store(str(tmp_path)) as store:
-        with pytest.raises(StoreCorrupt, match="damaged"):
+        with pytest.raises(StoreCorrupt):
             store.get("c")
-        with pytest.raises(StoreCorrupt, match="beyond reading"):
+        with pytest.raises(StoreCorrupt):
             store.salvage("c")
 
 
 @pytest.mark.parametrize(
-    ("item", "sentence"),
+    "item",
     [
-        (Item("a", np.ones(DIM), {"x": "y" * 65_536}), "at most 65536"),
-        (Item("a", np.ones(DIM), {}, b"x" * 32_769), "at most 32768"),
-        (Item("a", np.ones(DIM), {}, "text"), "JPEG bytes"),
-        (Item("a", np.ones(DIM), {"x": {1, 2}}), "not JSON"),
-        (Item("a", np.ones(DIM), {"x": float("nan")}), "not JSON"),
-        (Item("a", np.ones(DIM), ["x"]), "object of keys"),
-        (Item("a", np.full(DIM, np.inf)), "NaN or infinity"),
-        (Item("a", np.zeros(DIM)), "is zero"),
-        (Item("a", np.ones(DIM + 1)), "shape"),
-        (Item("a", ["x"] * DIM), "no list of numbers"),
-        (Item("../a", np.ones(DIM)), "not possible"),
-        (Item("", np.ones(DIM)), "not possible"),
+        Item("a", np.ones(DIM), {"x": "y" * 65_536}),
+        Item("a", np.ones(DIM), {}, b"x" * 32_769),
+        Item("a", np.ones(DIM), {}, "text"),
+        Item("a", np.ones(DIM), {"x": {1, 2}}),
+        Item("a", np.ones(DIM), {"x": float("nan")}),
+        Item("a", np.ones(DIM), ["x"]),
+        Item("a", np.full(DIM, np.inf)),
+        Item("a", np.zeros(DIM)),
+        Item("a", np.ones(DIM + 1)),
+        Item("a", ["x"] * DIM),
+        Item("../a", np.ones(DIM)),
+        Item("", np.ones(DIM)),
     ],
 )
-def test_a_bad_item_refuses_its_request_by_name_and_nothing_is_written(tmp_path, item, sentence):
+def test_an_invalid_item_refuses_its_request_and_nothing_is_written(tmp_path, item):
     store, collection = filled(tmp_path, 3)
     with store:
-        with pytest.raises(InvalidRequest, match=sentence):
+        with pytest.raises(InvalidRequest):
             collection.upsert([Item("good", np.ones(DIM)), item, Item("good2", np.ones(DIM))])
         assert collection.count() == 3
 
 
-def test_what_an_earlier_item_of_the_same_id_gets_wrong_is_refused_too(tmp_path):
+def test_an_invalid_item_is_refused_even_if_a_later_one_replaces_it(tmp_path):
     store, collection = filled(tmp_path, 3)
     with store:
-        with pytest.raises(InvalidRequest, match="is zero"):
+        with pytest.raises(InvalidRequest):
             collection.upsert([Item("a", np.zeros(DIM)), Item("a", np.ones(DIM))])
         assert collection.count() == 3
 
 
-def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path, monkeypatch):
-    """Rows of the delta are compared one by one, which every search would pay for."""
-    monkeypatch.setattr(maintenance, "IDLE_SECONDS", 0.1)
-    store, collection = filled(tmp_path, 600)
-    with store:
-        wait_until(lambda: len(collection._index.parts.rids) == 600)
-        assert collection._index.parts.delta.count == 0
+def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path):
+    """Every search scans the rows of the delta one by one, so they should not stay there."""
+    folded = []
+    settings = StoreSettings(memory=1 << 30, idle_seconds=0.1)
+    with failpoints.at("fold.swapped", lambda: folded.append(True)):
+        store, collection = filled(tmp_path, 600, settings)
+        with store:
+            wait_until(lambda: folded)
+            assert collection.verify().ok
 
 
-def test_a_fold_that_was_overtaken_by_loading_anew_changes_nothing(tmp_path, monkeypatch):
+def test_a_fold_that_is_overtaken_by_a_reload_changes_nothing(tmp_path):
     store, collection = filled(tmp_path)
     with store:
-        real = fold.build_main
 
-        def overtaken(*arguments):
-            main = real(*arguments)
-            monkeypatch.setattr(fold, "build_main", real)
-            with collection._connections.reader() as connection:
-                recovery.rebuild(connection, collection._index)
-            return main
+        def reload() -> None:
+            with failpoints.at("write.indexing", raiser(MemoryError())):
+                collection.upsert([Item("late", vectors(1, 3)[0])])
 
-        monkeypatch.setattr(fold, "build_main", overtaken)
-        collection.compact()
-        assert fold.build_main is real
+        with failpoints.at("fold.built", reload):
+            collection.compact()
         collection.upsert([Item("new", vectors(1, 4)[0])])
         collection.delete(["i000"])
+        wait_until(lambda: collection.info().state == "ready")
         assert collection.verify().ok

@@ -12,10 +12,8 @@ from store.crash.children import environment
 from store.crash.content import item_of
 from store.crash.form import LONG
 from store.crash.script import operations, worlds
-from store.crash.small import sizes
+from store.crash.small import open_small_store
 from store.crash.world import read_collection, read_world
-
-from nnclr_hub.store import open_store
 
 LENGTH = 30
 SEED = 2
@@ -71,15 +69,6 @@ os._exit(0)
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_sizes():
-    """As the children have them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for size in sizes():
-            patch.setattr(*size)
-        yield
-
-
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory) -> tuple[Path, dict]:
     """The folder of a child whose files might not grow for a while, and what it has to say."""
@@ -119,7 +108,7 @@ def test_what_was_acknowledged_before_the_disk_was_full_is_there(limited):
     folder, said = limited
     wanted = {f"i{n}": 1 for n in range(1500)} | dict.fromkeys(said["done"], 2)
     wanted |= {id: version for id, key, version in (("k", "then", 3), ("l", "write afterwards", 4)) if not said[key]}
-    with open_store(str(folder)) as store:
+    with open_small_store(folder) as store:
         collection = store.get("c")
         assert read_collection(collection) == wanted
         collection.delete(["i0"])
@@ -169,7 +158,7 @@ def test_a_failing_disk_loses_nothing_that_was_acknowledged(fault, share, how_of
         assert said["read"] is not False, said
     else:  # it befell a snapshot or the like that nobody had asked for
         assert acknowledged == LENGTH, "it neither went on nor said why not"
-    with open_store(str(tmp_path / "store")) as store:
+    with open_small_store(tmp_path / "store") as store:
         assert read_world(store) in foreseen[acknowledged : acknowledged + 2]
 
 
@@ -217,7 +206,7 @@ def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again(
     assert all(words["found"] == ["i2"] for words in said[2:])
     assert said[FAILING - 1]["state"] == "ready"
     assert said[-1]["state"].startswith("read-only")
-    with open_store(str(tmp_path / "store")) as store:
+    with open_small_store(tmp_path / "store") as store:
         held = read_collection(store.get("c"))
         acknowledged = {f"i{n}": 1 for n in range(FAILING)}
         assert held in (acknowledged, acknowledged | {f"i{FAILING}": 1})

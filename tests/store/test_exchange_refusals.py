@@ -1,4 +1,4 @@
-"""What import refuses: damage, lies and weird manifests, each in one sentence, before anything is written."""
+"""Import refuses damaged files, wrong contents and invalid manifests before anything is written."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
-from nnclr_hub.errors import InvalidRequest, MissingDependency, StoreError, StoreTooNew
+from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange import transfer as exchange
@@ -39,25 +39,24 @@ def flip(path):
 
 
 DAMAGES = {
-    "flipped table": (lambda out: flip(out / "items-00001.parquet"), "damaged"),
-    "flipped vectors": (lambda out: flip(out / "vectors-00002.safetensors"), "damaged"),
-    "cut off": (lambda out: (out / "items-00000.parquet").write_bytes(b"PAR1"), "has 4 bytes"),
-    "missing": (lambda out: (out / "vectors-00000.safetensors").unlink(), "cannot be read"),
-    "swapped": (lambda out: (out / "items-00000.parquet").replace(out / "items-00001.parquet"), "cannot be read"),
+    "flipped table": lambda out: flip(out / "items-00001.parquet"),
+    "flipped vectors": lambda out: flip(out / "vectors-00002.safetensors"),
+    "truncated": lambda out: (out / "items-00000.parquet").write_bytes(b"PAR1"),
+    "missing": lambda out: (out / "vectors-00000.safetensors").unlink(),
+    "swapped": lambda out: (out / "items-00000.parquet").replace(out / "items-00001.parquet"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_export_is_refused_before_anything_is_written(store, tmp_path, damage):
-    hurt, sentence = DAMAGES[damage]
-    hurt(tmp_path / "out")
-    with pytest.raises(StoreError, match=sentence):
+    DAMAGES[damage](tmp_path / "out")
+    with pytest.raises(StoreError):
         import_collection(store, "copy", tmp_path / "out")
     assert [info.name for info in store.list()] == ["photos"]
 
 
 def rewrite(out, number: int, kind: str, tensor=None, **columns):
-    """Another file in the place of an exported one, its size and hash put right: what damage would not do."""
+    """Another file in place of an exported one, with size and hash corrected."""
     path = out / (f"vectors-{number:05}.safetensors" if kind == "vectors" else f"items-{number:05}.parquet")
     if tensor is not None:
         save_file(tensor, path)
@@ -71,23 +70,19 @@ def rewrite(out, number: int, kind: str, tensor=None, **columns):
 
 
 LIES = {
-    "another dimension": ({"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM + 1), np.float32)}}, "not \\(20"),
-    "another precision": ({"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM), np.float16)}}, "F16"),
-    "another tensor": (
-        {"kind": "vectors", "tensor": {"x": np.zeros((20, DIM), np.float32)}},
-        "where 'vectors' belongs",
-    ),
-    "no tensor": ({"kind": "vectors"}, "no part of this export"),
-    "no table": ({"kind": "items"}, "no part of this export"),
-    "other columns": ({"kind": "items", "id": ["a"]}, "columns"),
+    "another dimension": {"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM + 1), np.float32)}},
+    "another precision": {"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM), np.float16)}},
+    "another tensor": {"kind": "vectors", "tensor": {"x": np.zeros((20, DIM), np.float32)}},
+    "no tensor": {"kind": "vectors"},
+    "no table": {"kind": "items"},
+    "other columns": {"kind": "items", "id": ["a"]},
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_files_that_do_not_hold_what_the_manifest_says_are_refused(store, tmp_path, lie):
-    how, sentence = LIES[lie]
-    rewrite(tmp_path / "out", 0, **how)
-    with pytest.raises(StoreError, match=sentence):
+    rewrite(tmp_path / "out", 0, **LIES[lie])
+    with pytest.raises(StoreError):
         import_collection(store, "copy", tmp_path / "out")
     assert [info.name for info in store.list()] == ["photos"]
 
@@ -97,45 +92,46 @@ def test_shards_in_another_order_are_refused(store, tmp_path):
     manifest = json.loads(path.read_text())
     manifest["shards"].reverse()
     path.write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="do not ascend"):
+    with pytest.raises(StoreError):
         import_collection(store, "copy", tmp_path / "out")
 
 
-WEIRD = [
-    ({"version": 2}, StoreTooNew, "later version"),
-    ({"version": "x"}, StoreError, "makes no sense"),
-    ({"format": "else"}, InvalidRequest, "no manifest"),
-    ({"items": 1}, StoreError, "sum of its shards"),
-    ({"spec": {"dim": -1, "indexed": []}}, StoreError, "makes no sense"),
-    ({"spec": {"dim": "many", "indexed": []}}, StoreError, "makes no sense"),
-    ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, StoreError, "makes no sense"),
-    ({"spec": None}, StoreError, "makes no sense"),
-    ({"shards": 7}, StoreError, "makes no sense"),
-    ({"shards": [{"count": True}]}, StoreError, "makes no sense"),
-    ({"name": 3}, StoreError, "makes no sense"),
-]
-
-
-@pytest.mark.parametrize(("change", "error", "sentence"), WEIRD)
-def test_a_weird_manifest_is_refused_in_one_sentence(store, tmp_path, change, error, sentence):
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"version": 2}, "store_too_new"),
+        ({"version": "x"}, "store_error"),
+        ({"format": "else"}, "invalid_request"),
+        ({"items": 1}, "store_error"),
+        ({"spec": {"dim": -1, "indexed": []}}, "store_error"),
+        ({"spec": {"dim": "many", "indexed": []}}, "store_error"),
+        ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, "store_error"),
+        ({"spec": None}, "store_error"),
+        ({"shards": 7}, "store_error"),
+        ({"shards": [{"count": True}]}, "store_error"),
+        ({"name": 3}, "store_error"),
+    ],
+)
+def test_an_invalid_manifest_is_refused(store, tmp_path, change, code):
     path = tmp_path / "out" / "collection.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(NNCLRHubError) as refusal:
         import_collection(store, "copy", tmp_path / "out")
+    assert refusal.value.code == code
 
 
 def test_a_manifest_leads_to_no_file_outside_its_folder(store, tmp_path):
     path = tmp_path / "out" / "collection.json"
     shutil.move(tmp_path / "out" / "items-00000.parquet", tmp_path / "items-00000.parquet")
     path.write_text(path.read_text().replace("items-00000.parquet", "../items-00000.parquet"))
-    with pytest.raises(StoreError, match="makes no sense"):
+    with pytest.raises(StoreError):
         import_collection(store, "copy", tmp_path / "out")
 
 
 def test_what_is_no_export_is_refused(store, tmp_path, monkeypatch):
-    with pytest.raises(InvalidRequest, match="holds no exported collection"):
+    with pytest.raises(InvalidRequest):
         import_collection(store, "copy", tmp_path)
-    with pytest.raises(InvalidRequest, match="holds no exported collection"):
+    with pytest.raises(InvalidRequest):
         import_collection(store, "copy", tmp_path / "nowhere")
     for text in ("", "{", "[" * 100_000, "[]"):
         (tmp_path / "collection.json").write_text(text)
@@ -143,12 +139,12 @@ def test_what_is_no_export_is_refused(store, tmp_path, monkeypatch):
             import_collection(store, "copy", tmp_path)
     monkeypatch.setattr("nnclr_hub.store.exchange.manifest.MAX_MANIFEST", 10)
     (tmp_path / "collection.json").write_text(" " * 11)
-    with pytest.raises(StoreError, match="larger than 10 bytes"):
+    with pytest.raises(StoreError):
         import_collection(store, "copy", tmp_path)
     assert [info.name for info in store.list()] == ["photos"]
 
 
-def test_without_pyarrow_the_sentence_names_the_extra(store, tmp_path, monkeypatch):
+def test_without_pyarrow_the_error_names_the_extra(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependency, match=r"nnclr_hub\[parquet\]"):

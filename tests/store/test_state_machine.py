@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 )
 from store.crash.form import LONG
 from store.crash.oracle import scores
-from store.crash.small import sizes
+from store.crash.small import open_small_store
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.spec import CollectionSpec, IndexKind
+from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.spec import CollectionSpec
 
 EXAMPLES = 300 if LONG else 12
 DIM = 6
@@ -51,7 +51,7 @@ filters = st.sampled_from(FILTERS)
 class StoreMachine(RuleBasedStateMachine):
     """One collection; `truth` holds vector (as it is kept) and metadata by id."""
 
-    index: IndexKind = "flat"
+    index: IndexName = "flat"
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.metric = metric
         self.kept_as = np.float16 if precision == "f16" else np.float32
         self.tolerance = 1e-2 if precision == "f16" else 1e-4
-        self.store = open_store(str(self.folder))
+        self.store = open_small_store(self.folder)
         self.store.create("c", CollectionSpec(DIM, metric=metric, index=self.index, precision=precision))
         self.store.create("d", CollectionSpec(DIM))
 
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self):
         self.store.close()
-        self.store = open_store(str(self.folder))
+        self.store = open_small_store(self.folder)
 
     @rule()
     def crash(self):
@@ -117,7 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         shutil.rmtree(self.folder)
         self.folder = copy
-        self.store = open_store(str(self.folder))
+        self.store = open_small_store(self.folder)
 
     @rule(alias=st.sampled_from(["now", "best"]), name=st.sampled_from(["c", "d"]))
     def alias(self, alias, name):
@@ -244,9 +244,7 @@ SLOW = [pytest.param(index, marks=pytest.mark.slow) for index in ("flat", "ivf")
 
 
 @pytest.mark.parametrize("index", ["hnsw", "ivf_pq", "auto", *SLOW])
-def test_the_store_does_what_a_dict_and_numpy_do(index, monkeypatch):
-    for size in sizes():
-        monkeypatch.setattr(*size)
+def test_the_store_does_what_a_dict_and_numpy_do(index):
     machine = type("StoreMachine", (StoreMachine,), {"index": index})
     run_state_machine_as_test(
         machine,

@@ -9,7 +9,7 @@ from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.embedded.store import EmbeddedStore
-from nnclr_hub.store.succession import drop_with_successor, finish_swaps, successor_of, swap, written_together
+from nnclr_hub.store.replacement import drop_with_replacement, finish_swaps, replacement_of, swap, write_targets
 
 OLD, NEW = CollectionSpec(4), CollectionSpec(5)
 STEPS = ("alias", "unalias", "promote", "rename")
@@ -82,7 +82,7 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
     """At every change of a name; then all names mean the new collection, and none of the helpers is left."""
     for number in range(20):
         store = make(found_by)
-        following = successor_of(store, name)
+        following = replacement_of(store, name)
         assert following is not None
         cut = True
         with ExitStack() as patched, suppress(Stopped):
@@ -92,7 +92,7 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
             cut = False
         finish_swaps(store)
         if store.get(name).spec == OLD:  # it had not begun
-            again = successor_of(store, name)
+            again = replacement_of(store, name)
             assert again is not None
             swap(store, name, again)
         kept = "c.old" if name == "c" else "c"
@@ -109,7 +109,7 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
 
 def cut_swap(store, name: str, number: int) -> bool:
     """Whether there were so few steps that it came to its end."""
-    following = successor_of(store, name)
+    following = replacement_of(store, name)
     assert following is not None
     with ExitStack() as patched, suppress(Stopped):
         for one in cut_at(store, number):
@@ -126,7 +126,7 @@ def test_what_is_written_in_the_middle_of_a_swap_is_there_after_it(make, name):
         store = make(name)
         done = cut_swap(store, name, number)
         for written in {name, "best"}:  # re-embedded as best, c itself stays what it is
-            with written_together(store, written) as collections:
+            with write_targets(store, written) as collections:
                 assert "d" in [one.name for one in collections], (number, written, store.aliases())
         if done:
             return
@@ -138,7 +138,7 @@ def test_the_old_collection_is_dropped_in_the_middle_of_a_swap_without_the_new_o
         store = make("c")
         done = cut_swap(store, "c", number)
         with suppress(CollectionNotFound):  # it is still called c
-            assert drop_with_successor(store, "c.old") == ("c.old",)
+            assert drop_with_replacement(store, "c.old") == ("c.old",)
             assert store.get("c").spec == NEW
         assert store.get("d").spec == NEW
         if done:
@@ -161,7 +161,7 @@ def swap_with(store, meanwhile) -> int:
 
         return call
 
-    following = successor_of(store, "c")
+    following = replacement_of(store, "c")
     assert following is not None
     with ExitStack() as patched:
         for step in STEPS:
@@ -177,7 +177,7 @@ def test_what_another_process_drops_beside_a_swap_leaves_the_swap_alone(make):
     def drop_another():
         store.create("z", OLD)
         before = store.aliases()
-        assert drop_with_successor(store, "z") == ("z",)
+        assert drop_with_replacement(store, "z") == ("z",)
         assert store.aliases() == before
 
     assert swap_with(store, drop_another) >= 4

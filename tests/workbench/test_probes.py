@@ -192,7 +192,7 @@ def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
 
 
 def test_more_than_memory_takes_is_refused(bench, monkeypatch):
-    monkeypatch.setattr("nnclr_hub.store.ann.kinds.default_budget", lambda: 8 * 8 * 89)
+    monkeypatch.setattr("nnclr_hub.store.settings.default_index_memory", lambda: 8 * 8 * 89)
     with pytest.raises(InvalidRequest):
         bench.fit_probe("p", "points", "label")
 

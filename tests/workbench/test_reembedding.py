@@ -12,7 +12,7 @@ from nnclr_hub.errors import InvalidRequest, ModelError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates
-from nnclr_hub.store.succession import drop_with_successor
+from nnclr_hub.store.replacement import drop_with_replacement
 from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
@@ -274,7 +274,7 @@ def test_a_swap_cut_short_is_finished_by_the_next_call(bench, other, monkeypatch
 def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
-    assert len(drop_with_successor(bench.store, "c")) == 2
+    assert len(drop_with_replacement(bench.store, "c")) == 2
     assert bench.store.list() == []
     assert bench.store.aliases() == {}
 

@@ -1,6 +1,8 @@
-"""The index: row ids by nearness, in memory; a cache that may be lost at any moment.
+"""The index: row ids by nearness, in memory. It is a cache of the catalog and can be lost at any time.
 
-index.py       AnnIndex: what is searched, and how it changes under running searches
-main_index.py  the part that never changes, by faiss;  kinds.py  which kind, and how it is built
-deaths.py      what has died of it;  delta.py  what came since, by compare.py;  fold.py  the delta into a new main part
+index.py       AnnIndex: the part that is searched, and how it changes while searches run
+main_index.py  the main part, which never changes; build.py builds, extends and calibrates it
+deletions.py   rows of the main part that are deleted
+delta.py       rows that were added since, compared one by one (compare.py)
+fold.py        moves the delta into a new main part
 """

@@ -1,7 +1,7 @@
-"""The rows that came since the main part of an index was built: few, looked at one by one, exact.
+"""The rows that were added since the main part of an index was built: few, compared one by one, exact.
 
-One writer appends and kills; any number of readers scan meanwhile, because a row is written before
-`count` says that it is there, and its memory never moves.
+One writer appends and deletes while any number of readers scan. That needs no lock: a row is written before `count`
+includes it, and blocks never move in memory.
 """
 
 from __future__ import annotations
@@ -12,117 +12,117 @@ import numpy as np
 
 from nnclr_hub.store.ann.compare import compare
 
-CHUNK = 4096
-ALIVE = np.iinfo(np.int64).max
+LIVE = np.iinfo(np.int64).max
 
 
 class Delta:
-    """Rows in the order in which they came.
+    """Rows in the order in which they were added, in blocks of a fixed size.
 
     Args:
         dim: D.
         metric: "cosine", "dot" or "l2".
+        block: rows per block.
     """
 
-    def __init__(self, dim: int, metric: str) -> None:
+    def __init__(self, dim: int, metric: str, block: int) -> None:
         self._dim = dim
         self._metric = metric
-        self._vectors: list[np.ndarray] = []  # (CHUNK, D) float32 each
-        self._rids: list[np.ndarray] = []  # (CHUNK,) int64 each, ascending
-        self._died: list[np.ndarray] = []  # (CHUNK,) int64 each: the change at which the row died, or ALIVE
+        self._block = block
+        self._vectors: list[np.ndarray] = []  # (block, D) float32 each
+        self._rids: list[np.ndarray] = []  # (block,) int64 each, ascending
+        self._deleted: list[np.ndarray] = []  # (block,) int64 each: the change that deleted the row, or LIVE
         self.count = 0
 
     def append(self, rids: np.ndarray, vectors: np.ndarray) -> None:
-        """Adds rows: rids (n,) int64 ascending and above all earlier ones, vectors (n, D) float32."""
+        """Add rows: rids (n,) int64 ascending and above all earlier ones, vectors (n, D) float32."""
         done = 0
         while done < len(rids):
-            place = self.count % CHUNK
-            if place == 0 and self.count == CHUNK * len(self._vectors):
-                self._died.append(np.full(CHUNK, ALIVE))
-                self._rids.append(np.empty(CHUNK, np.int64))
-                self._vectors.append(np.empty((CHUNK, self._dim), np.float32))
-            some = slice(done, done + CHUNK - place)
+            start = self.count % self._block
+            if start == 0 and self.count == self._block * len(self._vectors):
+                self._deleted.append(np.full(self._block, LIVE))
+                self._rids.append(np.empty(self._block, np.int64))
+                self._vectors.append(np.empty((self._block, self._dim), np.float32))
+            some = slice(done, done + self._block - start)
             part = rids[some]
-            self._vectors[-1][place : place + len(part)] = vectors[some]
-            self._rids[-1][place : place + len(part)] = part
+            self._vectors[-1][start : start + len(part)] = vectors[some]
+            self._rids[-1][start : start + len(part)] = part
             done += len(part)
-            self.count += len(part)
+            self.count += len(part)  # last, which is what makes the rows visible
 
-    def kill(self, rids: np.ndarray, seq: int) -> None:
-        """Marks rows (n,) int64 ascending as dead from change `seq` on; unknown ones are passed over."""
-        for number, (known, died) in enumerate(zip(self._rids, self._died, strict=True)):
-            used = min(CHUNK, self.count - number * CHUNK)
+    def delete(self, rids: np.ndarray, seq: int) -> None:
+        """Mark rows (n,) int64 ascending as deleted from change `seq` on; unknown ones are ignored."""
+        for number, (known, deleted) in enumerate(zip(self._rids, self._deleted, strict=True)):
+            used = min(self._block, self.count - number * self._block)
             if len(rids) and used > 0 and rids[0] <= known[used - 1]:
-                died[positions(known[:used], rids)] = seq
+                deleted[positions(known[:used], rids)] = seq
 
     def tail(self, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the row ids (n,) and of when they died (n,), from row `start` on, without the vectors."""
+        """Return copies of the row ids (n,) and of their deletions (n,) from row `start` on, without the vectors."""
         used = range(start, self.count)
-        rids = [self._rids[n][self._piece(n, used)] for n in self._chunks(used)]
-        died = [self._died[n][self._piece(n, used)] for n in self._chunks(used)]
-        none = np.zeros(0, np.int64)
-        return np.concatenate([none, *rids]), np.concatenate([none, *died])
+        rids = [self._rids[n][self._part(n, used)] for n in self._blocks(used)]
+        deleted = [self._deleted[n][self._part(n, used)] for n in self._blocks(used)]
+        empty = np.zeros(0, np.int64)
+        return np.concatenate([empty, *rids]), np.concatenate([empty, *deleted])
 
-    def batches(self, stop: int, alive: np.ndarray) -> Iterator[np.ndarray]:
-        """Vectors (n, D) of rows 0 ... stop-1 where `alive` (stop,) says so, a chunk at a time."""
+    def batches(self, stop: int, wanted: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the vectors (n, D) of rows 0 ... stop-1 where `wanted` (stop,) is True, one block at a time."""
         used = range(stop)
-        for n in self._chunks(used):
-            piece = self._piece(n, used)
-            yield self._vectors[n][piece][alive[n * CHUNK : n * CHUNK + piece.stop]]
-
-    @staticmethod
-    def _chunks(rows: range) -> range:
-        return range(rows.start // CHUNK, -(-rows.stop // CHUNK)) if rows else range(0)
-
-    @staticmethod
-    def _piece(chunk: int, rows: range) -> slice:
-        return slice(max(0, rows.start - chunk * CHUNK), min(CHUNK, rows.stop - chunk * CHUNK))
+        for n in self._blocks(used):
+            part = self._part(n, used)
+            yield self._vectors[n][part][wanted[n * self._block : n * self._block + part.stop]]
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Copies of rows start ... stop-1: rids (n,), vectors (n, D), and when they died (n,)."""
+        """Return copies of rows start ... stop-1: rids (n,), vectors (n, D) and their deletions (n,)."""
         parts = [(np.zeros(0, np.int64), np.zeros((0, self._dim), np.float32), np.zeros(0, np.int64))]
         used = range(start, stop)
-        for number in self._chunks(used):
-            piece = self._piece(number, used)
-            parts.append((self._rids[number][piece], self._vectors[number][piece], self._died[number][piece]))
-        rids, vectors, died = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        return rids, vectors, died
+        for n in self._blocks(used):
+            part = self._part(n, used)
+            parts.append((self._rids[n][part], self._vectors[n][part], self._deleted[n][part]))
+        rids, vectors, deleted = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return rids, vectors, deleted
 
     def scan(self, queries: np.ndarray, k: int, among: np.ndarray | None, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best rows for each query as they were at change `at`.
+        """Return the k best rows for each query, as they were at change `at`.
 
         Args:
             queries: (n, D) float32.
             k: at least 1.
-            among: (m,) int64 ascending row ids, the candidates; None for all.
-            at: rows that died later still count.
+            among: (m,) int64 ascending row ids to consider; None for all.
+            at: rows that were deleted later still count.
 
         Returns:
-            scores (n, j) float32 and rids (n, j) int64, j at most k a chunk, in no order; -inf and -1 for none.
+            scores (n, j) float32 and rids (n, j) int64, up to k per block, in no order; missing ones are -inf and -1.
         """
         scores, rids = [np.zeros((len(queries), 0), np.float32)], [np.zeros((len(queries), 0), np.int64)]
-        count = self.count
-        for number in range(-(-count // CHUNK)):
-            used = min(CHUNK, count - number * CHUNK)
+        count = self.count  # read once: rows that are added from here on are newer than the caller's view
+        for number in range(-(-count // self._block)):
+            used = min(self._block, count - number * self._block)
             known = self._rids[number][:used]
-            alive = self._died[number][:used] > at
+            live = self._deleted[number][:used] > at
             if among is not None:
                 chosen = np.zeros(used, bool)
                 chosen[positions(known, among)] = True
-                alive &= chosen
-            if not alive.any():
+                live &= chosen
+            if not live.any():
                 continue
             vectors = self._vectors[number][:used]
-            if not alive.all():
-                vectors, known = vectors[alive], known[alive]
+            if not live.all():
+                vectors, known = vectors[live], known[live]
             found = compare(queries, vectors, known, k, self._metric)
             scores.append(found[0])
             rids.append(found[1])
         return np.concatenate(scores, axis=1), np.concatenate(rids, axis=1)
 
+    def _blocks(self, rows: range) -> range:
+        return range(rows.start // self._block, -(-rows.stop // self._block)) if rows else range(0)
+
+    def _part(self, block: int, rows: range) -> slice:
+        first = block * self._block
+        return slice(max(0, rows.start - first), min(self._block, rows.stop - first))
+
 
 def positions(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where those of `wanted` that are in `known` stand; both (n,) int64, ascending."""
+    """Return the positions in `known` of those of `wanted` that are in it; both (n,) int64, ascending."""
     place = np.searchsorted(known, wanted)
     inside = place < len(known)
     place, wanted = place[inside], wanted[inside]

@@ -1,7 +1,13 @@
-"""The delta into a new main part, beside the running searches and writes.
+"""Fold the delta of an index into a new main part, while searches and writes go on.
 
-A few new rows extend a copy of the old part; many deaths, or another kind of index, mean building it
-anew from what lives. Only taking the old state and putting the new one in its place hold writes up.
+A few new rows extend a copy of the old main part. Many deleted rows, or another kind of index, require a rebuild from
+the live rows. A fold has three steps:
+
+    1. under the lock: note the parts, the live rows, the length of the delta and the change `seq`   (short)
+    2. without it: build the new main part from what was noted                                       (seconds to
+    minutes) 3. under the lock: carry over what was added and deleted since step 1, and swap the parts        (short)
+
+Searches that started before step 3 keep the old parts, which nobody changes any more.
 """
 
 from __future__ import annotations
@@ -9,127 +15,121 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 
-from nnclr_hub.store.ann.compare import ranked
-from nnclr_hub.store.ann.deaths import Deaths
-from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
+from nnclr_hub.store.ann.build import Stop, build_main, calibrate, extend
+from nnclr_hub.store.ann.compare import nearest
+from nnclr_hub.store.ann.deletions import Deletions
+from nnclr_hub.store.ann.delta import LIVE, positions
 from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts
-from nnclr_hub.store.ann.kinds import FLAT_BELOW, Stop, build_main, choose_kind, extended, flat_bytes, judged
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.index_kinds import FLAT, IndexKind, choose_kind, vector_bytes
 
-IDLE_DELTA = 512  # rows that are worth folding when there is nothing else to do
-SMALLEST_DELTA = 4096  # rows that are not worth folding beside writes
-LARGEST_DELTA = 16_384  # rows that a search should not have to look at one by one
-DEAD_SHARE = 0.25  # of a main part, from which it is built anew
-REBUILD_GROWTH = 4  # lists learned from this many times fewer vectors are learned anew
-BATCH = 10_000
+DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebuilt
+REBUILD_GROWTH = 4  # a trained kind is rebuilt when it has this many times the rows that it was calibrated with
 
 
 @dataclass(frozen=True)
-class _Before:
-    """The index when the fold began: its parts, the living rows of main, rows of the delta, and the change."""
+class _Start:
+    """The index when the fold began: its parts, the live rows of main, rows of the delta, and the change."""
 
     parts: Parts
-    living: np.ndarray
+    live: np.ndarray
     count: int
     seq: int
 
 
-def due(index: AnnIndex, idle: bool) -> bool:
-    """Whether folding is worth its while; when nothing is written, a small delta is."""
-    parts = index.parts
+def is_due(index: AnnIndex, idle: bool) -> bool:
+    """Return whether a fold is worth its cost; when nothing is written, a small delta is enough."""
+    parts, settings = index.parts, index.settings
     rows = len(parts.rids)
-    if parts.delta.count >= (IDLE_DELTA if idle else min(max(SMALLEST_DELTA, rows // 4), LARGEST_DELTA)):
+    # with more rows a fold costs more, so the delta may grow with them, up to where it slows every search down
+    limit = settings.idle_delta if idle else min(max(settings.min_delta, rows // 4), settings.max_delta)
+    if parts.delta.count >= limit or parts.deletions.count > max(settings.min_delta, DELETED_SHARE * rows):
         return True
-    if parts.deaths.count > max(SMALLEST_DELTA, DEAD_SHARE * rows):
-        return True
-    live = rows - parts.deaths.count + parts.delta.count
-    return live >= FLAT_BELOW and index.kind == "flat" and choose_kind(index.spec, live, index.budget) != "flat"
+    live = rows - parts.deletions.count + parts.delta.count
+    return index.kind is FLAT and choose_kind(index.spec.index, index.spec, live, settings) is not FLAT
 
 
 def fold(
     index: AnnIndex,
     fetch: Fetch,
     *,
-    anew: bool = False,
+    rebuild: bool = False,
     stop: Stop = lambda: False,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Takes the delta into the main part; one fold at a time.
+    """Fold the delta into the main part; only one fold may run at a time.
 
     Args:
-        index: whose delta.
-        fetch: reads vectors of the catalog.
-        anew: forget every dead row.
-        stop: looked at every few thousand rows.
+        index: to change.
+        fetch: reads vectors from the catalog.
+        rebuild: remove every deleted row.
+        stop: checked every few thousand rows.
         progress: called with (done, total) rows.
 
     Raises:
-        Stopped: `stop` said so; nothing has changed.
+        Stopped: `stop` returned True; the index has not changed.
     """
     with index.mutation:
         parts = index.parts
-        before = _Before(parts, parts.deaths.living(len(parts.rids)), parts.delta.count, index.seq)
-    rids, died = (column[: before.count] for column in parts.delta.tail(0))
-    fresh = died > before.seq
+        start = _Start(parts, parts.deletions.live(len(parts.rids)), parts.delta.count, index.seq)
+    rids, deleted = (column[: start.count] for column in parts.delta.tail(0))
+    fresh = deleted > start.seq  # rows of the delta that are live; what is deleted from here on, step 3 carries over
     rids = rids[fresh]
-    live = len(before.living) + len(rids)
-    kind = choose_kind(index.spec, live, index.budget)
+    live = len(start.live) + len(rids)
+    kind = choose_kind(index.spec.index, index.spec, live, index.settings)
     main = parts.main
     if live == 0:
-        _swap(index, before, Parts(None, np.zeros(0, np.int64), Deaths(0), _delta(index), before.seq))
+        _swap(index, start, index.new_parts(None, np.zeros(0, np.int64), start.seq))
         return
-    if main is not None and not _must_build(index, kind, live, anew):
-        new_rows = _told(parts.delta.batches(before.count, fresh), len(rids), progress)
-        main = extended(main, index.spec, new_rows, len(rids), stop)
+    if main is not None and not _must_build(index, kind, live, rebuild):
+        new_rows = _counted(parts.delta.batches(start.count, fresh), len(rids), progress)
+        main = extend(main, index.spec, new_rows, len(rids), index.settings, stop)
+        # the copy still has the deleted rows, because a graph cannot remove nodes: they stay marked
         keep = np.arange(len(parts.rids))
-        deaths = Deaths(len(main))
-        deaths.kill(np.setdiff1d(keep, before.living, assume_unique=True), before.seq)
+        deletions = Deletions(len(main))
+        deletions.delete(np.setdiff1d(keep, start.live, assume_unique=True), start.seq)
     else:
-        keep = before.living
-        rows = lambda: _told(_batches(before, keep, fresh, fetch), live, progress)  # noqa: E731
-        main = build_main(index.spec, kind, live, rows, stop)
-        deaths = Deaths(live)
-    if len(main) >= 2 * main.judged:
-        everything = lambda: _batches(before, keep, fresh, fetch)  # noqa: E731
-        main = judged(main, index.spec, lambda queries, k: nearest(index.spec, everything(), queries, k))
+        keep = start.live
+        rows = lambda: _counted(_batches(index, start, keep, fresh, fetch), live, progress)  # noqa: E731
+        main = build_main(index.spec, kind, live, rows, index.settings, stop)
+        deletions = Deletions(live)
+    if len(main) >= 2 * main.calibrated_rows:
+        everything = lambda: _batches(index, start, keep, fresh, fetch)  # noqa: E731
+        main = calibrate(main, index.spec, lambda queries, k: nearest(index.spec.metric, everything(), queries, k))
     reached("fold.built")
-    new = Parts(main, np.concatenate([parts.rids[keep], rids]), deaths, _delta(index), before.seq)
-    _swap(index, before, new)
+    new = index.new_parts(main, np.concatenate([parts.rids[keep], rids]), start.seq)
+    new.deletions = deletions
+    _swap(index, start, new)
     reached("fold.swapped")
 
 
-def _must_build(index: AnnIndex, kind: str, live: int, anew: bool) -> bool:
+def _must_build(index: AnnIndex, kind: IndexKind, live: int, rebuild: bool) -> bool:
     parts = index.parts
     assert parts.main is not None
-    if parts.main.kind != kind or (anew and parts.deaths.count):
+    if parts.main.kind is not kind or (rebuild and parts.deletions.count):
         return True
-    if parts.deaths.count > DEAD_SHARE * len(parts.rids):
+    if parts.deletions.count > DELETED_SHARE * len(parts.rids):
         return True
-    return kind in ("ivf", "ivf_pq") and live > REBUILD_GROWTH * max(1, parts.main.judged)
+    # lists that k-means learned from few vectors would become too long
+    return kind.trained and live > REBUILD_GROWTH * max(1, parts.main.calibrated_rows)
 
 
-def _delta(index: AnnIndex) -> Delta:
-    return Delta(index.spec.dim, index.spec.metric)
-
-
-def _batches(before: _Before, keep: np.ndarray, fresh: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
-    """The vectors of rows `keep` of the main part and then `fresh` ones of the delta, without a second copy of all."""
-    parts = before.parts
-    for start in range(0, len(keep), BATCH):
-        rows = keep[start : start + BATCH]
+def _batches(index: AnnIndex, start: _Start, keep: np.ndarray, fresh: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
+    """Yield the vectors of rows `keep` of the main part and then the `fresh` ones of the delta, without a copy."""
+    parts, step = start.parts, index.settings.batch
+    for first in range(0, len(keep), step):
+        rows = keep[first : first + step]
         assert parts.main is not None
         yield parts.main.vectors(rows) if parts.main.lossless else np.nan_to_num(fetch(parts.rids[rows]))
-    yield from parts.delta.batches(before.count, fresh)
+    yield from parts.delta.batches(start.count, fresh)
 
 
-def _told(batches: Iterator[np.ndarray], total: int, progress: Progress) -> Iterator[np.ndarray]:
-    """The batches, telling how many rows have been taken."""
+def _counted(batches: Iterator[np.ndarray], total: int, progress: Progress) -> Iterator[np.ndarray]:
+    """Yield the batches and report how many rows were used."""
     done = 0
     for batch in batches:
         yield batch
@@ -137,58 +137,44 @@ def _told(batches: Iterator[np.ndarray], total: int, progress: Progress) -> Iter
         progress(done, total)
 
 
-def nearest(
-    spec: CollectionSpec, batches: Iterator[np.ndarray], queries: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """By comparing with everything: scores (n, k) and the numbers (n, k) of the vectors nearest to queries (n, D)."""
-    metric = faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    scores, rows, place = [], [], 0
-    for batch in batches:
-        if not len(batch):
-            continue
-        found, numbers = faiss.knn(queries, np.ascontiguousarray(batch), min(k, len(batch)), metric=metric)
-        scores.append(-np.sqrt(np.maximum(found, 0)) if metric == faiss.METRIC_L2 else found)
-        rows.append(numbers + place)
-        place += len(batch)
-    return ranked(np.concatenate(scores, axis=1), np.concatenate(rows, axis=1), k)
-
-
-def _swap(index: AnnIndex, before: _Before, new: Parts) -> None:
-    """Puts the new parts in place of the old, with what came and died meanwhile."""
+def _swap(index: AnnIndex, start: _Start, new: Parts) -> None:
+    """Replace the parts, including what was added and deleted since the fold began."""
     with index.mutation:
         old = index.parts
-        if old is not before.parts:  # loaded anew meanwhile, so what was folded is no longer the index
+        if old is not start.parts:  # reloaded during the fold, so the folded rows differ from the index
             return
-        rids, died = old.delta.tail(0)
-        new.delta.append(*old.delta.rows(before.count, old.delta.count)[:2])
-        gone = (died > before.seq) & (died < ALIVE)
-        late_deaths = [(seq, old.rids[rows]) for seq, rows in old.deaths.since(before.seq)]
-        late_deaths += [(int(seq), rids[gone & (died == seq)]) for seq in np.unique(died[gone])]
-        for seq, those in sorted(late_deaths, key=lambda death: death[0]):  # the log of deaths must be in order
+        rids, deleted = old.delta.tail(0)
+        new.delta.append(*old.delta.rows(start.count, old.delta.count)[:2])
+        lost = (deleted > start.seq) & (deleted < LIVE)
+        late = [(seq, old.rids[rows]) for seq, rows in old.deletions.since(start.seq)]
+        late += [(int(seq), rids[lost & (deleted == seq)]) for seq in np.unique(deleted[lost])]
+        for seq, those in sorted(late, key=lambda entry: entry[0]):  # the log of deletions must be in order
             those = np.sort(those)
-            new.deaths.kill(positions(new.rids, those), seq)
-            new.delta.kill(those, seq)
+            new.deletions.delete(positions(new.rids, those), seq)
+            new.delta.delete(those, seq)
         index.parts = new
 
 
 def load(index: AnnIndex, batches: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]], rows: int, seq: int) -> None:
-    """The index anew from the catalog: flat, which is exact at once and grows into its kind later, if that fits.
+    """Load the index from the catalog.
+
+    It becomes flat if that fits into memory: a flat index is exact at once, and the next fold builds its final kind.
 
     Args:
         index: to fill.
-        batches: called for an iterator over rids (n,) and vectors (n, D), ascending; more than once where it learns.
-        rows: how many there are in all.
-        seq: the change they are up to.
+        batches: returns an iterator over rids (n,) and vectors (n, D), ascending; called again for a trained kind.
+        rows: their number.
+        seq: the change that they are up to.
     """
-    rids = [np.zeros(0, np.int64), *(some for some, _ in batches())]
-    known = np.concatenate(rids)
+    known = np.concatenate([np.zeros(0, np.int64), *(rids for rids, _ in batches())])
     main: MainIndex | None = None
     if len(known):
         spec = index.spec
-        kind = "flat" if flat_bytes(spec, rows) <= index.budget else choose_kind(spec, rows, index.budget)
+        fits = rows * vector_bytes(spec) <= index.settings.memory
+        kind = FLAT if fits else choose_kind(spec.index, spec, rows, index.settings)
         everything = lambda: (vectors for _, vectors in batches())  # noqa: E731
-        main = build_main(spec, kind, len(known), everything)
-        main = judged(main, spec, lambda queries, k: nearest(spec, everything(), queries, k))
+        main = build_main(spec, kind, len(known), everything, index.settings)
+        main = calibrate(main, spec, lambda queries, k: nearest(spec.metric, everything(), queries, k))
     with index.mutation:
-        index.parts = Parts(main, known, Deaths(len(known)), _delta(index), seq)
+        index.parts = index.new_parts(main, known, seq)
         index.seq = seq

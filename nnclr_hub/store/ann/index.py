@@ -1,13 +1,16 @@
-"""The index: a cache of the catalog, for any number of searching threads beside one that writes.
+"""The index: a cache of the catalog, for any number of searching threads and one that writes.
 
-A main part that never changes, marks on what has died of it, and a delta of what came since. A search
-names the change that its view of the catalog is up to and sees the rows as they were then: one that
-is being replaced is found as the old or as the new one, never as neither. Rows that are newer than the
-view come back too; the caller looks row ids up in the catalog, where they are not there yet.
+It consists of a main part that never changes, a record of the deleted rows of it, and a delta of rows that were added
+since. A search names the change that its view of the catalog is up to, and sees the rows as they were then: an item
+that is being replaced is found as the old or as the new one, never as neither. Rows that are newer than the view are
+returned too; the caller looks all row ids up in the catalog, where newer rows do not exist yet.
 
-Nothing moves under a reader: it works on a `Parts` that is swapped as a whole. `fold` takes the delta
-into a new main part beside the running searches; a search whose view is older than what was forgotten
-then must be repeated with a newer view.
+Nothing moves under a reader: it works on a `Parts` object, which is replaced as a whole. `fold` builds new parts while
+searches run, and forgets rows that were deleted before. A search whose view is older than that must be repeated with a
+newer view.
+
+Deleted rows stay in the graph, because HNSW cannot remove a node without losing the paths through it. A search either
+drops them from the results (few are deleted) or passes faiss a bitmap of the live rows (many are).
 """
 
 from __future__ import annotations
@@ -18,27 +21,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnclr_hub.store.ann.compare import Found, compare, joined, ranked, score
-from nnclr_hub.store.ann.deaths import Deaths, bitmap_of
-from nnclr_hub.store.ann.delta import ALIVE, Delta, positions
+from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
+from nnclr_hub.store.ann.deletions import Deletions, bitmap_of
+from nnclr_hub.store.ann.delta import LIVE, Delta, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
+from nnclr_hub.store.index_kinds import FLAT, IndexKind
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 
-# below this share of the main part a filter is cheaper as a scan of its rows than as a walk past the others
+# below this share of the main part, scanning the rows that pass a filter is cheaper than walking past the others
 SCAN_SHARE = 0.05
-LARGEST_EFFORT = 4096
-# up to this share of dead rows they are found and dropped; a few more are asked for in their place
+MAX_EFFORT = 4096
+# up to this share of deleted rows, they are dropped from the results, and SLACK more results are requested
 DROP_SHARE = 0.05
 SLACK = 4
 SCAN_BYTES = 64 << 20
-LATEST = ALIVE - 1
+LATEST = LIVE - 1
 
-# row ids (n,) int64 to their vectors (n, D) float32 in the catalog, NaN for rows that are not there
+# takes row ids (n,) int64, returns their vectors (n, D) float32 from the catalog, NaN for rows that do not exist
 Fetch = Callable[[np.ndarray], np.ndarray]
 
 
 class ViewTooOld(Exception):
-    """The index has forgotten rows that this view of the catalog still has."""
+    """Raised when the index has forgotten rows that the caller's view of the catalog still has."""
 
 
 @dataclass
@@ -46,33 +51,33 @@ class Parts:
     """What a search works on.
 
     main: the part that does not change, or None when empty.
-    rids: (N,) int64 ascending, of the rows of main.
-    deaths: of rows of main.
-    delta: what came since.
-    floor: the change up to which the dead are forgotten.
+    rids: (N,) int64 ascending, row ids of main.
+    deletions: of rows of main.
+    delta: what was added since.
+    floor: rows that were deleted up to this change are forgotten.
     """
 
     main: MainIndex | None
     rids: np.ndarray
-    deaths: Deaths
+    deletions: Deletions
     delta: Delta
     floor: int = 0
 
 
 @dataclass(frozen=True)
 class State:
-    """An index at one change, for writing it down.
+    """An index at one change, for saving it.
 
     seq: the change.
     main, rids: as in `Parts`.
-    dead: (n,) int64, rows of main that had died.
-    delta_rids, delta_vectors: (m,) int64 and (m, D) float32, what lived of the delta.
+    deleted: (n,) int64, deleted rows of main.
+    delta_rids, delta_vectors: (m,) int64 and (m, D) float32, the live rows of the delta.
     """
 
     seq: int
     main: MainIndex | None
     rids: np.ndarray
-    dead: np.ndarray
+    deleted: np.ndarray
     delta_rids: np.ndarray
     delta_vectors: np.ndarray
 
@@ -82,80 +87,91 @@ class AnnIndex:
 
     Args:
         spec: of the collection.
-        budget: bytes that the main part may take.
+        settings: of the store.
     """
 
-    def __init__(self, spec: CollectionSpec, budget: int) -> None:
+    def __init__(self, spec: CollectionSpec, settings: StoreSettings) -> None:
         self.spec = spec
-        self.budget = budget
+        self.settings = settings
         self.seq = 0  # the change that searches see
         self.mutation = threading.Lock()
-        self._news = threading.Condition()
-        self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(spec.dim, spec.metric))
+        self._changed = threading.Condition()
+        self.parts = self.new_parts(None, np.zeros(0, np.int64), 0)
+
+    def new_parts(self, main: MainIndex | None, rids: np.ndarray, floor: int) -> Parts:
+        """Return parts without deleted rows and with an empty delta."""
+        delta = Delta(self.spec.dim, self.spec.metric, self.settings.delta_chunk)
+        return Parts(main, rids, Deletions(len(rids)), delta, floor)
 
     # ---- writing: one thread at a time
 
-    def apply(self, seq: int, died: np.ndarray, came: np.ndarray, vectors: np.ndarray) -> None:
-        """One change, whole: died and came (n,) int64 ascending row ids, vectors (n, D) float32 of those that came."""
+    def apply(self, seq: int, deleted: np.ndarray, added: np.ndarray, vectors: np.ndarray) -> None:
+        """Apply one change as a whole.
+
+        Args:
+            seq: its number.
+            deleted, added: (n,) int64 ascending row ids.
+            vectors: (n, D) float32 of the added rows.
+        """
         with self.mutation:
-            if len(came):
-                self.parts.delta.append(came, vectors)
-            if len(died):
-                self.parts.deaths.kill(positions(self.parts.rids, died), seq)
-                self.parts.delta.kill(died, seq)
+            if len(added):
+                self.parts.delta.append(added, vectors)
+            if len(deleted):
+                self.parts.deletions.delete(positions(self.parts.rids, deleted), seq)
+                self.parts.delta.delete(deleted, seq)
             self.seq = seq
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def restore(self, state: State) -> None:
-        """Becomes what was written down."""
-        deaths, delta = Deaths(len(state.rids)), Delta(self.spec.dim, self.spec.metric)
-        deaths.kill(state.dead, state.seq)
-        delta.append(state.delta_rids, state.delta_vectors)
+        """Take over a saved state."""
+        parts = self.new_parts(state.main, state.rids, state.seq)
+        parts.deletions.delete(state.deleted, state.seq)
+        parts.delta.append(state.delta_rids, state.delta_vectors)
         with self.mutation:
-            self.parts = Parts(state.main, state.rids, deaths, delta, floor=state.seq)
+            self.parts = parts
             self.seq = state.seq
 
     def clear(self) -> None:
-        """Lets go of everything; a search that comes too late hears that its view is too old, not that it is empty."""
+        """Free all memory; a search that comes later gets ViewTooOld instead of an empty result."""
         with self.mutation:
-            self.parts = Parts(None, np.zeros(0, np.int64), Deaths(0), Delta(self.spec.dim, self.spec.metric), ALIVE)
+            self.parts = self.new_parts(None, np.zeros(0, np.int64), LIVE)
 
-    def forget(self) -> None:
-        """Refuses views that are older than the last change, of which the index does not know all."""
+    def refuse_older_views(self) -> None:
+        """Refuse views older than the last change, for an index that does not know when rows were deleted."""
         with self.mutation:
             self.parts.floor = self.seq
 
     # ---- reading
 
     def state(self) -> State:
-        """The index as it is now; what it refers to does not change later."""
+        """Return the index as it is now; the arrays do not change later."""
         with self.mutation:
             parts, seq = self.parts, self.seq
-            rids, vectors, died = parts.delta.rows(0, parts.delta.count)
-            living = parts.deaths.living(len(parts.rids))
-        dead = np.setdiff1d(np.arange(len(parts.rids)), living, assume_unique=True)
-        alive = died == ALIVE
-        return State(seq, parts.main, parts.rids, dead, rids[alive], vectors[alive])
+            rids, vectors, deletions = parts.delta.rows(0, parts.delta.count)
+            live_main = parts.deletions.live(len(parts.rids))
+        deleted = np.setdiff1d(np.arange(len(parts.rids)), live_main, assume_unique=True)
+        live = deletions == LIVE
+        return State(seq, parts.main, parts.rids, deleted, rids[live], vectors[live])
 
     def live_rids(self) -> np.ndarray:
-        """Row ids (N,) int64 ascending of everything alive."""
+        """Return the row ids (N,) int64 ascending of all live rows."""
         with self.mutation:
             parts = self.parts
-            rids, _, died = parts.delta.rows(0, parts.delta.count)
-            return np.concatenate([parts.rids[parts.deaths.living(len(parts.rids))], rids[died == ALIVE]])
+            rids, deletions = parts.delta.tail(0)
+            return np.concatenate([parts.rids[parts.deletions.live(len(parts.rids))], rids[deletions == LIVE]])
 
     @property
-    def kind(self) -> str:
-        """The kind of index that answers now."""
+    def kind(self) -> IndexKind:
+        """The kind of index that answers searches now."""
         main = self.parts.main
-        return main.kind if main else "flat"
+        return main.kind if main else FLAT
 
     def wait_for(self, seq: int, seconds: float = 1.0) -> None:
-        """Waits until change `seq` is in, which follows within moments of its commit."""
+        """Wait until change `seq` is applied, which follows within moments of its commit."""
         if self.seq < seq:
-            with self._news:
-                self._news.wait_for(lambda: self.seq >= seq, seconds)
+            with self._changed:
+                self._changed.wait_for(lambda: self.seq >= seq, seconds)
 
     def search(
         self,
@@ -167,31 +183,31 @@ class AnnIndex:
         at: int = LATEST,
         exact: bool = False,
         effort: int | None = None,
-        pass_dead: bool = False,
+        skip_deleted: bool = False,
     ) -> Found:
-        """The k best rows for each query, best first.
+        """Return the k best rows for each query, best first.
 
         Args:
             queries: (n, D) float32.
             k: at least 1.
-            fetch: reads vectors of the catalog, where the index has only their compressed form.
-            among: (m,) int64 ascending row ids; only these are candidates.
+            fetch: reads vectors from the catalog, for an index that has only their compressed form.
+            among: (m,) int64 ascending row ids; only these are considered.
             at: the change that the caller's view is up to.
-            exact: look at everything.
-            effort: efSearch or nprobe; None: as it was judged.
-            pass_dead: walk past dead rows, however few; for who got too many of them.
+            exact: compare with everything.
+            effort: efSearch or nprobe; None: the calibrated one.
+            skip_deleted: always exclude deleted rows by the bitmap; for a search that got too many of them.
 
         Returns:
-            scores (n, j) float32, higher is nearer, and row ids (n, j) int64; -inf and -1 where a query has no
-            more, which is only if there are no more. Some rows may be dead, or newer than the view.
+            scores (n, j) float32, higher is nearer, and row ids (n, j) int64; -inf and -1 where a query has no more
+            results, which happens only if no more exist. Some rows may be deleted, or newer than the view.
 
         Raises:
-            ViewTooOld: rows that lived at `at` are forgotten.
+            ViewTooOld: rows that were live at `at` are forgotten.
         """
         parts = self.parts
         if at < parts.floor:
             raise ViewTooOld
-        search = _Search(parts, queries, k, fetch, among, at, exact, effort, pass_dead)
+        search = _Search(parts, queries, k, fetch, among, at, exact, effort, skip_deleted)
         if len(queries) == 1:
             with threads(1):
                 found = [search.main()]
@@ -199,13 +215,8 @@ class AnnIndex:
             found = [search.main()]
         if parts.delta.count:
             found.append(parts.delta.scan(queries, k, among, at))
-        if len(found) == 1:
-            return found[0]
-        # as many as the main part gave: of these some may be dead
-        wide = max(k, found[0][0].shape[1])
-        return ranked(
-            np.concatenate([f[0] for f in found], axis=1), np.concatenate([f[1] for f in found], axis=1), wide
-        )
+        # not only k: some of the main part's results may be deleted
+        return found[0] if len(found) == 1 else merge(found, max(k, found[0][0].shape[1]))
 
 
 @dataclass(frozen=True)
@@ -220,7 +231,7 @@ class _Search:
     at: int
     exact: bool
     effort: int | None
-    pass_dead: bool
+    skip_deleted: bool
 
     def main(self) -> Found:
         main, total = self.parts.main, len(self.parts.rids)
@@ -231,35 +242,38 @@ class _Search:
             if self.exact or len(rows) <= SCAN_SHARE * total:
                 return self._scan(main, rows)
             return self._walk(main, bitmap_of(rows, total), len(rows))
-        dead = self.parts.deaths.count
-        # what has died since the view was taken is still alive in it
+        deleted = self.parts.deletions.count
         if self.exact and not main.lossless:
-            living = self.parts.deaths.living(total)
-            return self._scan(main, np.union1d(living, self._late()))
-        if not self.exact and not self.pass_dead and dead <= DROP_SHARE * total:
-            # so few are dropped by who looks the rows up; walking past them would cost every search
-            return self._walk(main, None, total, SLACK if dead else 0)
-        found = self._walk(main, self.parts.deaths.bitmap if dead else None, total - dead)
-        rows = self._late()
+            # rows that were deleted after the view was taken are still live in it
+            live = self.parts.deletions.live(total)
+            return self._scan(main, np.union1d(live, self._deleted_later()))
+        if not self.exact and not self.skip_deleted and deleted <= DROP_SHARE * total:
+            # the caller drops these few when it looks rows up; a bitmap would cost every search more
+            return self._walk(main, None, total, SLACK if deleted else 0)
+        found = self._walk(main, self.parts.deletions.bitmap if deleted else None, total - deleted)
+        rows = self._deleted_later()
         if not len(rows):
             return found
+        # the bitmap excludes these rows, or not, depending on when faiss read it: scan them separately
         known = np.isin(found[1], self.parts.rids[rows])
         found[0][known], found[1][known] = -np.inf, -1
-        more = self._scan(main, rows)
-        return joined([found, more], self.k)
+        return merge([found, self._scan(main, rows)], self.k)
 
-    def _late(self) -> np.ndarray:
-        """Rows (n,) int64, ascending, that have died since the view was taken; read after the bitmap."""
-        late = [rows for _, rows in self.parts.deaths.since(self.at)]
+    def _deleted_later(self) -> np.ndarray:
+        """Return the rows (n,) int64 ascending that were deleted after the view was taken.
+
+        The log must be read after the bitmap: see `Deletions`.
+        """
+        late = [rows for _, rows in self.parts.deletions.since(self.at)]
         return np.sort(np.concatenate(late)) if late else np.zeros(0, np.int64)
 
     def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int, slack: int = 0) -> Found:
-        """By the index's own way; by looking at everything if that finds too few."""
+        """Search with the index, and exhaustively if that finds too few."""
         k = (self.k if main.lossless else self.k * REFINED) + slack
         wanted, k = min(k, candidates), min(k, len(main))
         effort = self.effort or main.effort
-        if candidates < len(main):  # of what a walk passes, only this share counts
-            effort = min(LARGEST_EFFORT, int(effort * len(main) / max(1, candidates)))
+        if candidates < len(main):  # only this share of the nodes that a walk passes counts
+            effort = min(MAX_EFFORT, int(effort * len(main) / max(1, candidates)))
         scores, rows = (
             main.search_all(self.queries, k, bitmap) if self.exact else main.search(self.queries, k, bitmap, effort)
         )
@@ -267,29 +281,28 @@ class _Search:
             scores, rows = main.search_all(self.queries, k, bitmap)
         rids = self.parts.rids[rows]
         if rows.min() < 0:
-            none = rows < 0
-            scores[none], rids[none] = -np.inf, -1
-        return (scores, rids) if main.lossless else self._refined(scores, rids)
+            missing = rows < 0
+            scores[missing], rids[missing] = -np.inf, -1
+        return (scores, rids) if main.lossless else self._rescore(scores, rids)
 
     def _scan(self, main: MainIndex, rows: np.ndarray) -> Found:
-        """By comparing with each of rows (m,)."""
-        scores, rids = np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
+        """Compare with each of rows (m,)."""
+        found = np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
         step = max(1, SCAN_BYTES // (4 * self.queries.shape[1]))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             known = self.parts.rids[some]
             vectors = main.vectors(some) if main.lossless else self.fetch(known)
-            more = compare(self.queries, vectors, known, self.k, main.metric)
-            scores, rids = joined([(scores, rids), more], self.k)
-        return scores, rids
+            found = merge([found, compare(self.queries, vectors, known, self.k, main.metric)], self.k)
+        return found
 
-    def _refined(self, scores: np.ndarray, rids: np.ndarray) -> Found:
-        """Candidates by compressed vectors, ranked by their true ones."""
+    def _rescore(self, scores: np.ndarray, rids: np.ndarray) -> Found:
+        """Rank candidates from compressed vectors by their exact ones."""
         wanted = np.unique(rids[rids >= 0])
         vectors = self.fetch(wanted)
         assert self.parts.main is not None
         for query, known, scored in zip(self.queries, rids, scores, strict=True):
             some = known >= 0
-            true = vectors[np.searchsorted(wanted, known[some])]
-            scored[some] = score(query, true, self.parts.main.metric)
-        return ranked(scores, rids, self.k)
+            exact = vectors[np.searchsorted(wanted, known[some])]
+            scored[some] = score(query, exact, self.parts.main.metric)
+        return best(scores, rids, self.k)

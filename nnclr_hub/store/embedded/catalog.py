@@ -1,8 +1,8 @@
 """The truth: SQLite files, and how they are opened.
 
 STORE/catalog.sqlite             names of collections
-STORE/collections/UUID.sqlite    a collection: items, vectors and thumbnails in tables of their own,
-                                 the log of changes, the index snapshots
+STORE/collections/UUID.sqlite    a collection: tables of items, vectors and thumbnails, the log of changes, and the
+                                 list of index snapshots
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import sqlite3
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store.durable import fsync_folder, make_folder  # noqa: F401 - for those who write beside it
+from nnclr_hub.store.folder import fsync_folder  # noqa: F401 - for modules that write files next to it
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import (  # noqa: F401 - for those who work on its files
-    NO_ROOM,
-    PAGE_SIZE,
-    WAY_ON,
-    check_room,
+from nnclr_hub.store.sqlite import (  # noqa: F401 - for modules that work on its files
+    HINT,
+    NO_SPACE,
     check_size,
+    check_space,
     format_of,
     quick_check,
     reading,
@@ -29,7 +28,7 @@ from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.where import key_expression
 
 SCHEMA = 2
-# a file is shrunk when it is asked for and so much of it is free
+# a file is shrunk if at least this share of it is free
 FREE_SHARE = 0.25
 
 _ALIASES = """
@@ -40,11 +39,11 @@ _ROOT_TABLES = f"""
 CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
 {_ALIASES}
 """
-# what a file of the format before needs: names may have aliases; its index files have another form
+# how to update a file of format 1: add the table of aliases; drop index files, whose format has changed
 _ROOT_FROM = {1: _ALIASES}
 _COLLECTION_FROM = {1: "DELETE FROM snapshots;"}
 
-# rid: a new one on every upsert, never used again, so a stale index can never mean another item by it
+# rid: a new number for every upsert, never reused, so a stale index can never confuse two items
 _COLLECTION_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE items (
@@ -62,18 +61,18 @@ CREATE TABLE snapshots (
 
 
 def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
-    """A connection to the root catalog or a collection's file; see `store.sqlite.connect`."""
+    """Open the root catalog or a collection's file; see `store.sqlite.connect`."""
     return connect_to(path, SCHEMA, read_only=read_only, create=create)
 
 
 def create_root(connection: sqlite3.Connection) -> None:
-    """Makes the root catalog's tables if the file is new, or brings those of an earlier version up to date."""
+    """Create the root catalog's tables in a new file, or update those of an earlier version."""
     _create(connection, _ROOT_TABLES)
     _migrate(connection, _ROOT_FROM)
 
 
 def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
-    """Makes a collection's tables, its specification and its indexes on metadata keys."""
+    """Create a collection's tables, its specification and its indexes on metadata keys."""
     try:
         indexes = "".join(
             f'CREATE INDEX "by_{i}" ON items ({key_expression(key)});\n' for i, key in enumerate(spec.indexed)
@@ -90,7 +89,7 @@ def _create(connection: sqlite3.Connection, tables: str) -> None:
 
 
 def migrate_collection(connection: sqlite3.Connection) -> None:
-    """Brings a collection's file of an earlier version up to date."""
+    """Update a collection's file of an earlier version."""
     _migrate(connection, _COLLECTION_FROM)
 
 
@@ -102,37 +101,37 @@ def _migrate(connection: sqlite3.Connection, steps: dict[int, str]) -> None:
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
-    """The specification a collection was made with.
+    """Return the specification that a collection was created with.
 
     Raises:
-        StoreCorrupt: it is gone, or is none.
+        StoreCorrupt: it is missing or invalid.
     """
-    there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if there else None
+    exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+    row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if exists else None
     try:
         return CollectionSpec(**json.loads(row[0] if row else ""))
-    except (TypeError, ValueError) as error:  # no JSON, or no fields of a specification
+    except (TypeError, ValueError) as error:  # not JSON, or other fields
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         raise StoreCorrupt(
-            f"{path} has lost its specification: import the collection from an export, or index it anew."
+            f"{path} has lost its specification; import the collection from an export, or index its images again."
         ) from error
 
 
 def closed_error(path: Path, dropped: bool) -> StoreError:
-    """What who still holds a closed collection is told."""
+    """Return the error for a call on a closed collection."""
     if dropped:
-        return CollectionNotFound("The collection was dropped meanwhile: list the collections to see those that exist.")
-    return StoreReadOnly(f"{path} is closed: open the store again.")
+        return CollectionNotFound("The collection was dropped while it was in use.")
+    return StoreReadOnly(f"{path} is closed; open the store again.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
-    """Number of the last change; it stays when the log is trimmed."""
+    """Return the number of the last change; trimming the log does not reset it."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'oplog'").fetchone()
     return row[0] if row else 0
 
 
-def give_back_room(connection: sqlite3.Connection) -> None:
-    """Shrinks the file if a good part of it is free."""
+def shrink(connection: sqlite3.Connection) -> None:
+    """Shrink the file if a large part of it is free."""
     pages, free = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
     if free > pages * FREE_SHARE:
         connection.execute("VACUUM")

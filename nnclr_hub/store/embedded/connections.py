@@ -1,4 +1,4 @@
-"""Connections for reading: as many as there are threads that read at once, used again and again."""
+"""Connections for reading: as many as there are threads that read at the same time, reused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nnclr_hub.store.embedded.catalog import closed_error, connect, reading, translated
 
-# pages that the first connection keeps, and each further one fewer: enough for the items of a million rows, whose
-# matches lie anywhere
+# page cache of the first connection; each further one gets a smaller share. It holds the items of a million rows,
+# whose matches are spread over the whole file
 CACHE_KIB = 128 << 10
-IDLE_MOST = 8
+MAX_IDLE = 8
 
 
 class Connections:
@@ -21,23 +21,23 @@ class Connections:
 
     Args:
         path: of the file.
-        begun: called with a connection whose read transaction has just begun.
+        on_begin: called with a connection whose read transaction has just begun.
     """
 
-    def __init__(self, path: Path, begun: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
+    def __init__(self, path: Path, on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
         self._path = path
-        self._begun = begun
-        self._idle: deque[sqlite3.Connection] = deque()  # taken from the end, where the pages are the warmest
+        self._on_begin = on_begin
+        self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._open = 0
         self.closed = self._dropped = False
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection in a read transaction: everything in the block sees the same state.
+        """Provide a connection in a read transaction: everything in the block sees the same state.
 
         Raises:
             StoreReadOnly, CollectionNotFound: the collection is closed, or was dropped.
-            StoreError: what SQLite says, as a sentence.
+            StoreError: SQLite failed.
         """
         if self.closed:
             raise closed_error(self._path, self._dropped)
@@ -49,17 +49,17 @@ class Connections:
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // self._open}")
         try:
             with translated(self._path), reading(connection):
-                self._begun(connection)
+                self._on_begin(connection)
                 yield connection
         finally:
-            if self.closed or len(self._idle) >= IDLE_MOST:
+            if self.closed or len(self._idle) >= MAX_IDLE:
                 self._open -= 1
                 connection.close()
             else:
                 self._idle.append(connection)
 
     def close(self, *, dropped: bool = False) -> None:
-        """Closes those that are idle; the others when they are given back."""
+        """Close idle connections now, and the others when they are returned."""
         self._dropped = dropped
         self.closed = True
         while self._idle:

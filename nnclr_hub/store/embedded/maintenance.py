@@ -1,36 +1,184 @@
-"""What keeps a collection quick without anybody asking: folds and snapshots, on a thread of its own."""
+"""Maintenance of a collection's index: folds, snapshots and reloads, on request or on a background thread."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.store.ann.kinds import Stopped
+import faiss
+import numpy as np
+
+from nnclr_hub.errors import NNCLRHubError, StoreError
+from nnclr_hub.store.ann.build import Stopped
+from nnclr_hub.store.ann.fold import fold, is_due
+from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.ann.main_index import threads
+from nnclr_hub.store.base import Progress
+from nnclr_hub.store.embedded import snapshots
+from nnclr_hub.store.embedded.catalog import closed_error, last_seq, reading, translated
+from nnclr_hub.store.embedded.connections import Connections
+from nnclr_hub.store.embedded.recovery import Saved, rebuild
+from nnclr_hub.store.embedded.rows import fetch_vectors
+from nnclr_hub.store.embedded.writer import Writer
 
 log = logging.getLogger(__name__)
-# after a failure, so that a full disk is not asked again at once
-PAUSE_SECONDS = 30.0
 NICE = 10
-# without a change, after which there is time for what is not urgent
-IDLE_SECONDS = 3.0
+SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
 
 
-class Maintenance:
-    """Does what is due, whenever it is woken.
+class IndexMaintenance:
+    """Maintains one index.
+
+    Args:
+        index: to maintain.
+        path: of the collection's file; its snapshots are in the folder with the same stem.
+        connections: for reading the catalog.
+        saved: how much of the index is on disk.
+    """
+
+    def __init__(self, index: AnnIndex, path: Path, connections: Connections, saved: Saved) -> None:
+        self._index = index
+        self._path = path
+        self._folder = path.with_suffix("")
+        self._connections = connections
+        self._saved = saved
+        self._folding = threading.Lock()
+        self._saving = threading.Lock()
+        self._dropped = False
+        tasks = (self._reload, self._fold, self._snapshot)
+        settings = index.settings
+        self._thread = BackgroundThread(
+            f"maintenance of {path.name}", tasks, settings.idle_seconds, settings.pause_seconds
+        )
+        self.writer: Writer | None = None  # None: the store is open read-only
+
+    def wake(self) -> None:
+        """Check soon whether something is due."""
+        self._thread.wake()
+
+    @property
+    def state(self) -> str:
+        """As `CollectionInfo.state` has it."""
+        if self.writer is not None and self.writer.failure:
+            return f"read-only: {self.writer.failure}"
+        behind = self.writer.behind if self.writer is not None else None
+        reason = behind or self._thread.failure
+        return f"degraded: {reason}" if reason else "ready"
+
+    # ---- on request
+
+    def compact(self, progress: Progress) -> None:
+        """Rebuild the index without deleted rows."""
+        try:
+            with self._folding:
+                fold(self._index, self._fetch, rebuild=True, stop=self._thread.stopping, progress=progress)
+        except Stopped as error:
+            raise closed_error(self._path, self._dropped) from error
+
+    def snapshot(self, due_at: int | None = None) -> None:
+        """Save the index as it is now.
+
+        Args:
+            due_at: only if at least this many changes are unsaved.
+
+        Raises:
+            DiskFull, StoreError: it could not be saved; earlier snapshots stay.
+        """
+        assert self.writer is not None
+        self.writer.refuse_failed()
+        with self._saving, translated(self._path):
+            if due_at is not None and self._unsaved() < due_at:  # another thread has just saved it
+                return
+            state = self._index.state()
+            generation = self.writer.exclusively(snapshots.next_generation)
+            try:
+                snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
+            except StoreError as error:
+                if self._dropped:  # and its folder with it
+                    raise closed_error(self._path, True) from error
+                raise
+            self._saved = Saved(state.seq, len(state.rids))
+
+    def rebuild(self) -> None:
+        """Reload the index from the catalog; later folds build its final kind."""
+        assert self.writer is not None
+        with self._folding:
+            self.writer.reload(self._load)
+        self.wake()
+
+    def close(self, *, keep: bool, dropped: bool = False) -> None:
+        """End the thread. With `keep`, save the index if enough has changed, and record that all is well."""
+        self._dropped = dropped
+        self._thread.close()
+        if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
+            try:
+                if self._unsaved() >= self._index.settings.snapshot_on_close:
+                    self.snapshot()
+            except StoreError as error:  # the next start replays the log instead
+                log.warning("no snapshot of the index was saved: %s", error)
+            with translated(self._path):
+                self.writer.exclusively(_set_clean_flag)
+
+    # ---- when due
+
+    def _reload(self, idle: bool) -> bool:
+        if self.writer is None or self.writer.behind is None:
+            return False
+        self.rebuild()
+        return True
+
+    def _fold(self, idle: bool) -> bool:
+        if not is_due(self._index, idle):
+            return False
+        # half of the threads: searches and writes come first
+        with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
+            fold(self._index, self._fetch, stop=self._thread.stopping)
+        return True
+
+    def _snapshot(self, idle: bool) -> bool:
+        due_at = max(self._index.settings.snapshot_after, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))
+        if self.writer is None or self._unsaved() < due_at:
+            return False
+        self.snapshot(due_at)
+        return True
+
+    def _unsaved(self) -> int:
+        """Return how much work the next start would have to repeat: changes to replay, or rows to fold."""
+        folded = abs(len(self._index.parts.rids) - self._saved.rows)
+        return max(self._index.seq - self._saved.seq, folded)
+
+    def _fetch(self, rids: np.ndarray) -> np.ndarray:
+        with self._connections.reader() as connection:
+            return fetch_vectors(connection, self._index.spec, rids)
+
+    def _load(self, connection: sqlite3.Connection) -> None:
+        with reading(connection):
+            rebuild(connection, self._index)
+
+
+class BackgroundThread:
+    """Runs what is due whenever it is woken.
 
     Args:
         name: of the thread.
-        duties: each does its work if that is due, and says whether it did; called again until none is. The argument
-            says whether nobody has woken it for a while.
+        tasks: each does its work if that is due, and returns whether it did. They are called again until none is due.
+            The argument is True if nothing has woken the thread for a while.
+        idle_seconds: length of that while.
+        pause_seconds: time between a failure and the next attempt, so that a full disk is not retried at once.
     """
 
-    def __init__(self, name: str, *duties: Callable[[bool], bool]) -> None:
-        self._duties = duties
+    def __init__(
+        self, name: str, tasks: tuple[Callable[[bool], bool], ...], idle_seconds: float, pause_seconds: float
+    ) -> None:
+        self._tasks = tasks
+        self._idle_seconds = idle_seconds
+        self._pause_seconds = pause_seconds
         self._wake = threading.Event()
         self._closing = False
         self.failure: str | None = None
@@ -38,42 +186,51 @@ class Maintenance:
         self._thread.start()
 
     def wake(self) -> None:
-        """Has it look whether something is due."""
+        """Check soon whether something is due."""
         self._wake.set()
 
     def stopping(self) -> bool:
-        """Whether long work should be given up."""
+        """Return whether long work should stop."""
         return self._closing
 
     def close(self) -> None:
-        """Gives up what is under way and ends the thread."""
+        """Stop the current work and end the thread."""
         self._closing = True
         self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # where a thread, and those it starts, can make way for all others
+        if sys.platform == "linux":  # where a thread, and those that it starts, can have a lower priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         idle = True
         while True:
-            # something that failed is tried again without being asked
-            idle = not self._wake.wait(None if idle and self.failure is None else IDLE_SECONDS)
+            # after a failure it tries again without being woken
+            idle = not self._wake.wait(None if idle and self.failure is None else self._idle_seconds)
             self._wake.clear()
             if self._closing:
                 return
             try:
-                while not self._closing and sum(duty(idle) for duty in self._duties):
+                while not self._closing and sum(task(idle) for task in self._tasks):
                     pass
                 self.failure = None
             except Stopped:
                 return
-            except (NNCLRHubError, MemoryError, OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
-                # searches and writes go on without it
+            except (NNCLRHubError, MemoryError, OSError, RuntimeError) as error:  # faiss raises RuntimeError
+                # searches and writes go on without maintenance
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
                 self._rest()
 
     def _rest(self) -> None:
-        until = time.monotonic() + PAUSE_SECONDS
+        until = time.monotonic() + self._pause_seconds
         while not self._closing and time.monotonic() < until:
             time.sleep(0.1)
+
+
+def _set_clean_flag(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?)", [str(last_seq(connection))])
+
+
+def take_clean_flag(connection: sqlite3.Connection) -> bool:
+    """Return whether the last writer closed the file, and remove the flag until this one does."""
+    return connection.execute("DELETE FROM meta WHERE key = 'clean'").rowcount == 1

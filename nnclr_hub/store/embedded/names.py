@@ -1,44 +1,63 @@
-"""The root catalog of a store: names of collections, and aliases for them."""
+"""The root catalog of a store: names of collections, and aliases for them.
+
+Each collection's file also records its name, so that the root catalog can be rebuilt after damage.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreCorrupt, StoreReadOnly
-from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, quick_check, translated
-from nnclr_hub.store.embedded.roots import WAY_ON, has_collections
-from nnclr_hub.store.succession import SUFFIX, WAS
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    InvalidRequest,
+    NNCLRHubError,
+    StoreCorrupt,
+    StoreError,
+    StoreReadOnly,
+)
+from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, fsync_folder, quick_check, translated
+from nnclr_hub.store.folder import give_back, take_lock
+from nnclr_hub.store.replacement import NEXT, WAS
+
+log = logging.getLogger(__name__)
+CATALOG = "catalog.sqlite"
+LOST = "lost+found"
+HINT = "run `nnclr store repair` without naming a collection to rebuild it from the collections' own files"
 
 
 class Names:
-    """What each name means; every change is durable when it returns.
+    """Collections and aliases by name; every change is durable when its method returns.
 
     Args:
-        path: of the SQLite file, made if it is not there.
+        path: of the SQLite file, created if it does not exist.
         read_only: for a store that another process writes.
 
     Raises:
-        StoreCorrupt: it is damaged, or it is not there while collections are.
+        StoreCorrupt: it is damaged, or missing while collections exist.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
         if not path.is_file() and has_collections(path.parent):
-            raise StoreCorrupt(f"{path} is missing, but there are collections beside it: {WAY_ON}.")
-        with self._damage_named():
+            raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
+        with self._own_damage():
             self._root = connect(path, read_only=read_only, create=not read_only)
         self._closed = False
         try:
-            with self._damage_named():
+            with self._own_damage():
                 if format_of(self._root) == 0 and has_collections(path.parent):
-                    raise StoreCorrupt("it is empty, but there are collections beside it")
+                    raise StoreCorrupt("it is empty, although the store has collections")
                 if not read_only:
-                    # a page that cannot be read must not look like collections that nobody has named
+                    # otherwise a page that cannot be read would look like collections without a name
                     quick_check(self._root, path)
                     create_root(self._root)
         except BaseException:
@@ -46,99 +65,100 @@ class Names:
             raise
 
     def collections(self) -> list[str]:
-        """Names of the collections, in order."""
-        with self._reading() as root:
+        """Return the names of the collections, sorted."""
+        with self._using() as root:
             return [name for (name,) in root.execute("SELECT name FROM collections ORDER BY name")]
 
     def keys(self) -> set[str]:
-        """Stems of the files of all collections."""
-        with self._reading() as root:
+        """Return the stems of all collections' files."""
+        with self._using() as root:
             return {key for (key,) in root.execute("SELECT uuid FROM collections")}
 
     def aliases(self) -> dict[str, str]:
-        """Names by alias."""
-        with self._reading() as root:
-            # a store of the first format has none until someone opens it for writing, which may be at any moment
+        """Return names by alias."""
+        with self._using() as root:
+            # a store of the first format has no such table until a writer opens it, which may happen at any moment
             return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias")) if format_of(root) > 1 else {}
 
     def resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
-        """The collection's own name and the stem of its file.
+        """Return a collection's own name and the stem of its file.
+
+        Args:
+            name: of a collection.
+            aliases: whether an alias is accepted.
 
         Raises:
-            CollectionNotFound: names those that exist.
-            InvalidRequest: it is an alias, where none may stand.
+            CollectionNotFound: it does not exist; the message lists those that do.
+            InvalidRequest: it is an alias, and `aliases` is False.
         """
-        with self._reading() as root:
+        with self._using() as root:
             known = self.aliases()
             if name in known and not aliases:
-                raise InvalidRequest(f"{name!r} is an alias: name the collection that it means, {known[name]!r}.")
+                raise InvalidRequest(f"{name!r} is an alias; use the name of its collection, {known[name]!r}.")
             own = known.get(name, name)
             row = root.execute("SELECT name, uuid FROM collections WHERE name = ?", [own]).fetchone()
             if row is None:
-                there = ", ".join([*self.collections(), *known])
-                hint = f"there are {there}." if there else "the store is empty; index images first."
-                raise CollectionNotFound(f"There is no collection {name!r}: {hint}")
+                raise not_found(name, [*self.collections(), *known])
             return row
 
     def refuse_taken(self, name: str) -> None:
-        """Raises CollectionExists if a collection or an alias has the name."""
+        """Raise CollectionExists if a collection or an alias has the name."""
         if name in self.collections():
-            raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
+            raise CollectionExists(f"Collection {name!r} exists already; use it, drop it, or choose another name.")
         if name in self.aliases():
-            raise CollectionExists(f"There is an alias {name!r} already: take another name, or forget the alias first.")
+            raise CollectionExists(f"Alias {name!r} exists already; choose another name, or remove the alias first.")
 
     def add(self, name: str, key: str) -> None:
-        """A new collection."""
+        """Add a collection."""
         self._change("INSERT INTO collections VALUES (?, ?)", [name, key])
 
     def remove(self, name: str) -> None:
-        """Forgets a collection and the aliases that mean it."""
+        """Remove a collection and its aliases."""
         self._change("DELETE FROM collections WHERE name = ?", [name])
 
     def rename(self, name: str, to: str) -> None:
-        """Gives a collection another name; its aliases go with it."""
+        """Rename a collection; its aliases follow."""
         self._change("UPDATE collections SET name = ? WHERE name = ?", [to, name])
 
     def alias(self, alias: str, name: str) -> None:
-        """Makes an alias mean a collection.
+        """Point an alias to a collection.
 
         Raises:
-            CollectionExists: a collection itself is called so.
+            CollectionExists: a collection itself has that name.
         """
         if alias in self.collections():
-            raise CollectionExists(f"There is a collection {alias!r}, so it cannot be an alias: take another name.")
+            raise CollectionExists(f"{alias!r} is a collection, so it cannot be an alias; choose another name.")
         self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
 
     def unalias(self, alias: str) -> None:
-        """Forgets an alias.
+        """Remove an alias.
 
         Raises:
-            CollectionNotFound: there is none.
+            CollectionNotFound: it does not exist.
         """
         known = self.aliases()
         if alias not in known:
-            hint = f"there are {', '.join(known)}." if known else "there are no aliases."
-            raise CollectionNotFound(f"There is no alias {alias!r}: {hint}")
+            raise alias_not_found(alias, list(known))
         self._change("DELETE FROM aliases WHERE alias = ?", [alias])
 
     def promote(self, name: str, alias: str) -> str | None:
-        """See `VectorStore.promote`; one transaction."""
+        """See `VectorStore.promote`; everything is one transaction."""
         known = self.aliases()
         taken = {*self.collections(), *known}
         kept = None
         if name == alias:
-            raise InvalidRequest(f"{name!r} is the collection's own name already: promote another one to it.")
-        with self._reading() as root:
+            raise InvalidRequest(f"{name!r} is already the collection's own name; promote another collection to it.")
+        with self._using() as root:
             root.execute("BEGIN IMMEDIATE")
             try:
                 if alias in self.collections():
                     names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
                     kept = next(free for free in names if free not in taken)
                     root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
-                # other names of what went by `alias` until now; that of its successor in the making is not one of them
+                # other aliases of the old target, except those of a replacement that is still being built
                 root.execute(
                     "UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB ? AND alias NOT GLOB ?",
-                    [name, kept or known.get(alias, name), f"*{SUFFIX}", f"*{WAS}"],
+                    [name, kept or known.get(alias, name), f"*{NEXT}", f"*{WAS}"],
                 )
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
                 root.execute("COMMIT")
@@ -148,29 +168,146 @@ class Names:
         return kept
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         with self._lock:
             self._closed = True
             self._root.close()
 
     def _change(self, statement: str, parameters: list[str]) -> None:
-        with self._reading() as root:
+        with self._using() as root:
             root.execute(statement, parameters)
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _using(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._closed:
-                raise StoreReadOnly(f"The store {self._path.parent} is closed: open it again.")
-            with self._damage_named():
+                raise StoreReadOnly(f"The store {self._path.parent} is closed; open it again.")
+            with self._own_damage():
                 yield self._root
 
     @contextmanager
-    def _damage_named(self) -> Iterator[None]:
-        """SQLite's errors as ours; of damage to this file another way leads on than of damage to a collection's."""
+    def _own_damage(self) -> Iterator[None]:
+        """Translate SQLite's errors; damage to this file has another remedy than damage to a collection's."""
         try:
             with translated(self._path):
                 yield
         except StoreCorrupt as error:
-            reason = error.__cause__ or error
-            raise StoreCorrupt(f"{self._path} is damaged ({reason}): {WAY_ON}.") from error
+            raise StoreCorrupt(f"{self._path} is damaged ({error.__cause__ or error}); {HINT}.") from error
+
+
+def not_found(name: str, existing: list[str]) -> CollectionNotFound:
+    """Return the error for a collection that does not exist."""
+    hint = f"existing ones: {', '.join(existing)}." if existing else "the store is empty; index images first."
+    return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
+
+
+def alias_not_found(alias: str, existing: list[str]) -> CollectionNotFound:
+    """Return the error for an alias that does not exist."""
+    hint = f"existing ones: {', '.join(existing)}." if existing else "the store has no aliases."
+    return CollectionNotFound(f"Alias {alias!r} does not exist; {hint}")
+
+
+# ------------------------------------------------------------------------------ rebuilding
+
+
+def has_collections(folder: Path) -> bool:
+    """Return whether a store's folder has files of collections."""
+    return any((folder / "collections").glob("*.sqlite"))
+
+
+def write_name(path: Path, name: str) -> None:
+    """Record the name in the collection's file; failing is harmless, because the root catalog has it as well."""
+    try:
+        with closing(connect(path)) as connection, translated(path):
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('name', ?)", [name])
+    except NNCLRHubError as error:
+        log.warning("the file of collection %s keeps its earlier name (%s)", name, error)
+
+
+def rebuild_catalog(folder: Path) -> dict[str, str]:
+    """Rebuild the root catalog from what is readable of the old one, and else from the collections' files.
+
+    The old catalog is moved to lost+found. A collection whose name is lost is called `recovered-...`. Aliases that the
+    old catalog no longer has are lost.
+
+    Returns:
+        The stems of the collections' files by name.
+
+    Raises:
+        InvalidRequest: the folder has no collections.
+        StoreLocked: the store is open for writing.
+    """
+    if not has_collections(folder):
+        raise InvalidRequest(f"{folder} has no collections; name another folder, or index images first.")
+    lock = take_lock(folder)
+    try:
+        return _rebuild(folder)
+    finally:
+        give_back(lock)
+
+
+def _rebuild(folder: Path) -> dict[str, str]:
+    old, new = folder / CATALOG, folder / f"{CATALOG}.new"
+    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
+        Path(f"{new}{suffix}").unlink(missing_ok=True)
+    known, aliases = _read(old, "SELECT uuid, name FROM collections"), _read(old, "SELECT alias, name FROM aliases")
+    names: dict[str, str] = {}
+    for path in sorted((folder / "collections").glob("*.sqlite")):
+        name = _valid(known.get(path.stem)) or _recorded_name(path) or f"recovered-{path.stem[:8]}"
+        free = (f"{name}.{number}" for number in range(2, len(names) + 3))
+        names[name if name not in names else next(one for one in free if one not in names)] = path.stem
+    with closing(connect(new, create=True)) as root, translated(new):
+        create_root(root)
+        root.execute("BEGIN IMMEDIATE")
+        root.executemany("INSERT INTO collections VALUES (?, ?)", names.items())
+        root.executemany(
+            "INSERT INTO aliases VALUES (?, ?)",
+            [(one, name) for one, name in aliases.items() if name in names and _valid(one) and one not in names],
+        )
+        root.execute("COMMIT")
+    _move_away(old, folder / LOST)
+    os.replace(new, old)
+    fsync_folder(folder)
+    return names
+
+
+def _move_away(old: Path, lost: Path) -> None:
+    """Move the catalog to lost+found; after a crash the next start reports it missing, and it is rebuilt again."""
+    lost.mkdir(exist_ok=True)
+    number = sum(1 for file in lost.glob(f"{old.stem}-damaged*{old.suffix}"))
+    for suffix in ("-shm", "-wal", ""):
+        file = Path(f"{old}{suffix}")
+        if file.exists():
+            os.replace(file, lost / f"{old.stem}-damaged{number}{old.suffix}{suffix}")
+    fsync_folder(lost)
+    fsync_folder(lost.parent)
+
+
+def _read(root: Path, statement: str) -> dict[str, str]:
+    """Return pairs from the old catalog, as far as they can be read."""
+    found: dict[str, str] = {}
+    try:
+        with closing(connect(root, read_only=True)) as connection, translated(root):
+            for key, value in connection.execute(statement):
+                found[key] = value
+    except StoreError as error:
+        log.warning("the catalog is only partly readable (%s)", error)
+    return found
+
+
+def _recorded_name(path: Path) -> str | None:
+    """Return the name that a collection's file records."""
+    try:
+        with closing(connect(path, read_only=True)) as connection, translated(path):
+            row = connection.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
+    except StoreError as error:
+        log.warning("the name in %s cannot be read (%s)", path, error)
+        return None
+    return _valid(row[0]) if row else None
+
+
+def _valid(name: object) -> str | None:
+    try:
+        return check_name(name, "Name")  # pyright: ignore[reportArgumentType] - refused with InvalidRequest
+    except InvalidRequest:
+        return None

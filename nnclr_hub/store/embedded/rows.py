@@ -1,4 +1,4 @@
-"""Items to rows and back: what items are in the tables of a collection."""
+"""Conversion between items and the rows of a collection's tables."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nnclr_hub.store.base import Item, Match
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import Clause
 
-# parameters a statement, below SQLite's limit
+# parameters per statement, below SQLite's limit
 MAX_IN = 10_000
 BATCH = 10_000
-_WAY_ON = "take it out with `nnclr store repair COLLECTION`, then index it again"
+_HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
 @dataclass
 class Changes:
-    """What a request did, for the index: row ids that died, and row ids that came with their vectors."""
+    """What a request changed, for the index: row ids deleted, and row ids added with their vectors."""
 
-    died: list[int] = field(default_factory=list)
-    came: list[np.ndarray] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    added: list[np.ndarray] = field(default_factory=list)
     vectors: list[np.ndarray] = field(default_factory=list)
 
 
@@ -42,11 +42,15 @@ def write_items(
     vectors: np.ndarray,
     spec: CollectionSpec,
 ) -> None:
-    """Writes items of distinct ids under new row ids, in place of those of the same ids.
+    """Write items with distinct ids under new row ids, replacing those with the same ids.
 
     Args:
+        connection: in a transaction.
+        changes: extended by what was written.
+        items: with distinct ids.
         metadata: their JSON.
         vectors: (n, D) float32, as the collection compares them.
+        spec: of the collection.
     """
     delete_items(connection, changes, [item.id for item in items])
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
@@ -61,38 +65,38 @@ def write_items(
     if thumbnails:
         connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
     connection.execute("INSERT INTO oplog (op, rid) SELECT '+', rid FROM items WHERE rid >= ? ORDER BY rid", [first])
-    changes.came.append(np.arange(first, first + len(items)))
+    changes.added.append(np.arange(first, first + len(items)))
     changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
 
 
 def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
-    """Deletes the items of these ids that exist; returns how many."""
+    """Delete the items with these ids that exist; return how many."""
     found: list[tuple[int]] = []
     for start in range(0, len(ids), MAX_IN):
         some = ids[start : start + MAX_IN]
-        found += connection.execute(f"SELECT rid FROM items WHERE id IN ({_marks(some)})", some).fetchall()
+        found += connection.execute(f"SELECT rid FROM items WHERE id IN ({_placeholders(some)})", some).fetchall()
     if found:
         connection.executemany("DELETE FROM items WHERE rid = ?", found)
         connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", found)
-        changes.died += [rid for (rid,) in found]
+        changes.deleted += [rid for (rid,) in found]
     return len(found)
 
 
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
-    """Deletes rows by their numbers, whatever is in them; returns those that were still there."""
+    """Delete rows by their ids, whatever they contain; return those that still existed."""
     valid = "SELECT json_valid(metadata) FROM items WHERE rid = ?"
-    # an index on a metadata key cannot let go of an item whose metadata are no JSON
+    # SQLite cannot remove an item from an index on a metadata key while its metadata is not JSON
     indexes = "SELECT name, sql FROM sqlite_master WHERE tbl_name = 'items' AND type = 'index' AND sql IS NOT NULL"
-    in_the_way = any(connection.execute(valid, [rid]).fetchone() == (0,) for rid in rids)
-    written = connection.execute(indexes).fetchall() if in_the_way else []
-    for name, _ in written:
+    blocked = any(connection.execute(valid, [rid]).fetchone() == (0,) for rid in rids)
+    dropped = connection.execute(indexes).fetchall() if blocked else []
+    for name, _ in dropped:
         connection.execute(f'DROP INDEX "{name}"')
-    gone = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
-    for _, sql in written:
+    deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
+    for _, sql in dropped:
         connection.execute(sql)
-    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", ((rid,) for rid in gone))
-    changes.died += gone
-    return gone
+    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", ((rid,) for rid in deleted))
+    changes.deleted += deleted
+    return deleted
 
 
 def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:
@@ -114,12 +118,13 @@ def to_matches(
     clause: Clause,
     vectors: CollectionSpec | None,
 ) -> list[list[Match]]:
-    """Rows to matches through the catalog, which decides what exists.
+    """Look rows up in the catalog, which decides what exists, and return them as matches.
 
     Args:
+        connection: in a read transaction.
         scores: (n, m) float32, best first.
-        rids: (n, m) int64; -1 for none.
-        k: matches a query at most.
+        rids: (n, m) int64; -1 for missing results.
+        k: matches per query at most.
         clause: the filter that they have to pass.
         vectors: how to read their vectors; None: without.
     """
@@ -129,7 +134,7 @@ def to_matches(
     found: list[tuple[int, str, str, bytes | None]] = []
     for start in range(0, len(wanted), MAX_IN):
         some = wanted[start : start + MAX_IN]
-        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_marks(some)}) AND {clause[0]}"
+        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_placeholders(some)}) AND {clause[0]}"
         found += connection.execute(statement, [*some, *clause[1]])
     metadata = _parsed([(row[1], row[2]) for row in found])
     rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
@@ -144,31 +149,31 @@ def to_matches(
 
 
 def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:
-    """An item from its columns.
+    """Return an item from its columns.
 
-    A vector's checksum is not looked at here, which `verify` and `repair` do.
+    The checksum of the vector is not verified here, but by `verify` and `repair`.
 
     Raises:
-        StoreCorrupt: the metadata or the vector cannot be what was written.
+        StoreCorrupt: the metadata or the vector is damaged.
     """
     vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
     return Item(id, vector, _parsed([(id, metadata)])[0], jpeg)
 
 
 def to_vector(id: str, blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
-    """(D,) float32 from its bytes.
+    """Return a vector (D,) float32 from its bytes.
 
     Raises:
-        StoreCorrupt: they are too many or too few.
+        StoreCorrupt: the number of bytes is wrong.
     """
     assert spec is not None
     if len(blob) != size_of(spec):
-        raise StoreCorrupt(f"The vector of item {id!r} is damaged ({len(blob)} bytes, not {size_of(spec)}): {_WAY_ON}.")
+        raise StoreCorrupt(f"The vector of item {id!r} is damaged ({len(blob)} bytes, not {size_of(spec)}); {_HINT}.")
     return np.frombuffer(blob, stored_type(spec)).astype(np.float32)
 
 
 def is_metadata(text: object) -> bool:
-    """Whether it is the JSON of an object."""
+    """Return whether it is the JSON of an object."""
     try:
         return isinstance(json.loads(text), dict)  # pyright: ignore[reportArgumentType] - which is a TypeError
     except (TypeError, ValueError):
@@ -176,28 +181,34 @@ def is_metadata(text: object) -> bool:
 
 
 def _parsed(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Ids and JSON to metadata; StoreCorrupt names the item whose JSON is none."""
+    """Parse the metadata of pairs (id, JSON).
+
+    Raises:
+        StoreCorrupt: an item's metadata is not JSON; the message names it.
+    """
     try:
-        metadata = json.loads(f"[{','.join([text for _, text in found])}]")  # much quicker than one by one
+        metadata = json.loads(f"[{','.join([text for _, text in found])}]")  # much faster than one by one
         if len(metadata) == len(found) and all(type(one) is dict for one in metadata):
             return metadata
     except (TypeError, ValueError):
-        pass  # one of them is no JSON: which, is seen below
+        pass  # the loop below finds which one is not JSON
     for id, text in found:
         if not is_metadata(text):
-            raise StoreCorrupt(f"The metadata of item {id!r} are damaged: {_WAY_ON}.")
+            raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
     return [json.loads(text) for _, text in found]
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
-    """Vectors (n, D) float32 of rows (n,) int64, NaN for rows that are not there or not of the right size."""
+    """Return vectors (n, D) float32 of rows (n,) int64; NaN for rows that do not exist or have the wrong size."""
     found = np.full((len(rids), spec.dim), np.nan, np.float32)
     size = size_of(spec)
     order = np.argsort(rids, kind="stable")
     ascending = rids[order]
     for start in range(0, len(rids), MAX_IN):
         some = ascending[start : start + MAX_IN].tolist()
-        rows = connection.execute(f"SELECT rid, vector FROM vectors WHERE rid IN ({_marks(some)}) ORDER BY rid", some)
+        rows = connection.execute(
+            f"SELECT rid, vector FROM vectors WHERE rid IN ({_placeholders(some)}) ORDER BY rid", some
+        )
         for rid, blob in rows:
             if len(blob) == size:
                 found[order[np.searchsorted(ascending, rid)]] = np.frombuffer(blob, stored_type(spec))
@@ -205,7 +216,7 @@ def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np
 
 
 def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Everything of the right size in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
+    """Yield all vectors of the right size in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
     size = size_of(spec)
     cursor = connection.execute("SELECT rid, vector FROM vectors WHERE length(vector) = ? ORDER BY rid", [size])
     while rows := cursor.fetchmany(BATCH):
@@ -215,20 +226,20 @@ def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterato
 
 
 def id_of(connection: sqlite3.Connection, rid: int) -> str:
-    """The id of a row; for one that is gone, its number."""
+    """Return the id of a row, or its number if it does not exist."""
     row = connection.execute("SELECT id FROM items WHERE rid = ?", [rid]).fetchone()
     return row[0] if row else f"row {rid}"
 
 
 def stored_type(spec: CollectionSpec) -> str:
-    """How the numbers of a vector are kept."""
+    """Return the numpy type in which vectors are stored."""
     return "<f4" if spec.precision == "f32" else "<f2"
 
 
 def size_of(spec: CollectionSpec) -> int:
-    """Bytes of a vector as it is kept."""
+    """Return the size of a stored vector in bytes."""
     return spec.dim * np.dtype(stored_type(spec)).itemsize
 
 
-def _marks(values: Sequence[object]) -> str:
+def _placeholders(values: Sequence[object]) -> str:
     return ",".join("?" * len(values))

@@ -1,7 +1,7 @@
-"""What can still be read of a damaged SQLite file, into a new one.
+"""Recovery of items from a damaged SQLite file into a new one.
 
-Each table is read by itself, in pieces, so that a damaged page costs the rows on it and no others; what one
-table knows of and another no longer gives is counted as lost.
+Each table is read separately and in small pieces, so that a damaged page costs only the rows on it. Rows that one table
+has and another has lost are counted as lost.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Progress
+from nnclr_hub.store.base import Progress, SalvageReport
 from nnclr_hub.store.embedded.catalog import connect, create_collection, fsync_folder, read_spec
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
-from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 CHUNK = 64
-# a number so many times above what any other table says comes of damage
-WILD = 16
+# a row id this many times above those of all other tables comes from damage
+IMPLAUSIBLE = 16
 _HIGHEST = (
     "SELECT seq FROM sqlite_sequence WHERE name = 'items'",
     "SELECT max(rid) FROM items NOT INDEXED",
@@ -41,11 +40,11 @@ _LAST_CHANGE = (
 )
 
 
-class Source:
-    """The damaged file.
+class DamagedFile:
+    """The rows of a damaged file.
 
     Args:
-        connection: to it.
+        connection: to the file.
         spec: of the collection.
     """
 
@@ -56,33 +55,34 @@ class Source:
         self._unreadable: dict[str, set[int]] = {table: set() for table in ("items", "vectors", "thumbnails")}
         known = [*self._numbers(_HIGHEST), *([max(self.ids)] if self.ids else [])]
         self.total = _highest(known)
-        self.thumbnails_lost = 0  # of the rows that were last asked for
-        self.last_change = max(self._numbers(_LAST_CHANGE), default=2 * self.total)  # a row comes once and goes once
+        self.thumbnails_lost = 0  # of the rows of the last call of `rows`
+        # without a log, assume that each row was added and deleted
+        self.last_change = max(self._numbers(_LAST_CHANGE), default=2 * self.total)
 
     def rows(self, first: int, last: int) -> tuple[dict[int, tuple[str, str, bytes, int, bytes | None]], set[int], int]:
-        """What is whole of the rows first ... last: id, metadata, vector, checksum, thumbnail by number.
+        """Return what is intact of the rows first ... last.
 
         Returns:
-            Those; the numbers of rows that are known to have been there and are not whole; and how many others may
-            have been there.
+            id, metadata, vector, checksum and thumbnail of intact rows, by row id; the row ids that existed and are
+            damaged; and how many others may have existed.
         """
         items = self._read("items", "id, metadata", first, last)
         vectors = self._read("vectors", "vector, crc", first, last)
         thumbnails = self._read("thumbnails", "jpeg", first, last)
-        whole = {
+        intact = {
             rid: (*item, *vectors[rid], thumbnails.get(rid, (None,))[0])
             for rid, item in items.items()
-            if rid in vectors and self._is_whole(rid, *item, *vectors[rid])
+            if rid in vectors and self._is_intact(rid, *item, *vectors[rid])
         }
         known = {*items, *vectors, *thumbnails, *(rid for rid in range(first, last + 1) if rid in self.ids)}
-        # where one table is readable and has no such row, there was none
+        # if one table is readable and does not have the row, it never existed
         suspected = (self._unreadable["items"] & self._unreadable["vectors"]) - known
-        self.thumbnails_lost = len(self._unreadable["thumbnails"] & whole.keys())
+        self.thumbnails_lost = len(self._unreadable["thumbnails"] & intact.keys())
         for numbers in self._unreadable.values():
             numbers.clear()
-        return whole, known - whole.keys(), len(suspected)
+        return intact, known - intact.keys(), len(suspected)
 
-    def _is_whole(self, rid: int, id: Any, metadata: Any, vector: Any, crc: Any) -> bool:
+    def _is_intact(self, rid: int, id: Any, metadata: Any, vector: Any, crc: Any) -> bool:
         if not isinstance(vector, bytes) or len(vector) != self._size or zlib.crc32(vector) != crc:
             return False
         if not isinstance(id, str) or self.ids.get(rid, id) != id:
@@ -90,8 +90,8 @@ class Source:
         return is_metadata(metadata)
 
     def _read(self, table: str, columns: str, first: int, last: int) -> dict[int, tuple[Any, ...]]:
-        """Rows first ... last by number, without those that cannot be read."""
-        # a range looks at the row after it as well, which may lie on a damaged page
+        """Return rows first ... last by row id, without those that cannot be read."""
+        # a range scan also reads the row after the last one, which may be on a damaged page
         wanted, numbers = ("rid = ?", [first]) if first == last else ("rid BETWEEN ? AND ?", [first, last])
         try:
             rows = self._connection.execute(f"SELECT rid, {columns} FROM {table} NOT INDEXED WHERE {wanted}", numbers)
@@ -105,7 +105,7 @@ class Source:
         return self._read(table, columns, first, middle) | self._read(table, columns, middle + 1, last)
 
     def _id_index(self) -> Iterator[tuple[int, str]]:
-        """Numbers and ids as the index on ids has them, from both its ends as far as it can be read."""
+        """Yield row ids and ids from the index on ids, read from both ends as far as possible."""
         for order in ("ASC", "DESC"):
             try:
                 for rid, id in self._connection.execute(f"SELECT rid, CAST(id AS BLOB) FROM items ORDER BY id {order}"):
@@ -113,7 +113,7 @@ class Source:
                         yield rid, id.decode()
                 return
             except sqlite3.DatabaseError as error:
-                log.warning("the index on ids cannot be read whole (%s)", error)
+                log.warning("the index on ids is only partly readable (%s)", error)
 
     def _numbers(self, statements: tuple[str, ...]) -> list[int]:
         found = []
@@ -126,73 +126,74 @@ class Source:
 
 
 def _highest(numbers: list[int]) -> int:
-    """The highest that is not above all sense."""
+    """Return the highest plausible number."""
     ascending = sorted(numbers)
-    while len(ascending) > 1 and ascending[-1] > WILD * max(ascending[-2], CHUNK):
+    while len(ascending) > 1 and ascending[-1] > IMPLAUSIBLE * max(ascending[-2], CHUNK):
         ascending.pop()
     return ascending[-1] if ascending else 0
 
 
 def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> SalvageReport:
-    """Puts a new file with every item that can be read whole in the place of a damaged one, which moves to `lost`.
+    """Replace a damaged file by a new one with every intact item, and move the damaged file to `lost`.
 
     Args:
-        path: of a collection's SQLite file, open nowhere.
+        path: of a collection's SQLite file, which nothing has open.
         lost: folder for the damaged file and its index snapshots.
-        progress: called with (row numbers looked at, row numbers in all).
+        progress: called with (row ids checked, row ids in all).
 
     Raises:
-        StoreCorrupt: not even the collection's specification can be read; nothing was changed.
+        StoreCorrupt: the collection's specification is unreadable; nothing was changed.
     """
     new = path.with_name(f"{path.stem}.salvage")
-    for suffix in ("", "-wal", "-shm"):  # of an attempt that was cut short
+    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
         Path(f"{new}{suffix}").unlink(missing_ok=True)
     try:
         with closing(connect(path, read_only=True)) as old:
             spec = read_spec(old)
-            source = Source(old, spec)
-            with closing(connect(new, create=True)) as target:  # closing folds its log into the file
+            source = DamagedFile(old, spec)
+            with closing(connect(new, create=True)) as target:  # closing merges its log into the file
                 create_collection(target, spec)
-                saved, gone, suspected, bare = _copy(source, target, progress)
+                saved, lost_rows, suspected, thumbnails = _copy(source, target, progress)
                 if (name := _name(old)) is not None:
                     target.execute("INSERT INTO meta VALUES ('name', ?)", [name])
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
         reason = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else error
         if reason is error and isinstance(error, StoreCorrupt):
-            raise  # it says what to do
+            raise  # its message names the next step
         raise StoreCorrupt(
-            f"{path} is damaged beyond reading ({reason}): import the collection from an export, or index it anew."
+            f"{path} cannot be salvaged ({reason}); import the collection from an export, or index its images again."
         ) from error
     kept = _exchange(path, new, lost)
-    return SalvageReport(saved, tuple(source.ids.get(rid, f"row {rid}") for rid in gone), suspected, bare, str(kept))
+    ids = tuple(source.ids.get(rid, f"row {rid}") for rid in lost_rows)
+    return SalvageReport(saved, ids, suspected, thumbnails, str(kept))
 
 
-def _copy(source: Source, target: sqlite3.Connection, progress: Progress) -> tuple[int, list[int], int, int]:
-    """Fills the new file: rows saved, numbers of rows lost, how many more may be lost, thumbnails lost."""
-    saved, gone, suspected, bare = 0, [], 0, 0
-    # numbers of rows and changes never come again; with no log of changes readers beside it load everything anew
+def _copy(source: DamagedFile, target: sqlite3.Connection, progress: Progress) -> tuple[int, list[int], int, int]:
+    """Fill the new file; return rows saved, ids of rows lost, how many more may be lost, and thumbnails lost."""
+    saved, lost, suspected, thumbnails = 0, [], 0, 0
+    # row ids and changes are never reused; without a log of changes, other processes reload everything
     target.execute("DELETE FROM sqlite_sequence")
     target.executemany(
         "INSERT INTO sqlite_sequence VALUES (?, ?)", [("items", source.total), ("oplog", source.last_change + 1)]
     )
     for start in range(1, source.total + 1, CHUNK):
-        whole, missing, perhaps = source.rows(start, min(start + CHUNK - 1, source.total))
+        intact, missing, perhaps = source.rows(start, min(start + CHUNK - 1, source.total))
         target.execute("BEGIN IMMEDIATE")
-        for rid, row in whole.items():
+        for rid, row in intact.items():
             if _keep(target, rid, row):
                 saved += 1
             else:
                 missing.add(rid)
         target.execute("COMMIT")
-        gone += sorted(missing)
+        lost += sorted(missing)
         suspected += perhaps
-        bare += source.thumbnails_lost
+        thumbnails += source.thumbnails_lost
         progress(min(start + CHUNK - 1, source.total), source.total)
-    return saved, gone, suspected, bare
+    return saved, lost, suspected, thumbnails
 
 
 def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int, bytes | None]) -> bool:
-    """Writes a row under its old number, unless its id is there already: a damaged page may show an item twice."""
+    """Write a row under its old row id, unless its item exists: a damaged page may show an item twice."""
     id, metadata, vector, crc, jpeg = row
     try:
         target.execute("INSERT INTO items (rid, id, metadata) VALUES (?, ?, ?)", [rid, id, metadata])
@@ -205,7 +206,7 @@ def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int,
 
 
 def _name(old: sqlite3.Connection) -> str | None:
-    """The collection's own name, if the file says."""
+    """Return the collection's name, if the file records it."""
     try:
         row = old.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
     except sqlite3.DatabaseError:
@@ -214,7 +215,10 @@ def _name(old: sqlite3.Connection) -> str | None:
 
 
 def _exchange(path: Path, new: Path, lost: Path) -> Path:
-    """The damaged file is whole in `lost`, on the disk, before it is touched; returns where it lies now."""
+    """Put the new file in place of the damaged one, and return where that is now.
+
+    The damaged file is completely copied to `lost`, on disk, before it is touched.
+    """
     lost.mkdir(exist_ok=True)
     number = sum(1 for file in lost.iterdir() if file.name.startswith(f"{path.stem}-damaged"))
     stem = f"{path.stem}-damaged{number}"
@@ -226,7 +230,7 @@ def _exchange(path: Path, new: Path, lost: Path) -> Path:
     _fsync(new)
     fsync_folder(lost)
     fsync_folder(lost.parent)
-    for suffix in ("-wal", "-shm"):  # before the new file has its name: the old log must never be applied to it
+    for suffix in ("-wal", "-shm"):  # before the new file gets its name: the old log must never be applied to it
         Path(f"{path}{suffix}").unlink(missing_ok=True)
     fsync_folder(path.parent)
     if path.with_suffix("").is_dir():

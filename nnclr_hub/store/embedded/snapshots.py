@@ -1,14 +1,17 @@
-"""Snapshots of the index: a file beside the catalog, and a row in it, which is what makes the file count.
+"""Snapshots of the index: a file next to the catalog, and a row in the catalog, which makes the file valid.
 
     a. take the index as it is, and S, the change it is up to; writes go on
     b. write the file under a temporary name       e. rename it
     c. fsync it                                    f. fsync the folder
-    d. read it back and hash it                    g. the row; forget all but the last two; trim the log
-                                                   h. delete the files that were forgotten
+    d. read it back and hash it                    g. insert the row; keep the last two rows; trim the log
+                                                   h. delete the files of the rows that were removed
 
-The file is a line of JSON, arrays one after another, and faiss's own form of the main part:
+A crash before g leaves the previous snapshot valid, and a file that the next start moves away. Two generations are kept
+so that damage of the newest file costs only a longer replay: the log is trimmed up to the older one.
 
-    {"format": ..., "kind": ..., ...}\\n  rids  dead  delta_rids  delta_vectors  index
+The file is a line of JSON, then arrays one after another, then the main part in faiss's format:
+
+    {"format": ..., "kind": ..., ...}\\n  rids  deleted  delta_rids  delta_vectors  index
 """
 
 from __future__ import annotations
@@ -29,35 +32,36 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
-from nnclr_hub.store.ann.kinds import MOST_GRAPH_BYTES
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
-from nnclr_hub.store.embedded.catalog import NO_ROOM, check_room, fsync_folder
+from nnclr_hub.store.embedded.catalog import NO_SPACE, check_space, fsync_folder
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.index_kinds import INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 KEPT = 2
 FORMAT = 2
 CHUNK = 1 << 20
-LONGEST_HEADER = 4096
+MAX_HEADER = 4096
+MAX_OVERHEAD = 272  # bytes of an index per vector, besides the vector
 
-Recorded = Callable[[Callable[[sqlite3.Connection], None]], None]
+Exclusively = Callable[[Callable[[sqlite3.Connection], None]], None]
 
 
-def write_snapshot(state: State, folder: Path, generation: int, record: Recorded) -> None:
-    """Steps b to h.
+def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exclusively) -> None:
+    """Do steps b to h.
 
     Args:
-        state: step a.
-        folder: where the files go.
-        generation: its number, above all earlier ones.
-        record: runs a function with the connection that writes, with no write beside it.
+        state: from step a.
+        folder: of the files.
+        generation: number of the snapshot, above all earlier ones.
+        exclusively: runs a function with the connection that writes, while no other write runs.
 
     Raises:
-        DiskFull, StoreError: it could not be written; the snapshots before it stay.
+        DiskFull, StoreError: it could not be written; earlier snapshots stay.
     """
     reached("snapshot.taken")
-    check_room(folder, need=_bytes(state))
+    check_space(folder, need=_bytes(state))
     file = folder / f"index-{generation}.faiss"
     half = folder / f"{file.name}.part"
     try:
@@ -70,18 +74,18 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
         reached("snapshot.synced")
         size, digest = half.stat().st_size, hashed.digest
         if _hash(half) != digest:  # d
-            raise OSError("it does not read back as it was written")
+            raise OSError("reading it back gave other bytes")
         reached("snapshot.checked")
         os.replace(half, file)  # e
         reached("snapshot.renamed")
         fsync_folder(folder)  # f
-    except (OSError, RuntimeError) as error:  # faiss's errors are RuntimeErrors
+    except (OSError, RuntimeError) as error:  # faiss raises RuntimeError
         half.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise DiskFull(f"The disk is too full for the index ({file}): free some space; nothing is lost.") from error
-        raise StoreError(f"The index could not be written to {file} ({error}): the one before it stays.") from error
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise DiskFull(f"The disk is too full for the index ({file}); nothing is lost. Free some space.") from error
+        raise StoreError(f"The index could not be written to {file} ({error}); the previous one stays.") from error
     reached("snapshot.folder_synced")
-    rows = len(state.rids) - len(state.dead) + len(state.delta_rids)
+    rows = len(state.rids) - len(state.deleted) + len(state.delta_rids)
 
     def commit(connection: sqlite3.Connection) -> None:  # g
         connection.execute("BEGIN IMMEDIATE")
@@ -97,20 +101,20 @@ def write_snapshot(state: State, folder: Path, generation: int, record: Recorded
                 if old.name not in recorded(connection):
                     old.unlink()
             fsync_folder(folder)
-        except OSError as error:  # the snapshot counts all the same; the next start moves away what is left
+        except OSError as error:  # the snapshot is valid nevertheless; the next start moves away what is left
             log.warning("old index snapshots in %s could not be deleted (%s)", folder, error)
         reached("snapshot.cleaned")
 
-    record(commit)
+    exclusively(commit)
 
 
 def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> State | None:
-    """The newest snapshot that is whole, or None."""
+    """Return the newest intact snapshot, or None."""
     rows = connection.execute("SELECT seq, file, size, blake2b, ntotal FROM snapshots ORDER BY generation DESC")
     for seq, name, size, digest, total in rows.fetchall():
         file = folder / name
         try:
-            # nothing of the file is interpreted before its hash is right: faiss trusts what it reads
+            # the hash is checked before anything is interpreted, because faiss trusts what it reads
             if file.stat().st_size != size or _hash(file) != digest:
                 log.warning("index snapshot %s is damaged; using an older one or the catalog", file)
                 continue
@@ -118,20 +122,20 @@ def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: 
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             log.warning("index snapshot %s cannot be read (%s)", file, error)
             continue
-        if state.seq != seq or len(state.rids) - len(state.dead) + len(state.delta_rids) != total:
-            log.warning("index snapshot %s is not the one that was recorded", file)
+        if state.seq != seq or len(state.rids) - len(state.deleted) + len(state.delta_rids) != total:
+            log.warning("index snapshot %s is not the one that the catalog records", file)
             continue
         return state
     return None
 
 
 def next_generation(connection: sqlite3.Connection) -> int:
-    """The number of the next snapshot."""
+    """Return the number of the next snapshot."""
     return (connection.execute("SELECT max(generation) FROM snapshots").fetchone()[0] or 0) + 1
 
 
 def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) -> None:
-    """Moves index files that no row records out of the way; what a snapshot had forgotten anyway is deleted."""
+    """Move index files that no row records to lost+found; delete those older than any recorded one."""
     known = recorded(connection)
     oldest = min(map(_generation, known), default=0)
     for file in folder.glob("index-*"):
@@ -143,13 +147,13 @@ def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) ->
 
 
 def _generation(name: str) -> int:
-    """The number in the name of an index file; for a name that has none, one above all."""
+    """Return the number in the name of an index file; for another name, one above all."""
     digits = name.removeprefix("index-").removesuffix(".faiss")
     return int(digits) if digits.isdecimal() else sys.maxsize
 
 
 def recorded(connection: sqlite3.Connection) -> set[str]:
-    """Names of the files that count."""
+    """Return the names of the valid files."""
     return {row[0] for row in connection.execute("SELECT file FROM snapshots")}
 
 
@@ -157,7 +161,7 @@ def recorded(connection: sqlite3.Connection) -> set[str]:
 
 
 class _Hashed:
-    """A file that knows the hash of what it was given, whatever became of that on its way to the disk."""
+    """A file that hashes what is written to it, independently of what the disk makes of it."""
 
     def __init__(self, handle: BinaryIO) -> None:
         self._handle = handle
@@ -173,8 +177,8 @@ class _Hashed:
 
 
 def _bytes(state: State) -> int:
-    """About what the file will take."""
-    main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + MOST_GRAPH_BYTES)
+    """Return the approximate size of the file."""
+    main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + MAX_OVERHEAD)
     return main + state.delta_vectors.nbytes + 8 * (len(state.rids) + len(state.delta_rids))
 
 
@@ -183,16 +187,16 @@ def _write(state: State, handle: _Hashed) -> None:
     about = {
         "format": FORMAT,
         "seq": state.seq,
-        "kind": main.kind if main else None,
+        "kind": main.kind.name if main else None,
         "effort": main.effort if main else 0,
-        "judged": main.judged if main else 0,
+        "judged": main.calibrated_rows if main else 0,
         "rows": len(state.rids),
-        "dead": len(state.dead),
+        "dead": len(state.deleted),
         "delta": len(state.delta_rids),
         "faiss": faiss.__version__,
     }
     handle.write(json.dumps(about).encode() + b"\n")
-    for array in (state.rids, state.dead, state.delta_rids, state.delta_vectors):
+    for array in (state.rids, state.deleted, state.delta_rids, state.delta_vectors):
         handle.write(np.ascontiguousarray(array).tobytes())
     if main is not None:
         faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
@@ -200,18 +204,19 @@ def _write(state: State, handle: _Hashed) -> None:
 
 def _read(file: Path, spec: CollectionSpec) -> State:
     with file.open("rb") as handle:
-        about = json.loads(handle.readline(LONGEST_HEADER))
+        about = json.loads(handle.readline(MAX_HEADER))
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']}")
-        rids, dead, delta_rids = (np.fromfile(handle, "<i8", about[name]) for name in ("rows", "dead", "delta"))
+        rids, deleted, delta_rids = (np.fromfile(handle, "<i8", about[name]) for name in ("rows", "dead", "delta"))
         vectors = np.fromfile(handle, "<f4", about["delta"] * spec.dim).reshape(about["delta"], spec.dim)
         main = None
         if about["kind"] is not None:
             index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
-            main = MainIndex(about["kind"], index, spec.metric, about["effort"], about["judged"])
+            kind = INDEX_KINDS[about["kind"]]
+            main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"])
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")
-    return State(about["seq"], main, rids, dead, delta_rids, vectors)
+    return State(about["seq"], main, rids, deleted, delta_rids, vectors)
 
 
 def _hash(path: Path) -> str:

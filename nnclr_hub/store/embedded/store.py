@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, OpenedForReading, StoreError
-from nnclr_hub.store.ann.kinds import default_budget
-from nnclr_hub.store.base import CollectionInfo, Progress
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, OpenedForReading, StoreError, StoreReadOnly
+from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import (
     connect,
@@ -27,13 +26,12 @@ from nnclr_hub.store.embedded.catalog import (
     translated,
 )
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
-from nnclr_hub.store.embedded.names import Names
-from nnclr_hub.store.embedded.roots import CATALOG, LOST, has_collections, write_name
+from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.lock import give_back, take_lock
+from nnclr_hub.store.folder import give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
-from nnclr_hub.store.reports import SalvageReport
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
@@ -43,32 +41,43 @@ class EmbeddedStore:
     """See `store.base.VectorStore`; safe to call from many threads.
 
     Args:
-        folder: made if it is not there.
-        read_only: leave the lock to others; sees what a writer beside it commits.
-        memory: bytes that the index of a collection may take; None: half of the machine's.
+        folder: created if it does not exist.
+        read_only: do not lock the folder; see what the process that writes to it commits.
+        memory: bytes that the index of a collection may use; None: half of the machine's memory.
+        settings: sizes and times, see `store.settings`.
 
     Raises:
         StoreLocked: another process has it open for writing.
-        InvalidRequest: read_only on a folder that holds no store.
+        InvalidRequest: read_only, and the folder has no store.
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
 
-    single_writer = True  # the lock sees to it
+    single_writer = True  # ensured by the lock
 
-    def __init__(self, folder: str | Path, *, read_only: bool = False, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        read_only: bool = False,
+        memory: int | None = None,
+        settings: StoreSettings | None = None,
+    ) -> None:
         self.folder = Path(folder)
         self.read_only = read_only
         self.records = Records(self.folder / RECORDS, read_only=read_only)
-        self._memory = default_budget() if memory is None else memory
-        self._open: dict[str, EmbeddedCollection] = {}  # by the stem of their file, which stays when a name changes
-        self._locks: dict[str, threading.Lock] = {}  # by the same
+        self._settings = settings or StoreSettings()
+        if memory is not None:
+            self._settings = replace(self._settings, memory=memory)
+        # by the stem of their file, which a rename does not change
+        self._open: dict[str, EmbeddedCollection] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
         self._lock: BinaryIO | None = None
         if read_only:
             with translated(self.folder):
-                there = (self.folder / CATALOG).is_file() or has_collections(self.folder)
-            if not there:
-                raise InvalidRequest(f"{self.folder} holds no store: index images first, or name another folder.")
+                exists = (self.folder / CATALOG).is_file() or has_collections(self.folder)
+            if not exists:
+                raise InvalidRequest(f"{self.folder} is not a store; index images first, or name another folder.")
         else:
             self._lock = take_lock(self.folder)
         try:
@@ -79,6 +88,13 @@ class EmbeddedStore:
         except BaseException:
             self._release_lock()
             raise
+
+    def __repr__(self) -> str:
+        try:
+            names = f"collections {', '.join(self._names.collections()) or 'none'}"
+        except StoreError as error:
+            names = "closed" if isinstance(error, StoreReadOnly) else "unreadable"
+        return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
 
     # ---- collections
 
@@ -100,7 +116,7 @@ class EmbeddedStore:
                     connection.close()
                 fsync_folder(path.parent)
             reached("create.made")
-            # a crash before this row leaves a file that no row names, which the next start moves away
+            # a crash before this row exists leaves a file without a name, which the next start moves away
             self._names.add(name, key)
             reached("create.recorded")
             return self.get(name)
@@ -111,7 +127,7 @@ class EmbeddedStore:
             collection = self._open.get(key)
             if collection is None:
                 with self._opening(key):
-                    if self._names.resolve(name) != (own, key):  # dropped or renamed while another had the lock
+                    if self._names.resolve(name) != (own, key):  # dropped or renamed while this thread waited
                         continue
                     collection = self._open.get(key) or self._opened(own, key)
             if self.read_only:
@@ -140,16 +156,16 @@ class EmbeddedStore:
             self._renamed(key, to)
 
     def list(self) -> list[CollectionInfo]:
-        """How each collection stands, by name.
+        """Return the state of each collection, by name.
 
-        One that is not open is not opened for this: its index is called "closed". One that cannot be read hides no
-        other: its state is "damaged: ...", and where not even its specification can be read, that is of dimension 1.
+        A collection that is not open stays closed; its index is "closed". One that cannot be read does not hide the
+        others: its state is "damaged: ...", and if its specification is unreadable, that is of dimension 1.
         """
         found = [self._info(name) for name in self._names.collections()]
         return [info for info in found if info is not None]
 
     def _info(self, name: str) -> CollectionInfo | None:
-        """How a collection stands; None if it has been dropped or renamed meanwhile."""
+        """Return the state of a collection; None if it was dropped or renamed concurrently."""
         spec = CollectionSpec(1, model="")
         try:
             key = self._names.resolve(name, aliases=False)[1]
@@ -172,12 +188,12 @@ class EmbeddedStore:
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
-        """Puts what can still be read of a collection whose file is damaged into a new file.
+        """Move what is readable of a collection whose file is damaged into a new file.
 
         The damaged file is kept in lost+found.
 
         Raises:
-            StoreCorrupt: nothing can be read.
+            StoreCorrupt: nothing is readable.
         """
         self._refuse_if_read_only()
         with self._changing:
@@ -185,7 +201,7 @@ class EmbeddedStore:
             with self._opening(key):
                 opened = self._open.pop(key, None)
                 if opened is not None:
-                    opened.close(keep=False)  # neither an index nor a mark that all is well belongs into a damaged file
+                    opened.close(keep=False)  # a damaged file must get neither a snapshot nor the clean flag
                 return salvage(self._path(key), self.folder / LOST, progress)
 
     # ---- aliases
@@ -217,17 +233,17 @@ class EmbeddedStore:
     # ---- life
 
     def close(self) -> None:
-        """Closes all collections and lets go of the folder; the last error of a collection is raised at the end."""
+        """Close all collections and unlock the folder; the last error of a collection is raised at the end."""
         failure: Exception | None = None
         with self._changing:
-            self._names.close()  # nothing is opened any more
+            self._names.close()  # first: from here on nothing is opened
             for key in list(self._locks):
-                with self._opening(key):  # one that was being opened when it was closed is in
+                with self._opening(key):  # waits for a collection that another thread is opening
                     opened = self._open.pop(key, None)
                     try:
                         if opened is not None:
                             opened.close()
-                    except StoreError as error:  # the others must be closed all the same
+                    except StoreError as error:  # the others must be closed nevertheless
                         failure = error
             self.records.close()
             self._release_lock()
@@ -243,18 +259,18 @@ class EmbeddedStore:
     # ---- inside
 
     def _opening(self, key: str) -> threading.Lock:
-        """Held while a collection is opened or taken away; another is opened meanwhile."""
+        """Return the lock to hold while a collection is opened or removed; others can be opened at the same time."""
         return self._locks.setdefault(key, threading.Lock())
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
         collection = EmbeddedCollection(
-            name, self._path(key), self.folder / LOST, self._memory, read_only=self.read_only
+            name, self._path(key), self.folder / LOST, self._settings, read_only=self.read_only
         )
         self._open[key] = collection
         return collection
 
     def _renamed(self, key: str, name: str) -> None:
-        """Tells a collection its new name, if it is open, and its file."""
+        """Give a collection, if it is open, and its file the new name."""
         with self._opening(key):
             opened = self._open.get(key)
             if opened is not None:
@@ -274,7 +290,7 @@ class EmbeddedStore:
             self._lock = None
 
     def _clear_leftovers(self) -> None:
-        """Files of a create or drop that a crash cut short: no row names them; out of the way, not deleted."""
+        """Move files that a crash during create or drop has left, and that have no name, to lost+found."""
         known = self._names.keys()
         for file in (self.folder / "collections").glob("*"):
             if file.name.split(".")[0] not in known:
@@ -287,5 +303,5 @@ class EmbeddedStore:
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{path}{suffix}").unlink(missing_ok=True)
-        except OSError as error:  # the collection is gone all the same; the next start moves away what is left
+        except OSError as error:  # the collection is dropped nevertheless; the next start moves away what is left
             log.warning("files of a dropped collection could not be deleted (%s)", error)

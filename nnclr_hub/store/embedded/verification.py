@@ -1,4 +1,4 @@
-"""Looking whether all is well, and taking out what is not."""
+"""Checks of a collection: its file, its vectors, and its index against an exhaustive search."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.ann.fold import nearest
+from nnclr_hub.store.ann.compare import nearest
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.base import Match, Progress
-from nnclr_hub.store.embedded.catalog import WAY_ON, fsync_folder, quick_check, translated
+from nnclr_hub.store.base import Match, Progress, SearchOptions
+from nnclr_hub.store.embedded.catalog import HINT, fsync_folder, quick_check, translated
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
-from nnclr_hub.store.embedded.searching import Question
+from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.spec import CollectionSpec
 
 SAMPLE = 50
 NEIGHBORS = 10
 BATCH = 1000
-TOLERANCE = 1e-3  # between the two ways to a score
+TOLERANCE = 1e-3  # between the index's scores and exhaustive ones
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What an exhaustive search says of some stored vectors.
+    """The result of an exhaustive search for some stored vectors.
 
     ids: (n,) of the vectors.
     vectors: (n, D) float32.
-    nearest: for each, its true nearest neighbors with their scores, by id.
+    nearest: for each, the scores of its true nearest neighbors by id.
     """
 
     ids: list[str]
@@ -42,16 +42,16 @@ class Sample:
     nearest: list[dict[str, float]]
 
     def compare(self, found: list[list[Match]]) -> tuple[list[str], float]:
-        """Ids for which a match has another score than it truly has, and the share of the true neighbors found."""
+        """Return the ids for which a match has a wrong score, and the share of the true neighbors found."""
         disagreements, hits = [], 0
         for id, matches, truth in zip(self.ids, found, self.nearest, strict=True):
             worst = min(truth.values())
-            # one that is not among the nearest may score as the last of them at most
+            # a match that is not among the nearest may score as high as the last of them
             wrong = [match for match in matches if match.score - truth.get(match.id, worst) > _within(worst)]
             wrong += [match for match in matches if match.score - truth.get(match.id, -np.inf) < -_within(worst)]
             if wrong or not matches:
                 disagreements.append(id)
-            # another as near in a neighbor's place is as good: copies are all alike
+            # an equally near item in a neighbor's place is as good: copies of an image are equal
             hits += sum(match.score >= worst - _within(worst) for match in matches)
         return disagreements, hits / max(1, sum(map(len, self.nearest))) if self.ids else 1.0
 
@@ -70,27 +70,27 @@ class Damaged:
 
 
 def check_file(connection: sqlite3.Connection, path: Path) -> None:
-    """SQLite's own check, and whether the tables agree with each other.
+    """Run SQLite's check, and compare the tables with each other.
 
     Raises:
-        StoreCorrupt: they do not; it takes a salvage to mend that.
+        StoreCorrupt: they disagree; `salvage` is needed.
     """
     quick_check(connection, path)
-    # counted, not fetched, for damaged text may be no text at all
+    # counted, not fetched: a damaged text may not be valid UTF-8
     by_index = "SELECT rid, id FROM items INDEXED BY sqlite_autoindex_items_1 WHERE id >= ''"
     by_table = "SELECT rid, id FROM items NOT INDEXED"
     lone = "SELECT rid FROM vectors WHERE rid NOT IN (SELECT rid FROM items)"
     with translated(path):
         for statement in (f"{by_index} EXCEPT {by_table}", f"{by_table} EXCEPT {by_index}", lone):
             if connection.execute(f"SELECT count(*) FROM ({statement})").fetchone()[0]:
-                raise StoreCorrupt(f"{path} is damaged (its tables do not agree; nothing was changed): {WAY_ON}.")
+                raise StoreCorrupt(f"{path} is damaged (its tables disagree; nothing was changed); {HINT}.")
 
 
 def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress: Progress) -> list[Damaged]:
-    """Items whose vector has not its size and checksum, or is not there, or whose metadata are no JSON object."""
+    """Return items with a missing or damaged vector, or whose metadata is not a JSON object."""
     total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
     size = size_of(spec)
-    # as bytes, for damaged text may be no text at all
+    # as bytes: a damaged text may not be valid UTF-8
     rows = connection.execute(
         "SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, crc "
         "FROM items NOT INDEXED LEFT JOIN vectors USING (rid) ORDER BY rid"
@@ -98,8 +98,8 @@ def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress
     damaged, done = [], 0
     while batch := rows.fetchmany(BATCH):
         for rid, id, metadata, blob, crc in batch:
-            vector_is_well = blob is not None and len(blob) == size and zlib.crc32(blob) == crc
-            if not vector_is_well or not _is_text(id) or not _is_text(metadata) or not is_metadata(metadata):
+            intact = blob is not None and len(blob) == size and zlib.crc32(blob) == crc
+            if not intact or not _is_text(id) or not _is_text(metadata) or not is_metadata(metadata):
                 damaged.append(Damaged(rid, _text(id), _text(metadata)))
         done += len(batch)
         progress(done, total)
@@ -119,51 +119,54 @@ def _text(written: bytes) -> str:
 
 
 def missing_items(connection: sqlite3.Connection, index: AnnIndex) -> list[str]:
-    """Ids of rows that the index lacks, or has although they are gone; nothing may be written meanwhile."""
+    """Return ids of rows that the index lacks or should not have; nothing may write at the same time."""
     truth = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
     return [id_of(connection, rid) for rid in np.setxor1d(truth, index.live_rids()).tolist()]
 
 
-def choose(connection: sqlite3.Connection, spec: CollectionSpec, without: set[int]) -> tuple[list[str], np.ndarray]:
-    """Ids and vectors (n, D) of some items, scattered, and yet the same ones each time.
+def choose_sample(
+    connection: sqlite3.Connection, spec: CollectionSpec, damaged: set[int]
+) -> tuple[list[str], np.ndarray]:
+    """Return ids and vectors (n, D) of some items, scattered over the collection and the same ones each time.
 
     Args:
-        without: numbers of rows that are damaged.
+        connection: in a read transaction.
+        spec: of the collection.
+        damaged: row ids to leave out.
     """
-    scattered = f"SELECT rid FROM items ORDER BY rid * 2654435761 % 4294967296 LIMIT {SAMPLE + len(without)}"
+    scattered = f"SELECT rid FROM items ORDER BY rid * 2654435761 % 4294967296 LIMIT {SAMPLE + len(damaged)}"
     chosen = connection.execute(
         f"SELECT rid, id, vector FROM items JOIN vectors USING (rid) WHERE rid IN ({scattered}) ORDER BY rid"
     )
-    pairs = [(id, to_vector(id, blob, spec)) for rid, id, blob in chosen if rid not in without]
+    pairs = [(id, to_vector(id, blob, spec)) for rid, id, blob in chosen if rid not in damaged]
     vectors = np.stack([vector for _, vector in pairs]) if pairs else np.zeros((0, spec.dim), np.float32)
     return [id for id, _ in pairs], vectors
 
 
-def question_of(queries: np.ndarray, without: set[int]) -> Question:
-    """The search for the neighbors of some vectors, without rows that are damaged, which would fail it."""
-    question = Question.of(queries, NEIGHBORS, None, False, None, False)
-    if not without:
-        return question
-    clause = f"rid NOT IN ({','.join(map(str, sorted(without)))})"
-    return replace(question, clause=(clause, []), key=clause)
+def sample_search(queries: np.ndarray, damaged: set[int]) -> Search:
+    """Return the search for the neighbors of some vectors, without damaged rows, which would make it fail."""
+    search = Search.of(queries, NEIGHBORS, SearchOptions())
+    if not damaged:
+        return search
+    return replace(search, clause=(f"rid NOT IN ({','.join(map(str, sorted(damaged)))})", []))
 
 
 def exhaustive(
-    connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray, without: set[int]
+    connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray, damaged: set[int]
 ) -> Sample:
-    """The true neighbors of some vectors, in one pass over all of them that are not damaged."""
+    """Find the true neighbors of some vectors, in one pass over all that are not damaged."""
     if not ids:
         return Sample([], queries, [])
     order: list[np.ndarray] = []
-    damaged = np.array(sorted(without), np.int64)
+    left_out = np.array(sorted(damaged), np.int64)
 
-    def passed() -> Iterator[np.ndarray]:
+    def intact() -> Iterator[np.ndarray]:
         for rids, vectors in all_vectors(connection, spec):
-            well = ~np.isin(rids, damaged)
-            order.append(rids[well])
-            yield vectors[well]
+            kept = ~np.isin(rids, left_out)
+            order.append(rids[kept])
+            yield vectors[kept]
 
-    scores, rows = nearest(spec, passed(), queries, NEIGHBORS)
+    scores, rows = nearest(spec.metric, intact(), queries, NEIGHBORS)
     known = np.concatenate(order)[rows].tolist()
     truth = [
         {id_of(connection, rid): score for rid, score in zip(*those, strict=True)}
@@ -172,10 +175,10 @@ def exhaustive(
     return Sample(ids, queries, truth)
 
 
-def write_down(lost: Path, stem: str, items: list[Damaged]) -> str | None:
-    """Keeps ids and metadata of items that have to go, a line of JSON each; returns the file's path.
+def keep_metadata(lost: Path, stem: str, items: list[Damaged]) -> str | None:
+    """Write ids and metadata of items that will be removed, one line of JSON each; return the file's path.
 
-    Metadata that are no JSON any more are kept as the text that is there.
+    Metadata that is not JSON is written as text.
     """
     if not items:
         return None

@@ -1,9 +1,12 @@
 """One thread that writes, with group commit.
 
-Requests that arrive while the last commit is on its way to the disk share the next one. Each runs in
-a savepoint of its own, so that one that fails takes no other with it. The order is the promise:
+An fsync takes much longer than writing a few rows, so requests that arrive during one commit share the next one. Each
+runs in its own savepoint: one that fails is rolled back alone. The order keeps the promise to the caller:
 
     BEGIN IMMEDIATE -> rows and log -> COMMIT (durable) -> index (searchable) -> answer
+
+If the process dies after COMMIT, the next start replays the log into the index. If the index cannot take a change, the
+answer is still "stored", because that is true; maintenance reloads the index.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.embedded.catalog import check_room, closed_error, last_seq, translated
+from nnclr_hub.store.embedded.catalog import check_space, closed_error, last_seq, translated
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# requests that one transaction takes at most, which bounds how long the first of them waits
+# requests per transaction at most, which bounds how long the first of them waits
 GROUP = 256
-# after these the whole transaction is lost, not one request of it
+# after these errors the whole transaction is lost, not one request
 FATAL = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -57,45 +60,47 @@ class Writer:
     """The only writer of a collection's file.
 
     Args:
-        connection: its own, used by its thread alone.
+        connection: used by this thread alone.
         index: updated after each commit.
         path: of the file, for messages.
-        committed: called after each commit that the index has taken up, or could not.
+        on_commit: called after each commit and the update of the index, successful or not.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, index: AnnIndex, path: Path, committed: Callable[[], None]
+        self, connection: sqlite3.Connection, index: AnnIndex, path: Path, on_commit: Callable[[], None]
     ) -> None:
         self._connection = connection
         self._index = index
         self._path = path
-        self._committed = committed
+        self._on_commit = on_commit
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = self._dropped = False
         self.durable_seq = last_seq(connection)
-        self.failure: str | None = None  # why the collection is read-only now
-        self.behind: str | None = None  # why the index does not follow, until it is loaded anew
+        self.failure: str | None = None  # why the collection is read-only
+        self.behind: str | None = None  # why the index lacks the last changes, until it is reloaded
         self.commits = 0
         self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
         self._thread.start()
 
     def submit(self, apply: Apply[T]) -> T:
-        """Runs `apply` in the next transaction and returns its result when that is durable and searchable.
+        """Run `apply` in the next transaction; return its result when that is durable and searchable.
 
         Raises:
             StoreReadOnly: an earlier write failed on the disk, or the store is closed.
             CollectionNotFound: the collection was dropped.
-            whatever `apply` raises; DiskFull, StoreError from the commit.
+            DiskFull, StoreError: the commit failed.
+
+            Errors of `apply` itself are raised as they are.
         """
-        return self._ask(_Request(apply, Future()))
+        return self._enqueue(_Request(apply, Future()))
 
     def exclusively(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `work` on the writer's thread outside of any transaction, with no write beside it."""
-        return self._ask(_Request(lambda connection, _: work(connection), Future(), alone=True))
+        """Run `work` on the writer's thread outside of any transaction, while no other write runs."""
+        return self._enqueue(_Request(lambda connection, _: work(connection), Future(), alone=True))
 
     def reload(self, work: Callable[[sqlite3.Connection], None]) -> None:
-        """`exclusively`, for work that brings the index up to date again."""
+        """Run work that brings the index up to date, like `exclusively`."""
 
         def run(connection: sqlite3.Connection) -> None:
             work(connection)
@@ -103,7 +108,7 @@ class Writer:
 
         self.exclusively(run)
 
-    def _ask(self, request: _Request[T]) -> T:
+    def _enqueue(self, request: _Request[T]) -> T:
         with self._closing:
             if self._closed:
                 raise closed_error(self._path, self._dropped)
@@ -111,7 +116,7 @@ class Writer:
         return request.answer.result()
 
     def close(self, *, dropped: bool = False) -> None:
-        """Finishes what was submitted, then ends the thread."""
+        """Finish what was submitted, then end the thread."""
         with self._closing:
             if not self._closed:
                 self._dropped = dropped
@@ -120,20 +125,20 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        open_for_business = True
-        while open_for_business:
+        running = True
+        while running:
             group = [self._requests.get()]
             while len(group) < GROUP and not self._requests.empty():
                 group.append(self._requests.get())
-            open_for_business = None not in group
+            running = None not in group
             waiting = [request for request in group if request is not None and not request.alone]
             if waiting:
                 self._commit(waiting)
             for request in group:
                 if request is not None and request.alone:
-                    self._alone(request)
+                    self._run_alone(request)
 
-    def _alone(self, request: _Request[Any]) -> None:
+    def _run_alone(self, request: _Request[Any]) -> None:
         try:
             with translated(self._path):
                 request.answer.set_result(request.apply(self._connection, request.changes))
@@ -143,10 +148,10 @@ class Writer:
             request.answer.set_exception(error)
 
     def _commit(self, group: list[_Request[Any]]) -> None:
-        """One transaction for all; every request is answered, whatever happens."""
+        """Commit one transaction for all; every request is answered, whatever happens."""
         try:
             self.refuse_failed()
-            check_room(self._path)
+            check_space(self._path)
             with translated(self._path):
                 done = self._transact(group)
         except NNCLRHubError as error:
@@ -154,9 +159,7 @@ class Writer:
             self._fail(group, error)
         except Exception as error:
             log.exception("a write to %s failed", self._path)
-            self._fail(
-                group, StoreError(f"The write to {self._path} failed ({type(error).__name__}); nothing was written.")
-            )
+            self._fail(group, StoreError(f"Writing {self._path} failed ({type(error).__name__}); nothing was written."))
         else:
             self._publish(done)
 
@@ -177,7 +180,7 @@ class Writer:
         return done
 
     def _try(self, request: _Request[Any]) -> bool:
-        """Runs one request in a savepoint; its own mistakes are its own alone."""
+        """Run one request in a savepoint, so that its error affects no other."""
         self._connection.execute("SAVEPOINT one")
         try:
             request.result = request.apply(self._connection, request.changes)
@@ -188,7 +191,7 @@ class Writer:
             self._connection.execute("ROLLBACK TO one")
             if not isinstance(error, NNCLRHubError):
                 log.exception("a request to %s failed", self._path)
-                error = StoreError(f"A request to {self._path} failed ({error}); nothing of it was written.")
+                error = StoreError(f"A write to {self._path} failed ({error}); nothing of it was stored.")
             request.answer.set_exception(error)
             return False
         finally:
@@ -201,27 +204,28 @@ class Writer:
             self._connection.execute("ROLLBACK")
 
     def _remember(self, error: Exception) -> None:
-        """After a failed fsync nobody knows what is on the disk."""
+        """Refuse all later writes after a failed fsync: nobody knows what is on the disk then."""
         if isinstance(error, StoreReadOnly):
             self.failure = self.failure or str(error)
 
     def refuse_failed(self) -> None:
-        """Raises StoreReadOnly if an earlier write failed on the disk."""
+        """Raise StoreReadOnly if an earlier write failed on the disk."""
         if self.failure is not None:
             raise StoreReadOnly(self.failure)
 
     def _publish(self, done: list[_Request[Any]]) -> None:
-        """After the commit: into the index, then the answers, which say "durable" whatever becomes of the index."""
+        """Update the index after the commit, then answer; the answers confirm durability even if the index fails."""
         if self.behind is None:
             try:
-                self._index.apply(self.durable_seq, *_together(done, self._index.spec.dim))
+                reached("write.indexing")
+                self._index.apply(self.durable_seq, *_combined(done, self._index.spec.dim))
                 reached("write.indexed")
             except Exception as error:
-                log.exception("the index of %s could not follow", self._path)
-                self.behind = f"the index could not take up a change ({type(error).__name__})"
+                log.exception("the index of %s could not be updated", self._path)
+                self.behind = f"the index could not apply a change ({type(error).__name__})"
         for request in done:
             request.answer.set_result(request.result)
-        self._committed()
+        self._on_commit()
 
     @staticmethod
     def _fail(group: list[_Request[Any]], error: BaseException) -> None:
@@ -230,9 +234,9 @@ class Writer:
                 request.answer.set_exception(error)
 
 
-def _together(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The changes of all requests: rids that died, rids that came, vectors of those."""
-    died = np.array(sorted(rid for request in done for rid in request.changes.died), np.int64)
-    came = [np.zeros(0, np.int64), *(rids for request in done for rids in request.changes.came)]
+def _combined(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the changes of all requests: rids deleted, rids added, vectors of the added ones."""
+    deleted = np.array(sorted(rid for request in done for rid in request.changes.deleted), np.int64)
+    added = [np.zeros(0, np.int64), *(rids for request in done for rids in request.changes.added)]
     vectors = [np.zeros((0, dim), np.float32), *(some for request in done for some in request.changes.vectors)]
-    return died, np.concatenate(came), np.concatenate(vectors)
+    return deleted, np.concatenate(added), np.concatenate(vectors)

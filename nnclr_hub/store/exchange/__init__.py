@@ -1,6 +1,8 @@
-"""Collections as files that other tools read: Parquet for items, safetensors for vectors.
+"""Export and import of collections, in formats that other tools read: Parquet for items, safetensors for vectors.
 
-transfer.py  export and import;  manifest.py  collection.json;  shards.py  the files of so many items each
+transfer.py  export and import
+manifest.py  collection.json, which lists the files
+shards.py    the files
 """
 
 from nnclr_hub.store.exchange.transfer import export_collection, import_collection

@@ -1,4 +1,4 @@
-"""The manifest of an exported collection: what its folder holds, and whether it still does.
+"""The manifest of an exported collection, and the checks of its files.
 
 collection.json             format and version, name, specification, counts, size and SHA-256 of every other file
 items-00000.parquet         id, metadata (JSON text), thumbnail (JPEG bytes or null), in ascending order of the ids
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreTooNew
-from nnclr_hub.store.durable import fsync_folder
+from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.spec import CollectionSpec
 
 MANIFEST = "collection.json"
@@ -25,7 +25,7 @@ FORMAT = "nnclr_hub collection"
 VERSION = 1
 MAX_MANIFEST = 16 * 1024 * 1024
 CHUNK = 1024 * 1024
-# never a path that leads out of the folder
+# a plain name: a path must not leave the folder
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,100}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -42,34 +42,34 @@ class ExportedFile:
 
     def __post_init__(self) -> None:
         if not _FILE.fullmatch(self.file) or not _SHA256.fullmatch(self.sha256) or not _is_count(self.size):
-            raise ValueError(f"{self.file!r:.80} has no name, size and sha256 of a file")
+            raise ValueError(f"invalid name, size or sha256 of the file {self.file!r:.80}")
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Reads the file."""
+        """Describe a file that was just written."""
         return cls(path.name, path.stat().st_size, _sha256(path))
 
     def check(self, folder: Path, advance: Bytes) -> None:
-        """Refuses a file that is not the one that was exported.
+        """Compare a file with its description.
 
         Raises:
-            StoreError: it is missing, shorter or longer, or has other bytes.
+            StoreError: it is missing or differs.
         """
         path = folder / self.file
-        way_out = "copy the export again from where it was made"
+        hint = "copy the export again from its source"
         try:
             size = path.stat().st_size
             if size != self.size:
-                raise StoreError(f"{path} has {size} bytes and was exported with {self.size}: {way_out}.")
+                raise StoreError(f"{path} has {size} bytes, but was exported with {self.size}; {hint}.")
             if _sha256(path, advance) != self.sha256:
-                raise StoreError(f"{path} is damaged, its SHA-256 is not that of {MANIFEST}: {way_out}.")
+                raise StoreError(f"{path} is damaged: its SHA-256 differs from {MANIFEST}; {hint}.")
         except OSError as error:
-            raise StoreError(f"{path} of the export cannot be read ({error.strerror}): {way_out}.") from error
+            raise StoreError(f"{path} of the export cannot be read ({error.strerror}); {hint}.") from error
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the items: how many, and the two files that hold them."""
+    """A part of the items: their number, and their two files."""
 
     count: int
     items: ExportedFile
@@ -77,7 +77,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not _is_count(self.count) or self.count == 0:
-            raise ValueError(f"a shard of {self.count!r:.80} items")
+            raise ValueError(f"invalid shard of {self.count!r:.80} items")
 
     @property
     def files(self) -> tuple[ExportedFile, ExportedFile]:
@@ -86,11 +86,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an export holds.
+    """The contents of an export.
 
-    name: the collection's when it was exported.
-    items: how many.
-    thumbnails: whether they were exported as well.
+    name: of the exported collection.
+    items: their number.
+    thumbnails: whether they were exported.
     """
 
     name: str
@@ -101,11 +101,11 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of the files that it lists."""
+        """Total bytes of the listed files."""
         return sum(file.size for shard in self.shards for file in shard.files)
 
     def write(self, folder: Path) -> None:
-        """Writes collection.json, which makes the export whole; it is on disk when this returns."""
+        """Write collection.json, which completes the export; it is on disk when this returns."""
         text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
         temporary = folder / f"{MANIFEST}.new"
         with temporary.open("w", encoding="utf-8") as file:
@@ -117,53 +117,54 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads collection.json, not yet the other files.
+        """Read collection.json, but not the other files.
 
         Raises:
-            InvalidRequest: the folder holds no export.
-            StoreTooNew: one of a later version.
-            StoreError: its manifest makes no sense.
+            InvalidRequest: the folder is not an export.
+            StoreTooNew: the export is of a later version.
+            StoreError: the manifest is invalid.
         """
         path = folder / MANIFEST
         try:
             if path.stat().st_size > MAX_MANIFEST:
-                raise StoreError(f"{path} is larger than {MAX_MANIFEST} bytes, which no manifest is: give an export.")
-            given = json.loads(path.read_bytes())
+                raise StoreError(f"{path} is larger than {MAX_MANIFEST} bytes, so it is not a manifest of an export.")
+            content = json.loads(path.read_bytes())
         except OSError as error:
             raise InvalidRequest(
-                f"{folder} holds no exported collection ({path.name}: {error.strerror}): give a folder that "
+                f"{folder} is not an exported collection ({path.name}: {error.strerror}); give a folder that "
                 "`nnclr store export` wrote."
             ) from error
         except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path} is not JSON ({str(error)[:80]}): export the collection again.") from error
-        if not isinstance(given, dict) or given.get("format") != FORMAT:
-            raise InvalidRequest(f"{path} is no manifest of an exported collection: it lacks the format {FORMAT!r}.")
-        version = given.get("version")
+            raise StoreError(f"{path} is not JSON ({str(error)[:80]}); export the collection again.") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise InvalidRequest(f"{path} is not the manifest of an export: it lacks the format {FORMAT!r}.")
+        version = content.get("version")
         if isinstance(version, int) and version > VERSION:
-            raise StoreTooNew(f"{folder} was exported by a later version of nnclr_hub ({version}): install that one.")
+            raise StoreTooNew(f"{folder} was exported by a later version of nnclr_hub ({version}); install that one.")
         try:
             if version != VERSION:
                 raise ValueError(f"version {version!r:.80}")
-            return cls._parsed(given)
+            return cls._parsed(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
-                f"{path} makes no sense ({type(error).__name__}: {str(error)[:150]}): export the collection again."
+                f"{path} is invalid ({type(error).__name__}: {str(error)[:150]}); export the collection again."
             ) from error
 
     @classmethod
-    def _parsed(cls, given: dict[str, Any]) -> Self:
-        spec = dict(given["spec"])
+    def _parsed(cls, content: dict[str, Any]) -> Self:
+        spec = dict(content["spec"])
         if not isinstance(spec.get("indexed"), list) or not all(isinstance(key, str) for key in spec["indexed"]):
-            raise ValueError("indexed is no list of keys")
+            raise ValueError("indexed must be a list of keys")
         shards = tuple(
-            Shard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"])) for one in given["shards"]
+            Shard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
+            for one in content["shards"]
         )
-        if given["items"] != sum(shard.count for shard in shards):
-            raise ValueError("its items are not the sum of its shards")
-        name, thumbnails = given["name"], given["thumbnails"]
+        if content["items"] != sum(shard.count for shard in shards):
+            raise ValueError("the number of items is not the sum of the shards")
+        name, thumbnails = content["name"], content["thumbnails"]
         if not isinstance(name, str) or not isinstance(thumbnails, bool):
-            raise ValueError("name and thumbnails")
-        return cls(name, CollectionSpec(**spec), given["items"], thumbnails, shards)
+            raise ValueError("name must be a string and thumbnails a boolean")
+        return cls(name, CollectionSpec(**spec), content["items"], thumbnails, shards)
 
 
 def _is_count(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The two files of a part of an export: a Parquet table of items and a safetensors file of their vectors."""
+"""The two files of a shard of an export: a Parquet table of items and a safetensors file of their vectors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ TENSOR = "vectors"
 
 
 def require_parquet() -> None:
-    """Refuses to go on without pyarrow.
-
-    Raises:
-        MissingDependency: names the extra that brings it.
-    """
+    """Raise MissingDependency if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
@@ -35,7 +31,7 @@ def require_parquet() -> None:
 
 
 def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: CollectionSpec) -> Shard:
-    """Writes the items into two new files; they are on disk when this returns."""
+    """Write items to two new files, which are on disk when this returns."""
     from pyarrow.parquet import ParquetWriter
     from safetensors.numpy import save
 
@@ -45,7 +41,7 @@ def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: 
         with ParquetWriter(file, _schema(), compression="zstd") as writer:
             for items in batches:
                 writer.write_table(_table(items))
-                vectors.append(_kept(items, spec))
+                vectors.append(_stored(items, spec))
         file.flush()
         os.fsync(file.fileno())
     with tensor.open("xb") as file:
@@ -56,16 +52,19 @@ def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: 
 
 
 def check_shard(folder: Path, shard: Shard, spec: CollectionSpec, after: str) -> str:
-    """Compares what the files say of themselves with the manifest.
+    """Compare the contents of the files with the manifest.
 
     Args:
-        after: the last id of the shard before.
+        folder: of the export.
+        shard: to check.
+        spec: of the collection.
+        after: the last id of the previous shard.
 
     Returns:
-        The last id.
+        The last id of this shard.
 
     Raises:
-        StoreError: other counts, columns or dimension, or ids that do not ascend.
+        StoreError: counts, columns or dimension differ, or ids do not ascend.
     """
     from pyarrow.parquet import ParquetFile
     from safetensors import safe_open
@@ -73,7 +72,7 @@ def check_shard(folder: Path, shard: Shard, spec: CollectionSpec, after: str) ->
     with _readable(folder / shard.vectors.file) as path, safe_open(path, "numpy") as file:
         names = list(file.keys())
         if names != [TENSOR]:
-            raise ValueError(f"it holds {', '.join(names)[:80] or 'nothing'} where {TENSOR!r} belongs")
+            raise ValueError(f"it contains {', '.join(names)[:80] or 'nothing'} instead of {TENSOR!r}")
         part = file.get_slice(TENSOR)
         shape, kind = tuple(part.get_shape()), part.get_dtype()
         if shape != (shard.count, spec.dim) or kind != spec.precision.upper():
@@ -92,10 +91,10 @@ def check_shard(folder: Path, shard: Shard, spec: CollectionSpec, after: str) ->
 
 
 def read_shard(folder: Path, shard: Shard, batch: int) -> Iterator[list[Item]]:
-    """Its items, so many at a time.
+    """Yield its items in batches.
 
     Raises:
-        StoreError: a file cannot be read, or metadata is no JSON.
+        StoreError: a file cannot be read, or metadata is not JSON.
     """
     from pyarrow.parquet import ParquetFile
     from safetensors import safe_open
@@ -132,14 +131,14 @@ def _schema() -> Any:
     return pyarrow.schema([pyarrow.field(name, kind) for name, kind in kinds])
 
 
-def _kept(items: Sequence[Item], spec: CollectionSpec) -> np.ndarray:
-    """(n, D) in the precision that the collection keeps."""
+def _stored(items: Sequence[Item], spec: CollectionSpec) -> np.ndarray:
+    """Return the vectors (n, D) in the precision of the collection."""
     return np.stack([item.vector for item in items]).astype(np.float16 if spec.precision == "f16" else np.float32)
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[Path]:
-    """Whatever the block finds wrong with the file becomes one sentence."""
+    """Translate errors about a file into StoreError."""
     from pyarrow import ArrowException
     from safetensors import SafetensorError
 
@@ -147,5 +146,5 @@ def _readable(path: Path) -> Iterator[Path]:
         yield path
     except (ArrowException, SafetensorError, ValueError, KeyError, OSError) as error:
         raise StoreError(
-            f"{path} is no part of this export ({' '.join(str(error).split())[:200]}): export the collection again."
+            f"{path} is not a file of this export ({' '.join(str(error).split())[:200]}); export the collection again."
         ) from error

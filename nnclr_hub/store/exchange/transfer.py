@@ -1,14 +1,11 @@
-"""A collection as a folder of Parquet and safetensors files, and back: for backups, other tools, other stores.
+"""Export of a collection to a folder of Parquet and safetensors files, and import into any store.
 
 export_collection(store.get("photos"), Path("photos-export"))
 import_collection(other_store, "photos", Path("photos-export"))
-
-`manifest.py` tells what the folder holds, `shards.py` how it is read and written.
 """
 
 from __future__ import annotations
 
-import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,31 +25,33 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.durable import fsync_folder
 from nnclr_hub.store.exchange.manifest import Manifest
 from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
+from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.succession import upsert_there
+from nnclr_hub.store.sqlite import NO_SPACE
 
 SHARD_ITEMS = 50_000
-SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are gathered in memory
+SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are collected in memory
 BATCH = 1000
-# what makes vectors comparable; keys with an index and the kind of index are the receiving collection's own
+# vectors must be comparable; indexed keys and the kind of index may differ
 MUST_AGREE = ("dim", "metric", "precision")
 
 
-# ---- out
+# ------------------------------------------------------------------------------ export
 
 
 def export_collection(
     collection: Collection, folder: Path, *, thumbnails: bool = True, progress: Progress = lambda done, total: None
 ) -> Manifest:
-    """Writes the collection into a new folder; all of it is on disk when this returns, or the folder is not there.
+    """Export a collection to a new folder, which is completely on disk when this returns, or does not exist.
 
-    What others write meanwhile may be in it or not.
+    Items that are written during the export may be in it or not.
 
     Args:
+        collection: to export.
         folder: must not exist.
         thumbnails: False: without them, which is much smaller.
         progress: called with (done, total), counted in items.
@@ -65,7 +64,7 @@ def export_collection(
     require_parquet()
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
-        raise InvalidRequest(f"{folder} exists already: name a folder that does not, nothing is overwritten.")
+        raise InvalidRequest(f"{folder} exists already; choose a new folder, because an export overwrites nothing.")
     done, total = 0, collection.count()
 
     def counted(batches: Iterator[list[Item]]) -> Iterator[list[Item]]:
@@ -86,15 +85,15 @@ def export_collection(
 
 
 def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[list[Item]]]:
-    """Shards, each an iterator of batches that has to be used up before the next shard."""
+    """Yield shards, each an iterator of batches that must be exhausted before the next shard."""
     batches = _batches_of(collection, thumbnails)
-    room = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * collection.spec.dim)))
+    size = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * collection.spec.dim)))
     first = next(batches, None)
 
     def shard() -> Iterator[list[Item]]:
         nonlocal first
         count = 0
-        while first is not None and count < room:
+        while first is not None and count < size:
             yield first
             count += len(first)
             first = next(batches, None)
@@ -105,7 +104,7 @@ def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[li
 
 def _batches_of(collection: Collection, thumbnails: bool) -> Iterator[list[Item]]:
     for page in pages(collection, limit=BATCH, with_vector=not thumbnails):
-        # pages are without thumbnails; items deleted since the page was read are left out
+        # pages have no thumbnails; items that were deleted after the page was read are left out
         items = collection.get([item.id for item in page]) if thumbnails else page
         if items:
             yield items
@@ -113,10 +112,10 @@ def _batches_of(collection: Collection, thumbnails: bool) -> Iterator[list[Item]
 
 @contextmanager
 def _written_whole(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its name when the block is done, and goes away when it fails."""
+    """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # a folder of its own, for whose mode mkdtemp asks only the owner
+        # inside of mkdtemp's folder, which only the owner can enter: the export gets the usual mode
         outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
         try:
             partial = outer / folder.name
@@ -127,19 +126,21 @@ def _written_whole(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(outer, ignore_errors=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFull(f"{folder} does not fit on the disk, nothing was kept: make room, and try again.") from error
+        if error.errno in NO_SPACE:
+            raise DiskFull(
+                f"{folder} does not fit on the disk; nothing was kept. Free some space, and retry."
+            ) from error
         raise StoreError(
-            f"{folder} cannot be written ({error.strerror or error}): name a folder that can be."
+            f"{folder} cannot be written ({error.strerror or error}); choose a folder that can be written."
         ) from error
 
 
-# ---- in
+# ------------------------------------------------------------------------------ import
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did: items in the export, how many of them were written, and whether it made the collection."""
+    """The result of an import: items in the export, items written, and whether the collection was created."""
 
     items: int
     written: int
@@ -154,20 +155,22 @@ def import_collection(
     into: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Imported:
-    """Fills a collection from an exported folder, which is read and checked as a whole before anything is written.
+    """Import an exported folder into a collection; the folder is completely checked before anything is written.
 
-    Made if it is not there. An import that was interrupted goes on where it stopped.
+    The collection is created if it does not exist. After an interruption, the same call continues where it stopped.
 
     Args:
+        store: with the collection.
         name: of the collection, or an alias.
-        into: add to a collection that holds other items; those of the same id are replaced.
-        progress: called with (done, total), counted in bytes that are read: each to check it, and again to store it.
+        folder: of the export.
+        into: add to a collection that has other items; items with the same id are replaced.
+        progress: called with (done, total), counted in bytes; each file is read once to check and once to store it.
 
     Raises:
         MissingDependency: pyarrow is not installed.
-        InvalidRequest: the folder holds no export.
-        FingerprintMismatch: the collection holds vectors of another encoder.
-        CollectionExists: it has another specification, or holds something else and `into` was not said.
+        InvalidRequest: the folder is not an export.
+        FingerprintMismatch: the collection has vectors of another encoder.
+        CollectionExists: it has another specification, or other items and `into` is False.
         CollectionMoving: another process re-embeds the collection.
         StoreTooNew, StoreError: the export is of a later version, damaged or incomplete.
     """
@@ -175,20 +178,20 @@ def import_collection(
     folder = Path(folder)
     manifest = Manifest.read(folder)
     _check(manifest, folder, progress)
-    collection, created = _receiving(store, name, manifest)
-    there = 0 if into or created else _already_there(collection, manifest, folder)
+    collection, created = _target(store, name, manifest)
+    present = 0 if into or created else _already_imported(collection, manifest, folder)
     done = 0
     for items in _items_of(manifest, folder):
-        missing = items[max(0, there - done) :]
+        missing = items[max(0, present - done) :]
         if missing:
-            upsert_there(store, name, collection, missing)
+            upsert_into(store, name, collection, missing)
         done += len(items)
         progress(manifest.size + manifest.size * done // manifest.items, 2 * manifest.size)
-    return Imported(manifest.items, manifest.items - there, created)
+    return Imported(manifest.items, manifest.items - present, created)
 
 
 def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
-    """Every byte against the manifest, and then what the files say of themselves."""
+    """Check the hash of every file, and then the contents."""
     done, total = 0, 2 * manifest.size
 
     def advance(count: int) -> None:
@@ -208,33 +211,33 @@ def _items_of(manifest: Manifest, folder: Path) -> Iterator[list[Item]]:
         yield from read_shard(folder, shard, BATCH)
 
 
-def _receiving(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collection, bool]:
-    """The collection to fill, and whether it was made just now."""
+def _target(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collection, bool]:
+    """Return the collection to fill, and whether it was just created."""
     try:
         collection = store.get(name)
     except CollectionNotFound:
         return store.create(name, manifest.spec), True
-    here, there = collection.spec, manifest.spec
-    if here.fingerprint != there.fingerprint:
+    ours, theirs = collection.spec, manifest.spec
+    if ours.fingerprint != theirs.fingerprint:
         raise FingerprintMismatch(
-            f"Collection {name!r} holds vectors of {here.model or 'an unknown encoder'} ({here.fingerprint[:8]}), the "
-            f"export those of {there.model or 'an unknown encoder'} ({there.fingerprint[:8]}): import it under another "
-            "name."
+            f"Collection {name!r} has vectors of {ours.model or 'an unknown encoder'} ({ours.fingerprint[:8]}), the "
+            f"export those of {theirs.model or 'an unknown encoder'} ({theirs.fingerprint[:8]}); import it under "
+            "another name."
         )
     for field in MUST_AGREE:
-        if getattr(here, field) != getattr(there, field):
+        if getattr(ours, field) != getattr(theirs, field):
             raise CollectionExists(
-                f"Collection {name!r} has {field} {getattr(here, field)!r}, the export {getattr(there, field)!r}: "
+                f"Collection {name!r} has {field} {getattr(ours, field)!r}, and the export {getattr(theirs, field)!r}; "
                 "import it under another name."
             )
     return collection, False
 
 
-def _already_there(collection: Collection, manifest: Manifest, folder: Path) -> int:
-    """How many items an interrupted import has left: those of the collection, if they are the export's first ones.
+def _already_imported(collection: Collection, manifest: Manifest, folder: Path) -> int:
+    """Return how many items an interrupted import has stored: those of the collection, if they are the export's first.
 
     Raises:
-        CollectionExists: the collection holds something else.
+        CollectionExists: the collection has other items.
     """
     count, cursor = 0, None
     for items in _items_of(manifest, folder):
@@ -255,13 +258,13 @@ def _same(kept: Item, exported: Item, spec: CollectionSpec) -> bool:
     return (
         kept.id == exported.id
         and metadata_json(kept) == metadata_json(exported)
-        # normalizing what is normalized may turn the last bit
+        # normalizing a normalized vector again may change the last bit
         and np.allclose(kept.vector, exported.vector, rtol=1e-3, atol=1e-6 if spec.precision == "f32" else 1e-3)
     )
 
 
 def _other_content(collection: Collection) -> CollectionExists:
     return CollectionExists(
-        f"Collection {collection.name!r} holds other items than the export: import it under another name, or add it to "
-        "this one with `--into` (into=True), which replaces items of the same id."
+        f"Collection {collection.name!r} has other items than the export; import it under another name, or add it to "
+        "this one with `--into` (into=True), which replaces items with the same id."
     )

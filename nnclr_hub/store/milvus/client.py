@@ -1,4 +1,4 @@
-"""One connection to Milvus: who is there, a time limit on every call, and every failure one sentence of ours."""
+"""The connection to Milvus: a time limit on every call, retries, and translation of every failure."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ READ_TIMEOUT = 10.0
 WRITE_TIMEOUT = 30.0
 # building an index, loading a collection, flushing
 SLOW_TIMEOUT = 300.0
-# a server that has just started answers, but not yet for its collections
+# a server that has just started answers, but cannot use its collections yet
 _PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
-# gRPC by itself waits up to two minutes before it tries a server again that was gone, and lets all channels to one
-# address wait together
+# by default gRPC waits up to two minutes before it reconnects to a server, and all channels to one address wait
+# together
 _RECONNECTING = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
     "grpc.use_local_subchannel_pool": 1,
 }
-# seconds for which a call is repeated
-_PATIENCE = 9.0
+# seconds for which a call is retried
+_RETRY_SECONDS = 9.0
 _CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED = 2, 100, 101
 _STARTING = ("not fully loaded", "not ready", "no available", "not available", "lack", "is not healthy", "not serving")
 
 
 def import_pymilvus() -> ModuleType:
-    """pymilvus, which costs a second to import.
+    """Import pymilvus, which takes a second.
 
     Raises:
         MissingDependency: it is not installed.
@@ -54,21 +54,21 @@ def import_pymilvus() -> ModuleType:
         raise MissingDependency(
             "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
         ) from error
-    # it prints each failure with its traceback before it raises; ours say the same in a sentence
+    # it logs each failure with a traceback before it raises
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     return pymilvus
 
 
 class Connection:
-    """A Milvus server, or a Milvus Lite file with its server in this process.
+    """A connection to a Milvus server, or to a Milvus Lite file with a server in this process.
 
     Args:
         uri: milvus://[user:password@]host:port[/database], or a path that ends in .milvus.db.
-        create: whether a file may be made.
+        create: whether a file may be created.
 
     Raises:
-        InvalidRequest: neither of the two; or no such file, and create is False.
-        StoreUnreachable: nobody answers there.
+        InvalidRequest: the URI is invalid; or the file does not exist, and create is False.
+        StoreUnreachable: nothing answers there.
         StoreLocked: another process has the file open.
         MissingDependency: pymilvus is not installed.
     """
@@ -105,10 +105,10 @@ class Connection:
         self.is_lite = version.startswith("milvus_lite")
 
     def call(self, method: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:
-        """A method of pymilvus's client, under a time limit.
+        """Call a method of pymilvus's client with a time limit.
 
-        Every call that comes here may be repeated: reads, upserts and deletes by id, and steps that find their work
-        done. pymilvus itself repeats it while the server cannot be reached and time remains; here it is repeated while
+        All calls here can be repeated safely: reads, upserts and deletes by id, and steps that check whether they are
+        done. pymilvus repeats them while the server cannot be reached and time remains. This method repeats them while
         a server that has just started has not loaded its collections.
 
         Raises:
@@ -117,17 +117,17 @@ class Connection:
             StoreError: the server refuses, with its reason.
         """
         if self._closed:
-            raise StoreReadOnly(f"The store {self.name} is closed: open it again.")
+            raise StoreReadOnly(f"The store {self.name} is closed; open it again.")
         limit = READ_TIMEOUT if timeout is None else timeout
         return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
 
     @property
     def is_file(self) -> bool:
-        """Whether this process serves a Milvus Lite file itself."""
+        """Whether this is a Milvus Lite file, served by this process."""
         return self._file is not None
 
     def close(self) -> None:
-        """Ends the connection; the file's server too, if nobody else in this process uses it."""
+        """Close the connection, and stop the file's server if nothing else in this process uses it."""
         if self._closed:
             return
         self._closed = True
@@ -148,41 +148,41 @@ class Connection:
             except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
                 fault = _fault(error)
                 pause = next(pauses, None)
-                # a first connection is refused at once: more often than not the address is wrong
-                worth = fault in ("starting", "unloaded") or (fault == "gone" and method != "connect")
-                if pause is None or not worth or time.monotonic() - begun + pause > _PATIENCE:
+                # a first connection fails at once, because the address is probably wrong
+                retry = fault in ("starting", "unloaded") or (fault == "unreachable" and method != "connect")
+                if pause is None or not retry or time.monotonic() - begun + pause > _RETRY_SECONDS:
                     raise self._translated(method, fault, error) from error
                 time.sleep(pause)
-                if fault == "unloaded":  # Milvus Lite forgets over a restart which collections were loaded
+                if fault == "unloaded":  # after a restart Milvus Lite no longer knows which collections were loaded
                     self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
 
     def _translated(self, method: str, fault: str, error: Exception) -> StoreError:
         text = " ".join(str(getattr(error, "message", error)).split())
         if fault == "slow":
             return StoreUnreachable(
-                f"Milvus at {self.name} did not answer `{method}` in time: see whether it is overloaded, and repeat "
-                "the request; upserts and deletes may be repeated safely."
+                f"Milvus at {self.name} did not answer `{method}` in time; check whether it is overloaded, and repeat "
+                "the request. Upserts and deletes can be repeated safely."
             )
-        if fault == "gone" and method == "connect":  # nothing has been sent yet that could be lost
+        if fault == "unreachable" and method == "connect":  # nothing has been sent yet that could be lost
             return StoreUnreachable(
-                f"Milvus at {self.name} cannot be reached: start it, or correct the address, milvus://HOST:PORT."
+                f"Milvus at {self.name} cannot be reached; start it, or correct the address, milvus://HOST:PORT."
             )
-        if fault == "gone":
+        if fault == "unreachable":
             return StoreUnreachable(
-                f"Milvus at {self.name} cannot be reached: start it, or correct the address; nothing that was "
-                "acknowledged is lost, and upserts and deletes may be repeated safely."
+                f"Milvus at {self.name} cannot be reached; start it, or correct the address. Acknowledged changes are "
+                "not lost, and upserts and deletes can be repeated safely."
             )
-        if fault == "stranger":
-            return StoreUnreachable(f"What answers at {self.name} is not Milvus: give the address of its gRPC port.")
+        if fault == "not milvus":
+            return StoreUnreachable(f"The server at {self.name} is not Milvus; give the address of its gRPC port.")
         if fault == "starting":
-            return StoreUnreachable(f"Milvus at {self.name} has started, but is not ready ({text:.300}): repeat later.")
+            return StoreUnreachable(f"Milvus at {self.name} has started, but is not ready ({text:.300}); retry later.")
         if fault == "not found":
-            return CollectionNotFound(f"Milvus at {self.name} no longer has that collection: open it again by name.")
+            return CollectionNotFound(f"Milvus at {self.name} no longer has that collection; open it again by name.")
         return StoreError(f"Milvus at {self.name} refuses `{method}`: {text:.300}")
 
 
 def _fault(error: Exception) -> str:
-    """What kind of failure it is: gone, slow, stranger, starting, unloaded, not found, or else refused."""
+    """Classify a failure: unreachable, slow, not milvus, starting, unloaded, not found, or else refused."""
     import grpc
 
     text = str(getattr(error, "message", error))
@@ -191,11 +191,11 @@ def _fault(error: Exception) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED or "DEADLINE_EXCEEDED" in text or "timeout" in text:
         return "slow"
     if code is grpc.StatusCode.UNIMPLEMENTED or "UNIMPLEMENTED" in text:
-        return "stranger"
+        return "not milvus"
     if isinstance(code, grpc.StatusCode) or isinstance(error, grpc.FutureTimeoutError | ValueError):
-        return "gone"
+        return "unreachable"
     if code == _CONNECT_FAILED or "UNAVAILABLE" in text:
-        return "gone"
+        return "unreachable"
     if code == _NOT_FOUND:
         return "not found"
     if code == _NOT_LOADED or "not loaded" in text:
@@ -204,7 +204,7 @@ def _fault(error: Exception) -> str:
 
 
 def _parsed(uri: str) -> tuple[str, dict[str, str]]:
-    """Address, and database, user and password."""
+    """Return the address, and database, user and password."""
     try:
         parts = urlsplit(uri)
         port = parts.port or 19530
@@ -213,8 +213,8 @@ def _parsed(uri: str) -> tuple[str, dict[str, str]]:
     database = parts.path.strip("/") if parts else ""
     if parts is None or not parts.hostname or "/" in database or parts.query or parts.fragment:
         raise InvalidRequest(
-            f"{_without_password(uri)!r} is no address of Milvus: give milvus://host:19530, with /database and "
-            "user:password@ if the server has them."
+            f"{_without_password(uri)!r} is not a valid address of Milvus; expected milvus://HOST:PORT, with /DATABASE "
+            "and USER:PASSWORD@ if the server needs them."
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
@@ -227,14 +227,14 @@ def _without_password(uri: str) -> str:
 
 
 class _LiteServers:
-    """Milvus Lite serves a file from threads of this process: one server a file, however many stores are open."""
+    """The servers of Milvus Lite, which run in threads of this process: one per file, shared by all its stores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[Path, tuple[Any, Any, int, int]] = {}
 
     def start(self, path: Path, *, create: bool) -> int:
-        """The port of the file's server."""
+        """Start the file's server if it is not running; return its port."""
         try:
             from milvus_lite.adapter.grpc.server import start_server_in_thread
             from milvus_lite.exceptions import DataDirLockedError, MilvusLiteError
@@ -250,22 +250,22 @@ class _LiteServers:
                 self._running[key] = (server, database, port, users + 1)
                 return port
             if not create and not key.exists():
-                raise InvalidRequest(f"{path} holds no store: index images first, or name another folder.")
+                raise InvalidRequest(f"{path} does not exist; index images first, or name another file.")
             try:
                 server, database, port = start_server_in_thread(str(key))
             except DataDirLockedError as error:
                 raise StoreLocked(
-                    f"Another process has the store {path} open: stop that one, or send your request to that server."
+                    f"Another process has the store {path} open; stop it, or send your request to that server."
                 ) from error
             except (MilvusLiteError, OSError) as error:
                 raise StoreError(
-                    f"The store {path} cannot be opened ({error}): name a file that can be written."
+                    f"The store {path} cannot be opened ({error}); choose a file that can be written."
                 ) from error
             self._running[key] = (server, database, port, 1)
             return port
 
     def stop(self, path: Path) -> None:
-        """Stops the file's server with its last user."""
+        """Stop the file's server when its last user stops it."""
         key = path.absolute()
         with self._lock:
             server, database, port, users = self._running[key]

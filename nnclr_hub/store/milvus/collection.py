@@ -11,29 +11,40 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
-from nnclr_hub.store.base import CollectionInfo, Item, Match, Page, Progress, RepairReport, VerifyReport, Where
-from nnclr_hub.store.checks import check_limit, check_name, check_vectors
-from nnclr_hub.store.milvus import care, search
+from nnclr_hub.store.base import (
+    Collection,
+    CollectionInfo,
+    Item,
+    Match,
+    Page,
+    Progress,
+    RepairReport,
+    SearchOptions,
+    VerifyReport,
+    Where,
+)
+from nnclr_hub.store.checks import check_limit, check_name, check_options, check_queries
+from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import to_item, to_requests, to_thumbnail
 from nnclr_hub.store.milvus.where import Plan, passes, plan
-from nnclr_hub.store.spec import CollectionSpec, Embeds
+from nnclr_hub.store.spec import CollectionSpec
 
-# rows a request: 64 KiB of metadata each make 32 MiB
+# rows per request: 64 KiB of metadata each make 32 MiB
 ROWS = 500
 
 
-class MilvusCollection:
-    """See `store.base.Collection` for what the methods promise; what differs:
+class MilvusCollection(Collection):
+    """See `store.base.Collection` for what the methods promise. The differences are:
 
-    A request of more than 8 MiB is written in several steps, each of them whole. If one fails, the sentence says how
-    many items are stored; repeating the request stores the rest.
-    Reads see what this client has written before; what other clients write they see within a second or so.
-    The numbers of changes count what was acknowledged to this client since it opened the collection.
+    - A request of more than 8 MiB is written in several steps, each of them atomic. If one fails, the error says how
+      many items are stored; repeating the request stores the rest.
+    - Reads see what this client has written before. They see writes of other clients within about a second.
+    - The numbers of changes count what this client has written since it opened the collection.
 
     Args:
-        name: ours, not Milvus's.
+        name: our name, not Milvus's.
         spec: as it was created with.
         connection: shared by all collections of a store.
         read_only: refuse writes.
@@ -46,10 +57,15 @@ class MilvusCollection:
         self._read_only = read_only
         self._counting = threading.Lock()
         self._changes = 0
-        # Milvus tells a session when its upserts are visible, but not its deletes, nor what was there before: after
-        # those the next read waits for everything that the server has accepted (Strong), which costs 0.2 s
+        # Milvus guarantees that a session sees its upserts, but not its deletes, nor earlier items. After those, the
+        # next read waits for everything that the server has accepted (Strong), which takes 0.2 s
         self._unseen = 1
         self._seen = 0
+
+    def __repr__(self) -> str:
+        # without the number of items, for which it would have to ask the server
+        mode = ", read-only" if self._read_only else ""
+        return f"<MilvusCollection {self.name!r}: dim {self.spec.dim}, {self.spec.index} index{mode}>"
 
     # ---- writing
 
@@ -69,15 +85,15 @@ class MilvusCollection:
     def delete(self, ids: Sequence[str]) -> int:
         self.refuse_if_read_only()
         wanted = list(dict.fromkeys(check_name(id, "Item id") for id in ids))
-        there = 0
+        existing = 0
         for some in _batches(wanted):
-            there += len(self.query(_among(some), ["id"]))
-            # all of them, not only those that are seen: another client's may just have come
+            existing += len(self.query(_among(some), ["id"]))
+            # all ids, not only those found: another client may just have added one
             self.call("delete", ids=some, timeout=WRITE_TIMEOUT)
             with self._counting:
                 self._unseen += 1
         self._changed()
-        return there
+        return existing
 
     # ---- reading
 
@@ -105,75 +121,50 @@ class MilvusCollection:
         items = [to_item(row) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
-    def search(
-        self,
-        vector: np.ndarray,
-        k: int = 10,
-        where: Where | None = None,
-        *,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
-    ) -> list[Match]:
-        query = check_vectors([vector], self.spec, lambda _: "the query")
-        return search.search(self, query, k, where, exact, score_threshold, with_vector, effort)[0]
-
-    def search_batch(
-        self,
-        vectors: np.ndarray,
-        k: int = 10,
-        where: Where | None = None,
-        *,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
+    def search_each(
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
     ) -> list[list[Match]]:
-        queries = check_vectors(vectors, self.spec, lambda row: f"query {row}")
-        return search.search(self, queries, k, where, exact, score_threshold, with_vector, effort)
+        queries = check_queries(vectors, self.spec)
+        check_options(options)
+        return search.search(self, queries, k, options)
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self.rows([check_name(id, "Item id")], ["id", "thumbnail"])
         if id not in found:
-            raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}: list its items to see their ids.")
+            raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
         return to_thumbnail(found[id]["thumbnail"])
 
-    # ---- care
-
-    def check(self, embedder: Embeds) -> None:
-        self.spec.check(embedder, self.name)
-
+    # ---- state and maintenance
     def info(self) -> CollectionInfo:
-        state = "read-only: opened for reading" if self._read_only else "ready"
-        index = care.index_kind(self)
+        state = "read-only: opened read-only" if self._read_only else "ready"
+        index = maintenance.index_kind(self)
         return CollectionInfo(self.name, self.spec, self.count(), self._changes, self._changes, state, index)
 
     def snapshot(self) -> None:
-        """Has Milvus seal and store what it holds in memory (`flush`)."""
+        """Let Milvus seal and store what it holds in memory (`flush`)."""
         self.refuse_if_read_only()
         self.call("flush", timeout=SLOW_TIMEOUT)
 
     def compact(self, progress: Progress = lambda done, total: None) -> None:
         self.refuse_if_read_only()
-        care.compact(self)
-        progress(1, 1)  # Milvus does not say how far it is
+        maintenance.compact(self)
+        progress(1, 1)  # Milvus reports no progress
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        return care.verify(self, progress)
+        return maintenance.verify(self, progress)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         self.refuse_if_read_only()
-        return care.repair(self, progress)
+        return maintenance.repair(self, progress)
 
-    # ---- for search.py and care.py
+    # ---- for search.py and maintenance.py
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """A method of pymilvus's client on this collection."""
+        """Call a method of pymilvus's client on this collection."""
         return self.connection.call(method, encode(self.name), *args, **options)
 
     def read(self, method: str, **options: Any) -> Any:
-        """A reading method, which sees all that this client has written."""
+        """Call a reading method, which sees everything that this client has written."""
         unseen = self._unseen
         level = "Strong" if unseen > self._seen else "Session"
         answer = self.call(method, consistency_level=level, **options)
@@ -182,27 +173,28 @@ class MilvusCollection:
         return answer
 
     def query(self, expression: str, fields: list[str], limit: int | None = None) -> list[dict[str, Any]]:
-        """The rows of an expression; with a limit the first ones in the order of their ids."""
+        """Return the rows of an expression; with a limit, the first ones in the order of their ids."""
         options: dict[str, Any] = {} if limit is None else {"limit": limit}
-        if limit is not None:  # what makes a server return the first ones: Milvus Lite has another word for it
+        if limit is not None:  # makes the server return the first rows; Milvus Lite has another name for it
             options |= {"iterator": "True"} if self.connection.is_lite else {"reduce_stop_for_best": "True"}
         return list(self.read("query", filter=expression, output_fields=fields, **options))
 
     def rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        """Columns of the items of these ids that exist, by id."""
+        """Return columns of the items with these ids that exist, by id."""
         wanted = list(dict.fromkeys(ids))
         return {row["id"]: row for some in _batches(wanted) for row in self.query(_among(some), fields)}
 
     def scan(
         self, wanted: Plan, where: Where | None, fields: list[str], after: str = "", hint: int = ROWS
     ) -> Iterator[dict[str, Any]]:
-        """Every row that passes the filter, in the order of ids.
+        """Yield every row that passes the filter, in the order of ids.
 
         Args:
             wanted: the plan of `where`.
-            fields: columns, metadata among them if there is a filter.
-            after: begin behind this id.
-            hint: how many the caller expects to take.
+            where: the filter.
+            fields: columns, including metadata if there is a filter.
+            after: start after this id.
+            hint: how many rows the caller expects to use.
         """
         size = min(ROWS, hint)
         while True:
@@ -232,12 +224,12 @@ class MilvusCollection:
             return self._changes
 
     def renamed(self, name: str) -> None:
-        """The store has given it another name, under which Milvus's session knows nothing yet."""
+        """Take a new name, under which Milvus's session has seen nothing yet."""
         self.name = name
-        self.look_anew()
+        self.refresh()
 
-    def look_anew(self) -> None:
-        """The next read sees all that any client has written so far."""
+    def refresh(self) -> None:
+        """Make the next read see everything that any client has written so far."""
         with self._counting:
             self._unseen += 1
 
@@ -247,5 +239,5 @@ def _batches(ids: list[str]) -> Iterator[list[str]]:
 
 
 def _among(ids: Sequence[str]) -> str:
-    """An expression for items by ids that have been checked, and hold nothing that needs an escape."""
+    """Return an expression for items by ids, which are checked and so contain nothing that needs an escape."""
     return f"id in [{', '.join(json.dumps(id) for id in ids)}]"

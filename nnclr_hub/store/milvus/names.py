@@ -1,7 +1,7 @@
-"""Names of ours as names that Milvus takes, and back.
+"""How names are encoded for Milvus.
 
-Milvus allows A-Z a-z 0-9 _ and 255 characters; ours have . ~ - too, and may begin with a digit. The prefix keeps
-them apart from other people's collections in the same database.
+Milvus allows A-Z a-z 0-9 _ and 255 characters. Our names may contain . ~ - too, and may begin with a digit. The prefix
+separates our collections from those of other programs in the same database.
 
     encode("photos.v2")  ->  "nnclr_photos_dv2"
 """
@@ -14,21 +14,21 @@ import re
 _PLAIN, _LONG = "nnclr_", "nnclrx_"
 _ESCAPES = {"_": "__", ".": "_d", "~": "_t", "-": "_m"}
 _MEANINGS = {escape[1]: character for character, escape in _ESCAPES.items()}
-# of Milvus, in bytes
-_LONGEST = 255
+# Milvus's limit, in bytes
+_MAX_NAME = 255
 
 
 def encode(name: str) -> str:
-    """The name in Milvus of a collection or alias that `checks.check_name` allows."""
+    """Return the name in Milvus of a collection or alias; `checks.check_name` must have accepted it."""
     escaped = _PLAIN + "".join(_ESCAPES.get(character, character) for character in name)
-    if len(escaped) <= _LONGEST:
+    if len(escaped) <= _MAX_NAME:
         return escaped
-    # 128 characters that nearly all need an escape: base32 takes 205, whatever they are
+    # 128 characters that nearly all need an escape are too long; base32 takes at most 205
     return _LONG + base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 
 def decode(name: str) -> str | None:
-    """The name that was encoded; None for a collection that is not ours."""
+    """Return the name that was encoded; None for a collection of another program."""
     if name.startswith(_LONG):
         text = name.removeprefix(_LONG).upper()
         try:

@@ -1,4 +1,4 @@
-"""Items as rows of a Milvus collection, and back; and the schema of those rows.
+"""The schema of a Milvus collection, and the conversion between items and rows.
 
 id         VARCHAR, the primary key
 vector     FLOAT_VECTOR, normalized if the metric is cosine; rounded through float16 if the precision is f16
@@ -25,37 +25,35 @@ from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.milvus.where import facets
 from nnclr_hub.store.spec import CollectionSpec
 
-# vectors to compare by cosine are kept normalized, as the other store has them; COSINE would normalize once more what
-# was rounded to float16
+# for cosine, vectors are stored normalized, as in EmbeddedStore; COSINE would normalize them again after rounding
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
-# of VARCHAR, in bytes
-_LONGEST = 65_535
-# of FLOAT_VECTOR
-_LARGEST_DIM = 32_768
-# a request may have 64 MiB, and Milvus holds it several times over
+# Milvus's limits of a VARCHAR, in bytes, and of a FLOAT_VECTOR
+_MAX_TEXT = 65_535
+_MAX_DIM = 32_768
+# bytes per request: Milvus accepts 64 MiB, but holds several copies of it
 _REQUEST = 8 * 2**20
-# what a row takes beside vector and texts, generously
+# bytes of a row besides vector and texts, generously
 _OVERHEAD = 256
 
 
 def schema_of(pymilvus: Any, spec: CollectionSpec) -> Any:
-    """The schema of a collection; the specification travels in its description as well as in its properties.
+    """Return the schema of a collection; the specification is in its description as well as in its properties.
 
     Raises:
-        InvalidRequest: vectors that are too long for Milvus.
+        InvalidRequest: the vectors are too long for Milvus.
     """
-    if spec.dim > _LARGEST_DIM:
-        raise InvalidRequest(f"dim={spec.dim} is not possible in Milvus: vectors have at most {_LARGEST_DIM} numbers.")
+    if spec.dim > _MAX_DIM:
+        raise InvalidRequest(f"dim must be at most {_MAX_DIM} in Milvus, got {spec.dim}.")
     kinds = pymilvus.DataType
     schema = pymilvus.MilvusClient.create_schema(
         auto_id=False, enable_dynamic_field=False, description=spec_to_text(spec)
     )
     schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=128)
     schema.add_field("vector", kinds.FLOAT_VECTOR, dim=spec.dim)
-    schema.add_field("metadata", kinds.VARCHAR, max_length=_LONGEST)
+    schema.add_field("metadata", kinds.VARCHAR, max_length=_MAX_TEXT)
     schema.add_field("facets", kinds.JSON)
-    schema.add_field("thumbnail", kinds.VARCHAR, max_length=_LONGEST)
+    schema.add_field("thumbnail", kinds.VARCHAR, max_length=_MAX_TEXT)
     schema.add_field("crc", kinds.INT64)
     return schema
 
@@ -65,10 +63,10 @@ def spec_to_text(spec: CollectionSpec) -> str:
 
 
 def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
-    """The specification from what Milvus says of a collection.
+    """Return the specification from Milvus's description of a collection.
 
     Raises:
-        StoreCorrupt: there is none that we can read.
+        StoreCorrupt: it has none that is valid.
     """
     text = (described.get("properties") or {}).get(SPEC_PROPERTY) or described.get("description") or ""
     try:
@@ -76,19 +74,19 @@ def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
         return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])})
     except (ValueError, TypeError, KeyError) as error:
         raise StoreCorrupt(
-            f"Collection {name!r} has no specification of ours ({text!r:.80}): it was made by another program; drop it "
-            "there, or take another name."
+            f"Collection {name!r} has no valid specification ({text!r:.80}), so another program created it. Drop it "
+            "there, or choose another name."
         ) from error
 
 
-# ------------------------------------------------------------------------------ writing
+# ------------------------------------------------------------------------------ write
 
 
 def to_requests(items: Sequence[Item], spec: CollectionSpec) -> Iterator[list[dict[str, Any]]]:
-    """Rows of all items, the last of each id, in lists that fit into a request.
+    """Yield rows of all items, the last of each id, in lists that fit into a request.
 
     Raises:
-        InvalidRequest: of the first step, before any list: an item is not possible.
+        InvalidRequest: an item is invalid; raised before the first list.
     """
     chosen, texts, vectors = check_items(items, spec)
     if spec.precision == "f16":
@@ -112,7 +110,7 @@ def _requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 def _row(item: Item, text: str, vector: np.ndarray) -> dict[str, Any]:
     metadata = json.loads(text)
-    if len(text.encode()) > _LONGEST:  # 65,536 bytes are allowed; the space after a colon makes room for the last
+    if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
         text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
     thumbnail = "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode()
     return {
@@ -125,11 +123,11 @@ def _row(item: Item, text: str, vector: np.ndarray) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------ read
 
 
 def to_vector(row: Mapping[str, Any]) -> np.ndarray:
-    """(D,) float32."""
+    """Return the vector (D,) float32 of a row."""
     return np.asarray(row["vector"], np.float32)
 
 
@@ -138,7 +136,7 @@ def to_thumbnail(text: str) -> bytes | None:
 
 
 def to_item(row: Mapping[str, Any]) -> Item:
-    """An item from the columns that were asked for; without a vector it is empty (0,)."""
+    """Return an item from the columns of a row; without the column, its vector is empty (0,)."""
     vector = to_vector(row) if "vector" in row else np.zeros(0, np.float32)
     return Item(row["id"], vector, json.loads(row["metadata"]), to_thumbnail(row.get("thumbnail", "")))
 
@@ -148,6 +146,6 @@ def checksum(vector: np.ndarray) -> int:
 
 
 def is_damaged(row: Mapping[str, Any], spec: CollectionSpec) -> bool:
-    """Whether a vector is not the one that was written."""
+    """Return whether a vector is not the one that was written."""
     vector = to_vector(row)
     return vector.shape != (spec.dim,) or checksum(vector) != row["crc"]

@@ -1,115 +1,119 @@
-"""Neighbors in Milvus: its index where that gives what was asked for, every vector where it does not.
+"""Neighbors in Milvus: by its index where that gives the right answer, else by comparing with every vector.
 
-Milvus has no exact search beside an approximate index, returns at most 16,384 neighbors, and an approximate index
-under a filter may return fewer than there are, or farther ones: 2.3.5 found 0.63 of the ten nearest among the hundredth
-that passed. There the items that pass are read page by page and compared here.
+Milvus has no exact search alongside an approximate index, and returns at most 16,384 neighbors. Under a filter, an
+approximate index may return fewer items than exist, or farther ones: Milvus 2.3.5 found 0.63 of the ten nearest among
+the hundredth that passed. In these cases the items that pass are read page by page and compared here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from nnclr_hub.store.base import Match, Where
+from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.checks import check_k
-from nnclr_hub.store.milvus.held import Held
+from nnclr_hub.store.index_kinds import IndexKind, milvus_kind
+from nnclr_hub.store.milvus.client import Connection
 from nnclr_hub.store.milvus.rows import METRICS, to_vector
 from nnclr_hub.store.milvus.where import Plan, passes, plan
 from nnclr_hub.store.spec import CollectionSpec
 
-# items that pass a filter: up to so many are read and compared here, 2 MB at 256 numbers each
+# up to this many items that pass a filter are read and compared here: 2 MB at 256 numbers each
 FEW = 2000
-# of Milvus
-_LARGEST_K = 16_384
-# matches a request whose rows come with them: 64 KiB each make 64 MiB
+# Milvus's limit
+_MAX_K = 16_384
+# matches per request that include their rows: 64 KiB each make 64 MiB
 _WITH_ROWS = 1000
-# how far a graph is searched when the caller does not say, and the farthest that Milvus takes
-_EF, _LARGEST_EF = 128, 32_768
-# lists of an inverted file, and those looked into when the caller does not say
-NLIST = {True: 128, False: 1024}
-_NPROBE = {True: 32, False: 64}
 
 
-def search(
-    collection: Held,
-    queries: np.ndarray,
-    k: int,
-    where: Where | None,
-    exact: bool,
-    score_threshold: float | None,
-    with_vector: bool,
-    effort: int | None,
-) -> list[list[Match]]:
-    """See `store.base.Collection.search_batch`; queries: (n, D) float32, as `check_vectors` has them."""
-    k = check_k(k)
+class Rows(Collection, Protocol):
+    """What searches and maintenance need of a MilvusCollection."""
+
+    connection: Connection
+
+    def scan(
+        self, wanted: Plan, where: Where | None, fields: list[str], after: str = "", hint: int = ...
+    ) -> Iterator[dict[str, Any]]:
+        """Yield every row that passes the filter, in the order of ids."""
+        ...
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of pymilvus's client on this collection."""
+        ...
+
+    def read(self, method: str, **options: Any) -> Any:
+        """Call a reading method, which sees everything that this client has written."""
+        ...
+
+    def rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
+        """Return columns of the items with these ids that exist, by id."""
+        ...
+
+
+def search(collection: Rows, queries: np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+    """Run `Collection.search` for queries (n, D) float32, as `check_queries` returns them."""
+    k, where = check_k(k), options.where
     wanted = plan(where, lists=not collection.connection.is_lite)
-    if (exact and not _is_exact(collection)) or _few_pass(collection, where, wanted):
+    if (options.exact and not _is_exact(collection)) or _few_pass(collection, where, wanted):
         found = exhaustive(collection, queries, k, where, wanted)
     else:
-        found = _indexed(collection, queries, k, where, wanted, exact, effort)
-    if score_threshold is not None:
-        found = [[match for match in matches if match.score >= score_threshold] for matches in found]
-    return _with_vectors(collection, found) if with_vector else found
+        found = _indexed(collection, queries, k, wanted, options)
+    if options.score_threshold is not None:
+        found = [[match for match in matches if match.score >= options.score_threshold] for matches in found]
+    return _with_vectors(collection, found) if options.with_vector else found
 
 
-def _is_exact(collection: Held) -> bool:
-    """Whether Milvus can answer exactly: a flat index, or, on Lite, an inverted file of which every list is read.
-
-    A server searches what came lately through an index of its own making, whatever parameters it is given, unless the
-    collection's index is flat.
-    """
-    return collection.spec.index in (("auto", "flat", "ivf") if collection.connection.is_lite else ("flat",))
+def _kind(collection: Rows) -> IndexKind:
+    return milvus_kind(collection.spec.index, lite=collection.connection.is_lite)
 
 
-def _few_pass(collection: Held, where: Where | None, wanted: Plan) -> bool:
-    """Whether a filter leaves so few items that an approximate index would miss the nearest of them."""
+def _is_exact(collection: Rows) -> bool:
+    return _kind(collection).milvus_exact(lite=collection.connection.is_lite)
+
+
+def _few_pass(collection: Rows, where: Where | None, wanted: Plan) -> bool:
+    """Return whether a filter leaves so few items that an approximate index would miss the nearest of them."""
     return bool(wanted.expression) and not _is_exact(collection) and collection.count(where) <= FEW
 
 
 # ------------------------------------------------------------------------------ with the index
 
 
-def _indexed(
-    collection: Held,
-    queries: np.ndarray,
-    k: int,
-    where: Where | None,
-    wanted: Plan,
-    exact: bool,
-    effort: int | None,
-) -> list[list[Match]]:
+def _indexed(collection: Rows, queries: np.ndarray, k: int, wanted: Plan, options: SearchOptions) -> list[list[Match]]:
     found: dict[int, list[Match]] = {}
-    # room for what the filter will take away, or true distances put in another order
-    limit = k if wanted.exact and not _is_quantized(collection) else min(_LARGEST_K, 4 * k + 64)
+    where = options.where
+    # more than k, because the filter in Python will drop some, and exact distances will reorder them
+    limit = k if wanted.exact and _kind(collection).lossless else min(_MAX_K, 4 * k + 64)
     missing = list(range(len(queries)))
     while missing:
-        answers = _ask(collection, queries[missing], limit, wanted, exact, effort)
+        answers = _request(collection, queries[missing], limit, wanted, options)
         for row, matches in zip(missing, answers, strict=True):
             found[row] = [match for match in matches if where is None or passes(where, match.metadata)][:k]
-        # those may have more beyond the limit
+        # these may have more matches beyond the limit
         missing = [
             row
             for row, matches in zip(missing, answers, strict=True)
-            if len(found[row]) < k and len(matches) == limit and limit < _LARGEST_K
+            if len(found[row]) < k and len(matches) == limit and limit < _MAX_K
         ]
-        limit = min(_LARGEST_K, 8 * limit)
+        limit = min(_MAX_K, 8 * limit)
     short = [row for row, matches in found.items() if len(matches) < k]
     if short:
-        there = min(k, collection.count(where))
-        short = [row for row in short if len(found[row]) < there]
+        possible = min(k, collection.count(where))
+        short = [row for row in short if len(found[row]) < possible]
     if short:
         found |= dict(zip(short, exhaustive(collection, queries[short], k, where, wanted), strict=True))
     return [found[row] for row in range(len(queries))]
 
 
-def _ask(
-    collection: Held, queries: np.ndarray, limit: int, wanted: Plan, exact: bool, effort: int | None
+def _request(
+    collection: Rows, queries: np.ndarray, limit: int, wanted: Plan, options: SearchOptions
 ) -> list[list[Match]]:
-    """Milvus's own answer, of all queries, in requests that its limits allow."""
-    fields = ["metadata", "vector"] if _is_quantized(collection) else ["metadata"]
+    """Return Milvus's matches of all queries, in as many requests as its limits require."""
+    kind = _kind(collection)
+    fields = ["metadata"] if kind.lossless else ["metadata", "vector"]
     at_once = max(1, _WITH_ROWS // limit)
     answers: list[list[Match]] = []
     for start in range(0, len(queries), at_once):
@@ -123,7 +127,13 @@ def _ask(
             output_fields=fields if limit <= _WITH_ROWS else [],
             search_params={
                 "metric_type": METRICS[collection.spec.metric],
-                "params": _params(collection, limit, exact, effort, filtered=bool(wanted.expression)),
+                "params": kind.milvus_options(
+                    limit,
+                    options.effort,
+                    lite=collection.connection.is_lite,
+                    exact=options.exact,
+                    filtered=bool(wanted.expression),
+                ),
             },
         )
         for query, hits in zip(some, found, strict=True):
@@ -136,48 +146,31 @@ def _ask(
 
 
 def _matches(
-    collection: Held, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
+    collection: Rows, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> list[Match]:
-    """Hits as matches, but for those that were deleted meanwhile."""
-    there = [hit for hit in hits if hit["id"] in rows]
-    if there and _is_quantized(collection):
-        vectors = np.stack([to_vector(rows[hit["id"]]) for hit in there])
-        true = scores(query[None], vectors, collection.spec)[0].tolist()
+    """Return hits as matches, without those that were deleted after the search."""
+    kept = [hit for hit in hits if hit["id"] in rows]
+    if kept and not _kind(collection).lossless:  # Milvus's distances are those of compressed vectors
+        vectors = np.stack([to_vector(rows[hit["id"]]) for hit in kept])
+        exact = scores(query[None], vectors, collection.spec)[0].tolist()
     else:
-        true = [_score(hit["distance"], collection.spec) for hit in there]
+        exact = [_score(hit["distance"], collection.spec) for hit in kept]
     made = [
-        Match(hit["id"], score, json.loads(rows[hit["id"]]["metadata"])) for hit, score in zip(there, true, strict=True)
+        Match(hit["id"], score, json.loads(rows[hit["id"]]["metadata"])) for hit, score in zip(kept, exact, strict=True)
     ]
     return sorted(made, key=lambda match: -match.score)
 
 
-def _is_quantized(collection: Held) -> bool:
-    """Whether Milvus's distances are those of codes, not of vectors."""
-    return collection.spec.index == "ivf_pq"
-
-
-def _params(collection: Held, limit: int, exact: bool, effort: int | None, *, filtered: bool) -> dict[str, int]:
-    lite, index = collection.connection.is_lite, collection.spec.index
-    if index in ("ivf", "ivf_pq"):
-        lists = NLIST[lite]
-        # what passes a filter lies in lists far apart
-        default = lists if filtered else _NPROBE[lite]
-        return {"nprobe": lists if exact else min(lists, max(1, effort or default))}
-    if index == "hnsw" or (index == "auto" and not lite):
-        return {"ef": min(_LARGEST_EF, max(limit, effort or max(_EF, 2 * limit)))}
-    return {}
-
-
 def _score(distance: float, spec: CollectionSpec) -> float:
-    # Milvus's L2 is the square
+    # Milvus returns the square of the L2 distance
     return -float(np.sqrt(max(0.0, distance))) if spec.metric == "l2" else float(distance)
 
 
-def _metadata(collection: Held, ids: list[str]) -> dict[str, str]:
+def _metadata(collection: Rows, ids: list[str]) -> dict[str, str]:
     return {id: row["metadata"] for id, row in collection.rows(ids, ["id", "metadata"]).items()}
 
 
-def _with_vectors(collection: Held, found: list[list[Match]]) -> list[list[Match]]:
+def _with_vectors(collection: Rows, found: list[list[Match]]) -> list[list[Match]]:
     ids = [match.id for matches in found for match in matches]
     rows = collection.rows(ids, ["id", "vector"])
     return [
@@ -194,21 +187,21 @@ def _with_vectors(collection: Held, found: list[list[Match]]) -> list[list[Match
 
 
 def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np.ndarray:
-    """(n, m) float32: a higher score is nearer."""
+    """Return scores (n, m) float32; a higher score is nearer."""
     if spec.metric != "l2":
         return queries @ vectors.T
-    # a row at a time: the difference itself, since the expanded square loses near neighbors to rounding
+    # the difference itself, one row at a time: the expanded square loses near neighbors to rounding
     return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
 
 
-def exhaustive(collection: Held, queries: np.ndarray, k: int, where: Where | None, wanted: Plan) -> list[list[Match]]:
-    """The true k nearest, by reading every item that passes, a page at a time."""
+def exhaustive(collection: Rows, queries: np.ndarray, k: int, where: Where | None, wanted: Plan) -> list[list[Match]]:
+    """Return the true k nearest, by reading every item that passes, in pages."""
     fields = ["id", "vector"] if where is None else ["id", "vector", "metadata"]
     best_ids = np.zeros((len(queries), 0), dtype="U128")
     best_scores = np.zeros((len(queries), 0), np.float32)
     page: list[dict[str, Any]] = []
 
-    def fold() -> None:
+    def merge_page() -> None:
         nonlocal best_ids, best_scores
         ids = np.array([row["id"] for row in page], dtype="U128")
         new = scores(queries, np.stack([to_vector(row) for row in page]), collection.spec)
@@ -221,9 +214,9 @@ def exhaustive(collection: Held, queries: np.ndarray, k: int, where: Where | Non
     for row in collection.scan(wanted, where, fields):
         page.append(row)
         if len(page) == 4096:
-            fold()
+            merge_page()
     if page:
-        fold()
+        merge_page()
     texts = _metadata(collection, [str(id) for id in np.unique(best_ids)])
     return [
         [Match(id, score, json.loads(texts[id])) for id, score in zip(ids, row, strict=True) if id in texts]

@@ -1,38 +1,48 @@
-"""MilvusStore: collections in Milvus, from a file to a cluster; the address decides.
+"""MilvusStore: collections in Milvus, from a file to a cluster.
 
 milvus://[user:password@]host:19530[/database]    a server: `milvus-lite server`, standalone or distributed
 ./photos.milvus.db                                a Milvus Lite file, served by this process alone
+
+Records of jobs and probes are kept on this machine:
+
+milvus://host:19530/photos    $NNCLR_STATE/host-19530-photos/records.sqlite, by default in ./nnclr-state
+./photos.milvus.db            ./photos.milvus.records.sqlite
 """
 
 from __future__ import annotations
 
+import os
+import re
 import threading
+from pathlib import Path
 from typing import Any, Self
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
 from nnclr_hub.store.base import CollectionInfo
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.milvus.care import make_ready
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.collection import MilvusCollection
-from nnclr_hub.store.milvus.local import records_of
+from nnclr_hub.store.milvus.maintenance import make_ready
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.records import RECORDS, Records
+from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.succession import SUFFIX, WAS
+
+DEFAULT_STATE = "nnclr-state"
 
 
 class MilvusStore:
-    """See `store.base.VectorStore`; safe to call from many threads. `docs/decisions/0008-milvus.md` says what differs.
+    """See `store.base.VectorStore`; safe for many threads. For differences see `docs/decisions/0008-milvus.md`.
 
     Args:
-        uri: an address or a file, as above; a file is made if it is not there.
+        uri: an address or a file, as above; a file is created if it does not exist.
         read_only: refuse writes.
-        shared: leave the records of a server to whoever has it alone.
+        shared: keep no records, because several servers use the store.
 
     Raises:
-        InvalidRequest: no such address is possible; or read_only on a file that is not there.
-        StoreUnreachable: nobody answers there, within ten seconds.
+        InvalidRequest: the address is invalid; or read_only, and the file does not exist.
+        StoreUnreachable: nothing answers there within ten seconds.
         StoreLocked: another process has the file open.
         MissingDependency: pymilvus is not installed.
     """
@@ -45,14 +55,17 @@ class MilvusStore:
         self._open: dict[str, MilvusCollection] = {}
         self._names = threading.RLock()
 
+    def __repr__(self) -> str:
+        return f"<MilvusStore {self.connection.name!r}{', read-only' * self.read_only}>"
+
     # ---- collections
 
     def create(self, name: str, spec: CollectionSpec) -> MilvusCollection:
-        """A new, empty collection.
+        """Create an empty collection.
 
         Raises:
-            CollectionExists: the name is taken, by a collection or an alias.
-            InvalidRequest: it cannot be a name, or Milvus has no such vectors.
+            CollectionExists: a collection or an alias has that name.
+            InvalidRequest: the name is invalid, or the vectors are too long for Milvus.
         """
         check_name(name, "Collection name")
         self._refuse_if_read_only()
@@ -67,52 +80,52 @@ class MilvusStore:
                 properties={SPEC_PROPERTY: spec_to_text(spec)},
                 timeout=SLOW_TIMEOUT,
             )
-            # if a crash comes between, `get` does what is left
+            # after a crash between the two steps, `get` does the second
             make_ready(self.connection, name, spec)
             return self._opened(name, spec)
 
     def get(self, name: str) -> MilvusCollection:
-        """The collection of that name or alias; between the two steps of `promote`, the one that goes.
+        """Return the collection with that name or alias; between the two steps of `promote`, the old one.
 
         Raises:
-            CollectionNotFound: names those that exist.
-            StoreCorrupt: it was made by another program.
+            CollectionNotFound: it does not exist; the message lists those that do.
+            StoreCorrupt: another program created it.
         """
         with self._names:
-            # another client may be between the two steps, and be done before NAME~was is asked for
+            # another client may be between the two steps, and finish before NAME~was is requested
             described = self._described(name) or self._described(name + WAS) or self._described(name)
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
             spec = spec_of(described, real)
-            # other clients may have dropped it, and made another of its name
+            # another client may have dropped it and created a new one with its name
             if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
                 return self._opened(real, spec)
             return self._open[real]
 
     def drop(self, name: str) -> None:
-        """Deletes a collection with everything in it and the aliases that mean it.
+        """Delete a collection with everything in it, and its aliases.
 
         Raises:
-            CollectionNotFound: there is none of that name.
-            InvalidRequest: it is an alias.
+            CollectionNotFound: it does not exist.
+            InvalidRequest: the name is an alias.
         """
         self._refuse_if_read_only()
         with self._names:
             self._require(name)
-            for alias in self._aliases_of(name):  # later versions of Milvus drop no collection that has one
+            for alias in self._aliases_of(name):  # later versions of Milvus refuse to drop a collection with aliases
                 self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
             self.connection.call("drop_collection", encode(name), timeout=WRITE_TIMEOUT)
             self._open.pop(name, None)
 
     def rename(self, name: str, to: str) -> None:
-        """Gives a collection another name; its aliases go with it.
+        """Rename a collection; its aliases follow.
 
         Raises:
-            CollectionNotFound: there is none of that name.
-            InvalidRequest: it is an alias, or the other cannot be a name.
-            CollectionExists: the other name is taken.
+            CollectionNotFound: it does not exist.
+            InvalidRequest: the name is an alias, or the new name is invalid.
+            CollectionExists: the new name is taken.
         """
         self._refuse_if_read_only()
         with self._names:
@@ -124,68 +137,70 @@ class MilvusStore:
                 self._open[to].renamed(to)
 
     def list(self) -> list[CollectionInfo]:
-        """How each collection stands, by name."""
+        """Return the state of each collection, by name."""
         return [self.get(name).info() for name in self._collections()]
 
     # ---- aliases
 
     def alias(self, alias: str, name: str) -> None:
-        """Makes `alias` mean a collection, whatever it meant before.
+        """Point an alias to a collection, whatever it pointed to before.
 
         Raises:
-            CollectionExists: a collection is called so.
-            CollectionNotFound: there is no collection `name`.
+            CollectionExists: a collection itself has that name.
+            CollectionNotFound: the collection does not exist.
         """
         self._refuse_if_read_only()
         with self._names:
             check_name(alias, "Alias")
             real = self.get(name).name
             if alias in self._collections():
-                raise CollectionExists(f"There is a collection {alias!r}, so it cannot be an alias: take another name.")
+                raise CollectionExists(f"{alias!r} is a collection, so it cannot be an alias; choose another name.")
             method = "alter_alias" if alias in self.aliases() else "create_alias"
             self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
-            # other clients go by names where they write: who moves one counts on seeing all that they wrote before
+            # other clients find collections by name: the client that moves one relies on seeing all their writes
             for opened in self._open.values():
-                opened.look_anew()
+                opened.refresh()
 
     def unalias(self, alias: str) -> None:
-        """Forgets an alias.
+        """Remove an alias.
 
         Raises:
-            CollectionNotFound: there is no such alias.
+            CollectionNotFound: it does not exist.
         """
         self._refuse_if_read_only()
         with self._names:
             known = self.aliases()
             if alias not in known:
-                hint = f"there are {', '.join(known)}." if known else "there are no aliases."
-                raise CollectionNotFound(f"There is no alias {alias!r}: {hint}")
+                hint = f"existing ones: {', '.join(known)}." if known else "the store has no aliases."
+                raise CollectionNotFound(f"Alias {alias!r} does not exist; {hint}")
             self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
 
     def aliases(self) -> dict[str, str]:
-        """Names of collections by alias."""
+        """Return the names of collections by alias."""
         found = {alias: name for name in self._collections() for alias in self._aliases_of(name)}
         return dict(sorted(found.items()))
 
     def promote(self, name: str, alias: str) -> str | None:
-        """Makes `alias` mean the collection `name`.
+        """Point `alias` to the collection `name`.
 
-        An alias is moved in one step. If a collection itself is called `alias`, Milvus needs two: the collection gets
-        its other name, then the alias is made; in between nothing is called `alias`. After a crash there, the same
-        call again does what is left.
+        An alias is moved in one step. If a collection itself is called `alias`, Milvus needs two: the collection is
+        renamed, then the alias is created. In between nothing has the name `alias`, and `get` finds the old collection
+        by NAME~was. After a crash there, the same call does the second step.
 
         Returns:
-            If a collection itself was called `alias`: the name it is kept under now; else None.
+            If a collection itself was called `alias`: its new name; else None.
 
         Raises:
-            CollectionNotFound: there is no collection `name`.
-            InvalidRequest: `alias` cannot be a name, or is the collection's own.
+            CollectionNotFound: the collection does not exist.
+            InvalidRequest: `alias` is invalid, or the collection's own name.
         """
         self._refuse_if_read_only()
         with self._names:
             real = self.get(name).name
             if check_name(alias, "Alias") == real:
-                raise InvalidRequest(f"{real!r} is the collection's own name already: promote another one to it.")
+                raise InvalidRequest(
+                    f"{real!r} is already the collection's own name; promote another collection to it."
+                )
             kept, known = None, self.aliases()
             before = known.get(alias)
             if alias in self._collections():
@@ -193,15 +208,15 @@ class MilvusStore:
                 self.rename(alias, kept)
                 known = self.aliases()
             self.alias(alias, real)
-            for other, meant in known.items():
-                if meant == before and other != alias and not other.endswith((SUFFIX, WAS)):
+            for other, target in known.items():
+                if target == before and other != alias and not other.endswith((NEXT, WAS)):
                     self.alias(other, real)
             return kept
 
     # ---- life
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         with self._names:
             self._open.clear()
             self.records.close()
@@ -216,7 +231,7 @@ class MilvusStore:
     # ---- inside
 
     def _collections(self) -> list[str]:
-        """Names of our collections, sorted; other people's are not ours to touch."""
+        """Return the names of our collections, sorted; those of other programs are left alone."""
         names = (decode(name) for name in self.connection.call("list_collections"))
         return sorted(name for name in names if name is not None)
 
@@ -226,11 +241,11 @@ class MilvusStore:
         return sorted(alias for alias in aliases if alias is not None)
 
     def _described(self, name: str) -> dict[str, Any] | None:
-        """What Milvus says of the collection of a name or alias; None if there is none."""
+        """Return Milvus's description of the collection with a name or alias; None if it does not exist."""
         try:
             check_name(name, "Collection name")
             return self.connection.call("describe_collection", encode(name))
-        except (InvalidRequest, CollectionNotFound):  # what cannot be a name is none
+        except (InvalidRequest, CollectionNotFound):
             return None
 
     def _opened(self, name: str, spec: CollectionSpec) -> MilvusCollection:
@@ -238,25 +253,25 @@ class MilvusStore:
         return self._open[name]
 
     def _require(self, name: str) -> None:
-        """Refuses a name that is no collection's own."""
+        """Refuse a name that is not a collection's own."""
         known = self.aliases()
         if name in known:
-            raise InvalidRequest(f"{name!r} is an alias: name the collection that it means, {known[name]!r}.")
+            raise InvalidRequest(f"{name!r} is an alias; use the name of its collection, {known[name]!r}.")
         if name not in self._collections():
             raise self._not_found(name)
 
     def _not_found(self, name: str) -> CollectionNotFound:
         known = ", ".join([*self._collections(), *self.aliases()])
-        hint = f"there are {known}." if known else "the store is empty; index images first."
-        return CollectionNotFound(f"There is no collection {name!r}: {hint}")
+        hint = f"existing ones: {known}." if known else "the store is empty; index images first."
+        return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
         if described is None and self._described(name + WAS) is None:
             return
         if described is None or decode(described["collection_name"]) == name:  # None: see `get`
-            raise CollectionExists(f"There is a collection {name!r} already: use it, drop it, or take another name.")
-        raise CollectionExists(f"There is an alias {name!r} already: take another name, or forget the alias first.")
+            raise CollectionExists(f"Collection {name!r} exists already; use it, drop it, or choose another name.")
+        raise CollectionExists(f"Alias {name!r} exists already; choose another name, or remove the alias first.")
 
     def _free(self, name: str) -> str:
         taken = {*self._collections(), *self.aliases()}
@@ -270,3 +285,13 @@ class MilvusStore:
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
             raise OpenedForReading
+
+
+def records_of(uri: str, connection: Connection, *, read_only: bool) -> Records:
+    """Return the records of a file or a server; only one process at a time can write those of a server."""
+    if connection.is_file:  # which only one process can open
+        return Records(Path(uri).with_suffix(f".{RECORDS}"), read_only=read_only)
+    # the connection's name does not contain the password
+    folder = re.sub(r"[^A-Za-z0-9.]+", "-", connection.name.removeprefix("milvus://"))
+    path = Path(os.environ.get("NNCLR_STATE") or DEFAULT_STATE, folder, RECORDS)
+    return Records(path, read_only=read_only, locked=True)

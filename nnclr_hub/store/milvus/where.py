@@ -1,15 +1,15 @@
-"""`where` for Milvus: facets to filter on, expressions over them, and a literal reading for what they cannot say.
+"""Filters for Milvus: facets of the metadata, expressions over them, and an evaluation in Python for the rest.
 
-Milvus's own reading of JSON differs from server to server: whether true equals 1, what `not` makes of a missing key,
-how quotes, backslashes and % in strings are read. So beside the metadata, which are kept as text, each item has
-`facets`, an object with one or two entries a metadata key:
+Milvus servers disagree on JSON: whether true equals 1, what `not` does with a missing key, and how quotes, backslashes
+and % in strings are read. So in addition to the metadata, which is stored as text, each item has `facets`, an object
+with one or two entries per metadata key:
 
     v<hash of the key>   the value as a string with its type in front: s<hex of the UTF-8> a string, n<digits> a
                          number, b1 b0 z true, false and null, o an object or a list
     n<hash of the key>   the value as a float, if it is a number
 
-In an expression no character of the user's stands as it is, so nothing can be injected and nothing needs quoting. Hex
-keeps the order and the prefixes of strings. Equality compares types too.
+An expression contains no character of the user's input as it is, so nothing can be injected and nothing needs quoting.
+Hex keeps the order and the prefixes of strings. Equality compares types too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 from nnclr_hub.store import where as grammar
 
-# bytes of a string that its facet keeps: the rest is left to the literal reading
+# bytes of a string in its facet; longer strings are compared in Python
 KEPT = 120
 # Milvus refuses JSON beyond 65,536 bytes
 MAX_FACETS = 65_000
-# from here on a float no longer tells neighboring integers apart
+# from here on, neighboring integers are equal as floats
 _EXACT = 2**53
 _BIG = '(facets["big"] == "1")'
-# holds for no item, whose ids have at least one character
+# false for every item, because ids have at least one character
 _NEVER = '(id == "")'
 _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
@@ -38,14 +38,14 @@ _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 
 def facets(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What expressions see of an item's metadata."""
+    """Return what expressions see of an item's metadata."""
     made: dict[str, Any] = {}
     for key, value in metadata.items():
         code = _code(key)
         made[f"v{code}"] = _tagged(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             made[f"n{code}"] = _as_float(value)
-    # hundreds of keys: such an item passes every expression, and is read literally
+    # an item with hundreds of keys passes every expression, and is evaluated in Python
     return made if len(json.dumps(made)) <= MAX_FACETS else {"big": "1"}
 
 
@@ -66,13 +66,13 @@ def _tagged(value: Any) -> str:
 
 
 def _digits(value: float) -> str:
-    """Equal for equal numbers, be they int or float."""
+    """Return a text that is equal for equal numbers, int or float."""
     value = _as_sqlite(value)
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**63 else repr(value)
 
 
 def _as_sqlite(value: float) -> float:
-    """The other store's SQLite reads integers beyond 64 bits as floats."""
+    """Return a number as SQLite reads it: integers above 64 bits become floats."""
     return value if isinstance(value, float) or abs(value) < 2**63 else _as_float(value)
 
 
@@ -88,10 +88,10 @@ def _as_float(value: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What Milvus is asked.
+    """A filter for Milvus.
 
-    expression: every item that passes the filter, but for those with too many keys, is found by it; "" for all.
-    exact: and no other is.
+    expression: true for every item that passes the filter, except those with too many keys; "" for all.
+    exact: whether it is false for all other items.
     """
 
     expression: str
@@ -99,23 +99,24 @@ class Plan:
 
     @property
     def superset(self) -> str:
-        """Finds every item that passes, and perhaps others; "" for all."""
+        """True for every item that passes, and perhaps for others; "" for all."""
         return f"({self.expression} or {_BIG})" if self.expression else ""
 
     @property
     def overflown(self) -> str:
-        """Finds the items whose keys were too many for facets."""
+        """True for items with too many keys for facets."""
         return _BIG
 
 
 def plan(where: Mapping[str, Any] | None, *, lists: bool = True) -> Plan:
-    """The expression for a filter.
+    """Compile a filter.
 
     Args:
-        lists: whether the server knows `in` for JSON.
+        where: the filter.
+        lists: whether the server supports `in` for JSON.
 
     Raises:
-        InvalidFilter: exactly as the other store does.
+        InvalidFilter: the filter is invalid, exactly as in EmbeddedStore.
     """
     grammar.to_sql(where)
     parts: list[str] = []
@@ -142,14 +143,17 @@ def _any(clauses: Any) -> str:
 
 
 def _condition(condition: Mapping[str, Any], lists: bool, guarded: bool = False) -> tuple[str, bool]:
-    """A clause that holds whenever the condition does, and whether only then.
+    """Return a clause that is true whenever the condition is, and whether it is true only then.
 
-    guarded: false, and not unknown, where the key is missing, so that it may stand under `not`.
+    Args:
+        condition: valid.
+        lists: whether the server supports `in` for JSON.
+        guarded: make the clause false, not unknown, where the key is missing, so that `not` can be applied to it.
     """
     field = f'facets["v{_code(condition["key"])}"]'
     if "exists" in condition:
-        there = f"(exists {field})"
-        return (there if condition["exists"] else f"(not {there})"), True
+        present = f"(exists {field})"
+        return (present if condition["exists"] else f"(not {present})"), True
     if "range" in condition:
         return _range(condition["key"], condition["range"], guarded)
     if "prefix" in condition:
@@ -184,7 +188,7 @@ def _range(key: str, bounds: Mapping[str, Any], guarded: bool) -> tuple[str, boo
             field, whole = text, bound.encode()
             precise = len(whole) < KEPT
             value = f'"s{whole[:KEPT].hex()}"'
-            # strings alone: other types' tags begin with other letters
+            # only strings: the tags of other types begin with other letters
             clauses.append(f'({text} < "t")' if name in ("gt", "gte") else f'({text} >= "s")')
         else:
             field, precise, value = number, abs(bound) < _EXACT, repr(_as_float(bound))
@@ -192,15 +196,15 @@ def _range(key: str, bounds: Mapping[str, Any], guarded: bool) -> tuple[str, boo
         clause = f"({field} {operator} {value})"
         clauses.append(_guard(field, clause) if guarded else clause)
         exact &= precise
-    # under `not`, what is unknown of a missing field does not matter: its guarded neighbor is false, and so is both
+    # under `not`, a clause that is unknown for a missing field is harmless: the guarded clause next to it is false
     return f"({' and '.join(clauses)})", exact
 
 
-# ------------------------------------------------------------------------------ the literal reading
+# ------------------------------------------------------------------------------ evaluation in Python
 
 
 def passes(where: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
-    """Whether an item passes a filter that `plan` has found valid."""
+    """Return whether an item passes a filter that `plan` has accepted."""
     where = where or {}
     should = where.get("should")
     return (
@@ -211,10 +215,10 @@ def passes(where: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool
 
 
 def _holds(condition: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-    there = condition["key"] in metadata
+    present = condition["key"] in metadata
     if "exists" in condition:
-        return there is condition["exists"]
-    if not there:
+        return present is condition["exists"]
+    if not present:
         return False
     value = metadata[condition["key"]]
     if "match" in condition:
@@ -241,6 +245,6 @@ def _equal(value: Any, other: Any) -> bool:
 def _within(value: Any, name: str, bound: Any) -> bool:
     if _kind(value) != _kind(bound):
         return False
-    # both stores order strings by their UTF-8, which is the order of their code points
+    # both stores compare strings by their UTF-8, which is the order of their code points
     value = _as_sqlite(value) if _kind(value) == "number" else value
     return {"gt": value > bound, "gte": value >= bound, "lt": value < bound, "lte": value <= bound}[name]

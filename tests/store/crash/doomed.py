@@ -15,7 +15,6 @@ import traceback
 from typing import Any
 
 from store.crash.script import operations, run
-from store.crash.small import shrink
 
 import nnclr_hub.store.embedded  # noqa: F401 - so that the forks need not
 from nnclr_hub.store import failpoints
@@ -48,6 +47,5 @@ def _perform(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    shrink()
     for line in sys.stdin:
         print(json.dumps({"status": _fork(json.loads(line))}), flush=True)  # noqa: T201

@@ -16,11 +16,10 @@ from typing import Any
 
 from store.crash.content import item_of, version_of
 from store.crash.script import Operation, operations, perform, worlds
-from store.crash.small import shrink
+from store.crash.small import open_small_store
 from store.crash.world import World
 
 from nnclr_hub.errors import StoreError
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import VectorStore
 
 
@@ -54,12 +53,12 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
     store: VectorStore | None = None
     number = 0
     try:
-        store = open_store(folder)
+        store = open_small_store(folder)
         for number, operation in enumerate(script):
             if operation[0] == "reopen":
                 closing, store = store, None  # whatever becomes of its last words, it is closed
                 closing.close()
-                fresh = open_store(folder)
+                fresh = open_small_store(folder)
                 for info in fresh.list():
                     fresh.get(info.name)  # SQLite needs a little room to open it
                 store = fresh
@@ -80,7 +79,6 @@ def _say(words: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    shrink()
     said = run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])))
     if said is not None:
         _say(said)

@@ -20,10 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from store.crash.content import DIM, item_of, version_of
-from store.crash.small import shrink
+from store.crash.small import open_small_store
 
 from nnclr_hub.errors import CollectionNotFound
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 
 WRITERS = 3
@@ -81,7 +80,7 @@ def _forever(work: Callable[..., None], *arguments: Any) -> None:
 
 
 def main(folder: str, seed: int) -> None:
-    store = open_store(folder)
+    store = open_small_store(folder)
     try:
         collection = store.get(NAME)
     except CollectionNotFound:
@@ -96,5 +95,4 @@ def main(folder: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    shrink()
     main(sys.argv[1], int(sys.argv[2]))

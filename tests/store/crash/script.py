@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from store.crash.content import DIM, item_of
-from store.crash.small import shrink
+from store.crash.small import open_small_store
 from store.crash.world import World
 
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import VectorStore
-from nnclr_hub.store.spec import CollectionSpec, IndexKind
+from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.spec import CollectionSpec
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
-KINDS: tuple[IndexKind, ...] = ("hnsw", "flat", "ivf")
+KINDS: tuple[IndexName, ...] = ("hnsw", "flat", "ivf")
 _WEIGHTS = {
     "upsert": 40,
     "delete": 15,
@@ -111,11 +111,11 @@ def perform(store: VectorStore, operation: Operation) -> None:
 
 def run(folder: str, script: list[Operation], answer: int) -> None:
     """Performs the script on a store and acknowledges each operation to a file descriptor."""
-    store = open_store(folder)
+    store = open_small_store(folder)
     for number, operation in enumerate(script, 1):
         if operation[0] == "reopen":
             store.close()
-            store = open_store(folder)
+            store = open_small_store(folder)
         else:
             perform(store, operation)
         seqs = {info.name: info.durable_seq for info in store.list()}
@@ -156,5 +156,4 @@ def _rename(world: World, name: str, to: str) -> None:
 
 
 if __name__ == "__main__":
-    shrink()
     run(sys.argv[1], operations(int(sys.argv[2]), int(sys.argv[3])), sys.stdout.fileno())

@@ -1,38 +1,30 @@
-"""The store's sizes made small, so that a few dozen items go through all that a few hundred thousand do."""
+"""Small store settings, so that a few dozen items go through everything that a few hundred thousand do."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
-SIZES = {
-    "ann.delta.CHUNK": 8,
-    "ann.fold.SMALLEST_DELTA": 12,
-    "ann.fold.LARGEST_DELTA": 24,
-    "ann.fold.FLAT_BELOW": 20,
-    "ann.fold.BATCH": 16,
-    "ann.kinds.FLAT_BELOW": 20,
-    "ann.kinds.POINTS_A_LIST": 8,
-    "ann.kinds.BATCH": 16,
-    "embedded.recovery.CHUNK": 8,
-    "embedded.care.SNAPSHOT_AFTER": 40,
-    "embedded.care.SNAPSHOT_ON_CLOSE": 20,
-    "embedded.searching.TRIED_LEAST": 4,
-    "embedded.searching.TRIED_MOST": 32,
-}
+from nnclr_hub.store.embedded import EmbeddedStore
+from nnclr_hub.store.settings import StoreSettings
 
-
-def sizes(but: str = "") -> Iterator[tuple[Any, str, int]]:
-    """Module, name and value, as `setattr` and pytest's `monkeypatch.setattr` take them, but for one module."""
-    for path, value in SIZES.items():
-        module, name = path.rsplit(".", 1)
-        if module != but:
-            yield importlib.import_module(f"nnclr_hub.store.{module}"), name, value
+SMALL = StoreSettings(
+    memory=1 << 30,
+    flat_below=20,
+    points_per_list=8,
+    delta_chunk=8,
+    batch=8,
+    min_delta=12,
+    max_delta=24,
+    snapshot_on_close=20,
+    snapshot_after=40,
+    min_trial=4,
+    max_trial=32,
+)
+# without snapshots of their own accord
+WITHOUT_SNAPSHOTS = replace(SMALL, snapshot_on_close=1000, snapshot_after=20_000)
 
 
-def shrink() -> None:
-    """For good, in a process of its own."""
-    for module, name, value in sizes():
-        assert hasattr(module, name), f"{module.__name__} has no {name}"
-        setattr(module, name, value)
+def open_small_store(folder: str | Path, read_only: bool = False, *, settings: StoreSettings = SMALL) -> EmbeddedStore:
+    """Open a folder like `open_store`, with small settings."""
+    return EmbeddedStore(folder, read_only=read_only, settings=settings)

@@ -1,4 +1,4 @@
-"""The care of a collection in Milvus: its index, verifying, repairing, compacting."""
+"""Maintenance of a collection in Milvus: its index, verify, repair, compact."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import Progress, RepairReport, VerifyReport
-from nnclr_hub.store.embedded.verification import NEIGHBORS, SAMPLE, Damaged, Sample, write_down
+from nnclr_hub.store.embedded.verification import NEIGHBORS, SAMPLE, Damaged, Sample, keep_metadata
+from nnclr_hub.store.index_kinds import AUTO, milvus_kind
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
-from nnclr_hub.store.milvus.held import Held
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
-from nnclr_hub.store.milvus.search import NLIST, exhaustive
+from nnclr_hub.store.milvus.search import Rows, exhaustive
 from nnclr_hub.store.milvus.where import plan
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -26,32 +26,25 @@ LOST = "nnclr-lost+found"
 
 
 def index_params(connection: Connection, spec: CollectionSpec) -> Any:
-    """The index that Milvus has for `spec.index`; Milvus Lite has no product quantizer, but scalars of 8 bits."""
-    kinds: dict[str, tuple[str, dict[str, int]]] = {
-        "auto": ("AUTOINDEX", {}),
-        "flat": ("FLAT", {}),
-        "hnsw": ("HNSW", {"M": 16, "efConstruction": 200}),
-        "ivf": ("IVF_FLAT", {"nlist": NLIST[connection.is_lite]}),
-        "ivf_pq": ("IVF_PQ", {"nlist": NLIST[connection.is_lite], "m": _parts(spec.dim), "nbits": 8}),
-    }
-    if connection.is_lite:
-        # a file is for development and small sets, which a scan answers exactly
-        kinds |= {"auto": ("FLAT", {}), "ivf_pq": ("IVF_SQ8", {"nlist": NLIST[True]})}
-    kind, params = kinds[spec.index]
+    """Return Milvus's parameters of the index for `spec.index`."""
+    lite = connection.is_lite
+    name, params = milvus_kind(spec.index, lite=lite).milvus_index(spec.dim, lite=lite)
+    if spec.index == AUTO and not lite:
+        name, params = "AUTOINDEX", {}
     made = connection.pymilvus.MilvusClient.prepare_index_params()
-    made.add_index("vector", index_type=kind, metric_type=METRICS[spec.metric], params=params)
+    made.add_index("vector", index_type=name, metric_type=METRICS[spec.metric], params=params)
     return made
 
 
-def _parts(dim: int) -> int:
-    """Codes a vector: a divisor of its length, of four numbers each or as near to that as there is."""
-    return max(parts for parts in range(1, max(1, dim // 4) + 1) if dim % parts == 0)
-
-
 def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait: bool = False) -> None:
-    """Sees to it that a collection has its index and is loaded, also if a crash came between those steps.
+    """Ensure that a collection has its index and is loaded, also after a crash between those steps.
 
-    wait: until the index is built; meanwhile searches compare with every vector. Milvus Lite builds while it loads.
+    Args:
+        connection: to Milvus.
+        name: of the collection.
+        spec: of the collection.
+        wait: until the index is built; without it, searches compare with every vector for a while. Milvus Lite builds
+            the index when it loads the collection.
     """
     if not connection.call("list_indexes", encode(name)):
         made = index_params(connection, spec)
@@ -59,14 +52,14 @@ def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait:
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
 
 
-def index_kind(collection: Held) -> str:
-    """Milvus's name of the index, in small letters."""
+def index_kind(collection: Rows) -> str:
+    """Return Milvus's name of the index, in lower case."""
     described = collection.call("describe_index", "vector")
     return str((described or {}).get("index_type", "none")).lower()
 
 
-def compact(collection: Held) -> None:
-    """Has Milvus merge segments without what was deleted; searches and writes go on.
+def compact(collection: Rows) -> None:
+    """Let Milvus merge segments without deleted items, while searches and writes go on.
 
     Raises:
         StoreError: Milvus does not finish in time.
@@ -77,19 +70,19 @@ def compact(collection: Held) -> None:
     while collection.connection.call("get_compaction_state", job) != "Completed":
         if time.monotonic() > end:
             raise StoreError(
-                f"Milvus at {collection.connection.name} has not compacted {collection.name!r} within "
-                f"{SLOW_TIMEOUT:.0f} s: it goes on by itself."
+                f"Milvus at {collection.connection.name} did not finish compacting {collection.name!r} within "
+                f"{SLOW_TIMEOUT:.0f} s; it continues in the background."
             )
         time.sleep(0.5)
 
 
-# ------------------------------------------------------------------------------ verifying and repairing
+# ------------------------------------------------------------------------------ verify and repair
 
 
-def verify(collection: Held, progress: Progress) -> VerifyReport:
-    """Reads every vector, compares it with its checksum, and a sample's neighbors with an exhaustive search.
+def verify(collection: Rows, progress: Progress) -> VerifyReport:
+    """Compare every vector with its checksum, and a sample's neighbors with an exhaustive search.
 
-    What Milvus's index lacks cannot be seen from outside but by searching, so `missing` stays empty.
+    Items that Milvus's index lacks can only be noticed by searches, so `missing` stays empty.
     """
     total = collection.count()
     step = max(1, total // SAMPLE)
@@ -113,8 +106,8 @@ def verify(collection: Held, progress: Progress) -> VerifyReport:
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 
 
-def repair(collection: Held, progress: Progress) -> RepairReport:
-    """Takes out items whose vector is damaged, and has Milvus build its index anew; searches fail meanwhile."""
+def repair(collection: Rows, progress: Progress) -> RepairReport:
+    """Remove items with a damaged vector, and let Milvus rebuild its index; searches fail during the rebuild."""
     total = collection.count()
     damaged: list[Damaged] = []
     rows = collection.scan(plan(None), None, ["id", "vector", "metadata", "crc"])
@@ -122,9 +115,9 @@ def repair(collection: Held, progress: Progress) -> RepairReport:
         if is_damaged(row, collection.spec):
             damaged.append(Damaged(done, row["id"], row["metadata"]))
         progress(done, total)
-    # beside a Milvus Lite file, or in the working folder
+    # next to a Milvus Lite file, or in the working folder
     place = Path(collection.connection.name).parent if collection.connection.is_file else Path()
-    kept_in = write_down(place / LOST, collection.name, damaged)
+    kept_in = keep_metadata(place / LOST, collection.name, damaged)
     if damaged:
         collection.delete([one.id for one in damaged])
     name, call = encode(collection.name), collection.connection.call

@@ -1,0 +1,150 @@
+"""Build, extend and calibrate the main part of an index.
+
+A build never holds a second copy of the vectors: they come in batches from wherever they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.store.ann.main_index import REFINED, MainIndex
+from nnclr_hub.store.index_kinds import IndexKind
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.spec import CollectionSpec
+
+log = logging.getLogger(__name__)
+BATCH = 2000  # rows between two checks whether to stop
+# calibration looks for the smallest effort that finds this share of the ten nearest
+WANTED_RECALL = 0.99
+CALIBRATION_QUERIES = 200
+NEIGHBORHOOD = 64
+FURTHER = 1.25  # a new query may be a little further from the stored vectors than these from each other
+TOLERANCE = 1e-4  # within which two scores are the same
+
+Rows = Iterator[np.ndarray]
+Exact = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+Stop = Callable[[], bool]
+
+
+class Stopped(Exception):
+    """Raised when `stop` ends a build."""
+
+
+def build_main(
+    spec: CollectionSpec,
+    kind: IndexKind,
+    rows: int,
+    batches: Callable[[], Rows],
+    settings: StoreSettings,
+    stop: Stop = lambda: False,
+) -> MainIndex:
+    """Build an index over vectors that come in batches.
+
+    Args:
+        spec: of the collection.
+        kind: of the index.
+        rows: number of vectors, at least 1.
+        batches: returns an iterator over them, (n, D) float32 each; called twice for a kind that is trained.
+        settings: of the store.
+        stop: checked between batches.
+
+    Raises:
+        Stopped: `stop` returned True.
+    """
+    index = kind.create(spec, rows, settings)
+    if not index.is_trained:
+        index.train(_sample(batches, rows, settings.points_per_list * getattr(index, "nlist", 1)))
+    _add(index, batches(), min(BATCH, settings.batch), stop)
+    return MainIndex(kind, index, spec.metric)
+
+
+def extend(
+    main: MainIndex,
+    spec: CollectionSpec,
+    batches: Rows,
+    rows: int,
+    settings: StoreSettings,
+    stop: Stop = lambda: False,
+) -> MainIndex:
+    """Return a copy of an index with `rows` more rows, which come in batches (n, D) float32.
+
+    The old index does not change, because searches are running on it.
+
+    Raises:
+        Stopped: `stop` returned True.
+    """
+    copy = main.kind.grow(main.index, spec, len(main) + rows)
+    _add(copy, batches, min(BATCH, settings.batch), stop)
+    return replace(main, index=copy)
+
+
+def _add(index: Any, batches: Rows, size: int, stop: Stop) -> None:
+    for batch in batches:
+        for start in range(0, len(batch), size):
+            if stop():
+                raise Stopped
+            index.add(np.ascontiguousarray(batch[start : start + size]))
+
+
+def _sample(batches: Callable[[], Rows], rows: int, wanted: int) -> np.ndarray:
+    """Return about `wanted` of the vectors, evenly spread."""
+    step = max(1, rows // max(wanted, 256))
+    taken, start = [], 0
+    for batch in batches():
+        taken.append(batch[(-start) % step :: step])
+        start += len(batch)
+    return np.ascontiguousarray(np.concatenate(taken))
+
+
+def calibrate(main: MainIndex, spec: CollectionSpec, exact: Exact) -> MainIndex:
+    """Return the index with the effort that finds WANTED_RECALL of the ten nearest of synthetic queries.
+
+    A neighbor counts as found if another one at the same distance is found instead: copies of an image are equal.
+
+    Args:
+        main: the index; an exact kind is returned as it is.
+        spec: of the collection.
+        exact: takes queries (n, D) and k, returns the scores and rows (n, k) that are truly nearest.
+    """
+    if not main.kind.efforts:
+        return main
+    queries, k = _synthetic_queries(main, spec, exact), min(10, len(main))
+    scores, truth = exact(queries, k)
+    worst = scores[:, -1:] - TOLERANCE * np.maximum(1, np.abs(scores[:, -1:]))
+    effort, recall = 0, 0.0
+    for effort in main.kind.efforts:
+        found, rows = main.search(queries, k if main.lossless else REFINED * k, effort=effort)
+        if main.lossless:
+            recall = ((found >= worst) & (rows >= 0)).mean()
+        else:  # scores of compressed vectors are approximate, so rows are compared instead
+            recall = (truth[:, :, None] == rows[:, None, :]).any(axis=2).mean()
+        if recall >= WANTED_RECALL:
+            break
+    else:
+        log.warning("the %s index finds %.3f of the ten nearest at its highest effort", main.kind.name, recall)
+    return replace(main, effort=effort, calibrated_rows=len(main))
+
+
+def _synthetic_queries(main: MainIndex, spec: CollectionSpec, exact: Exact) -> np.ndarray:
+    """Return queries (n, D) float32 that are about as far from the stored vectors as these from each other.
+
+    A stored vector itself would be too easy, because the graph leads straight to it; so would one of its copies.
+    """
+    rng = np.random.default_rng(0)
+    stored = main.vectors(rng.choice(len(main), min(CALIBRATION_QUERIES, len(main)), replace=False))
+    rows = exact(stored, min(NEIGHBORHOOD, len(main)))[1]
+    around = main.vectors(rows.ravel()).reshape(*rows.shape, spec.dim)
+    gaps = np.linalg.norm(around - stored[:, None], axis=2)
+    # the nearest neighbor that is not a copy
+    apart = gaps > TOLERANCE * np.linalg.norm(stored, axis=1, keepdims=True)
+    nearest = np.where(apart.any(axis=1), gaps[np.arange(len(gaps)), apart.argmax(axis=1)], gaps.max())
+    noise = rng.normal(size=stored.shape) / np.sqrt(spec.dim)
+    queries = stored + FURTHER * noise * nearest[:, None]
+    if spec.metric == "cosine":
+        queries /= np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(queries, np.float32)

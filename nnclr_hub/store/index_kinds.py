@@ -1,0 +1,361 @@
+"""Kinds of index. Everything that differs between them is in one object per kind.
+
+| kind   | finds                                         | bytes per vector (f32; f16 halves the first term) |
+|--------|-----------------------------------------------|---------------------------------------------------|
+| flat   | everything, by comparing with every vector    | 4 D                                               |
+| hnsw   | nearly everything, through a graph            | 4 D + 272 (f16: 2 D + 144)                        |
+| ivf    | nearly everything, in the nearest lists       | 4 D + 16                                          |
+| ivf_pq | candidates; their vectors are in the catalog  | D / 8 + 24                                        |
+
+To add a kind, subclass `IndexKind` and add one object to `INDEX_KINDS`. Its name then works in
+`CollectionSpec(index=)`, REST and the command line. "auto" is not a kind: it follows `IndexKind.next` as a collection
+grows.
+
+faiss is imported by the methods that need it, so that clients can read the names without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from nnclr_hub.store.settings import StoreSettings
+
+AUTO = "auto"
+EF_CONSTRUCTION = 100
+CODES = 256  # entries of each code book of a product quantizer; fewer rows cannot train it
+ROW_ID_BYTES = 16  # per vector in an inverted file: its row id in the list, and its position
+PQ_BYTES = 8  # further bytes of code per vector; short vectors get more codes than one per eight numbers
+
+
+class VectorFormat(Protocol):
+    """The attributes of a `CollectionSpec` that an index depends on."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
+
+class IndexKind:
+    """A kind of index. The defaults describe one that is built from the vectors alone and holds them.
+
+    name: as it is stored and as users write it.
+    next: the kind that "auto" tries when this one does not fit into memory; None: the last resort.
+    lossless: whether the index holds the vectors themselves; otherwise exact scores need the catalog.
+    trained: whether it learns from a sample, and so must be rebuilt when a collection has grown much larger.
+    min_rows: with fewer rows a flat index is used instead.
+    efforts: values of efSearch or nprobe, ascending, that calibration tries; () if every search is exact.
+    parameters: faiss's class of search parameters.
+    """
+
+    name: ClassVar[str]
+    next: ClassVar[str | None] = None
+    lossless: ClassVar[bool] = True
+    trained: ClassVar[bool] = False
+    min_rows: ClassVar[int] = 0
+    efforts: ClassVar[tuple[int, ...]] = ()
+    parameters: ClassVar[str] = "SearchParameters"
+
+    def bytes_per_vector(self, spec: VectorFormat) -> int:
+        """Return the memory that the index uses per vector."""
+        return vector_bytes(spec)
+
+    def fits(self, spec: VectorFormat, rows: int, memory: int) -> bool:
+        """Return whether the index can be built in this many bytes; building takes twice its size."""
+        return 2 * rows * self.bytes_per_vector(spec) <= memory
+
+    def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
+        """Return an empty faiss index, not yet trained, with space for `rows` vectors."""
+        raise NotImplementedError
+
+    def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
+        """Return a copy of a faiss index with space for `rows` vectors in all."""
+        raise NotImplementedError
+
+    def search_options(self, index: Any, k: int, effort: int) -> dict[str, int]:
+        """Return faiss's search options for k neighbors at a given effort."""
+        return {}
+
+    def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
+        """Return the faiss index, the kind and the options that search every row."""
+        return index, self, {}
+
+    # ---- in Milvus, which builds its own indexes; Milvus Lite lacks some of them
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        """Return Milvus's name of the index and its build parameters."""
+        raise NotImplementedError
+
+    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
+        """Return Milvus's search parameters."""
+        return {}
+
+    def milvus_exact(self, *, lite: bool) -> bool:
+        """Return whether Milvus can answer exactly with this index."""
+        return False
+
+
+class Flat(IndexKind):
+    """Compares with every vector."""
+
+    name = "flat"
+    next = "hnsw"
+
+    def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
+        index = _factory(spec, _stored(spec))
+        _reserve(index, rows)
+        return index
+
+    def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
+        copy = _factory(spec, _stored(spec))
+        _copy_vectors(index, copy, spec, rows)
+        return copy
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        return "FLAT", {}
+
+    def milvus_exact(self, *, lite: bool) -> bool:
+        return True
+
+
+class Hnsw(IndexKind):
+    """A navigable graph over the vectors.
+
+    Args:
+        links: per node in the upper layers, by precision; the lowest layer has twice as many. Users choose f16 to save
+            memory, and with half the links a search that looks a little further finds as much.
+    """
+
+    name = "hnsw"
+    next = "ivf"
+    efforts = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    parameters = "SearchParametersHNSW"
+    milvus_ef: ClassVar[int] = 128  # of searches that name no effort
+    milvus_max_ef: ClassVar[int] = 32_768
+
+    def __init__(self, links: dict[str, int] | None = None) -> None:
+        self.links = links or {"f32": 32, "f16": 16}
+
+    def bytes_per_vector(self, spec: VectorFormat) -> int:
+        # four bytes per link of the lowest layer, and the sparse upper layers
+        return vector_bytes(spec) + self.links[spec.precision] * 2 * 4 + 16
+
+    def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
+        index = self._empty(spec, self.links[spec.precision])
+        _reserve(_storage(index), rows)
+        return index
+
+    def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
+        import faiss
+
+        graph = index.hnsw
+        # an earlier release may have built it with another number of links
+        copy = self._empty(spec, graph.nb_neighbors(1))
+        _copy_vectors(_storage(index), _storage(copy), spec, rows)
+        copy.ntotal, copy.is_trained = index.ntotal, True
+        used = graph.neighbors.size()
+        copy.hnsw.neighbors.resize(int(used / max(1, index.ntotal) * rows * 1.01))
+        _memory_of(copy.hnsw.neighbors)[:used] = _memory_of(graph.neighbors)
+        copy.hnsw.neighbors.resize(used)
+        for name in ("levels", "offsets"):
+            faiss.copy_array_to_vector(faiss.vector_to_array(getattr(graph, name)), getattr(copy.hnsw, name))
+        copy.hnsw.entry_point, copy.hnsw.max_level = graph.entry_point, graph.max_level
+        return copy
+
+    def search_options(self, index: Any, k: int, effort: int) -> dict[str, int]:
+        return {"efSearch": max(effort, 2 * k)}
+
+    def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
+        return _storage(index), FLAT, {}
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        return "HNSW", {"M": 16, "efConstruction": 200}
+
+    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
+        wanted = effort or max(self.milvus_ef, 2 * limit)
+        return {"ef": min(self.milvus_max_ef, max(limit, wanted))}
+
+    @staticmethod
+    def _empty(spec: VectorFormat, links: int) -> Any:
+        index = _factory(spec, f"HNSW{links},{_stored(spec)}")
+        index.hnsw.efConstruction = EF_CONSTRUCTION
+        return index
+
+
+class Ivf(IndexKind):
+    """Lists of vectors around the centroids of a k-means; a search reads the nearest lists."""
+
+    name = "ivf"
+    next = "ivf_pq"
+    trained = True
+    efforts = (4, 8, 16, 32, 64, 128, 256, 512)
+    parameters = "SearchParametersIVF"
+
+    def bytes_per_vector(self, spec: VectorFormat) -> int:
+        return vector_bytes(spec) + ROW_ID_BYTES
+
+    def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
+        points = settings.points_per_list
+        lists = max(1, min(int(4 * np.sqrt(rows)), rows // points or 1))
+        index = _factory(spec, f"IVF{lists},{self._codes(spec)}")
+        index.cp.min_points_per_centroid = 1  # a small collection may have few; faiss would print a warning
+        index.cp.max_points_per_centroid = points
+        self._configure(index)
+        index.make_direct_map(True)  # for reading vectors back by row
+        return index
+
+    def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
+        import faiss
+
+        return faiss.clone_index(index)
+
+    def search_options(self, index: Any, k: int, effort: int) -> dict[str, int]:
+        return {"nprobe": min(max(effort, k // 50), index.nlist)}
+
+    def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
+        return index, self, {"nprobe": index.nlist}
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        return "IVF_FLAT", {"nlist": self._milvus_lists(lite)}
+
+    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
+        lists = self._milvus_lists(lite)
+        # items that pass a filter are in lists far apart
+        default = lists if filtered else 32 if lite else 64
+        return {"nprobe": lists if exact else min(lists, max(1, effort or default))}
+
+    def milvus_exact(self, *, lite: bool) -> bool:
+        # Lite can read every list; a server searches recent rows through an index of its choice
+        return lite
+
+    def _codes(self, spec: VectorFormat) -> str:
+        return _stored(spec)
+
+    def _configure(self, index: Any) -> None:
+        index.by_residual = False  # encode f16 as the catalog does, not as the difference from a centroid
+
+    @staticmethod
+    def _milvus_lists(lite: bool) -> int:
+        return 128 if lite else 1024
+
+
+class IvfPq(Ivf):
+    """Lists of compressed vectors: the index proposes candidates, and the catalog has their exact vectors."""
+
+    name = "ivf_pq"
+    next = None
+    lossless = False
+    min_rows = CODES
+
+    def bytes_per_vector(self, spec: VectorFormat) -> int:
+        return _pieces(spec.dim) + ROW_ID_BYTES + PQ_BYTES
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        if lite:  # which has no product quantizer, but scalars of 8 bits
+            return "IVF_SQ8", {"nlist": self._milvus_lists(lite)}
+        # a divisor of the dimension, four numbers per code or as near to that as possible
+        parts = max(parts for parts in range(1, max(1, dim // 4) + 1) if dim % parts == 0)
+        return "IVF_PQ", {"nlist": self._milvus_lists(lite), "m": parts, "nbits": 8}
+
+    def milvus_exact(self, *, lite: bool) -> bool:
+        return False
+
+    def _codes(self, spec: VectorFormat) -> str:
+        return f"PQ{_pieces(spec.dim)}"
+
+    def _configure(self, index: Any) -> None:
+        index.pq.cp.min_points_per_centroid = 1
+        index.do_polysemous_training = False  # takes minutes, and serves a search mode that is not used here
+
+
+FLAT, HNSW = Flat(), Hnsw()
+INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfPq())}
+# for schemas, which list the names
+IndexName = str if TYPE_CHECKING else Literal[(AUTO, *INDEX_KINDS)]
+
+
+def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettings) -> IndexKind:
+    """Return the kind of index for this many rows.
+
+    Args:
+        index: a kind, or "auto".
+        spec: format of the vectors.
+        rows: number of vectors.
+        settings: `flat_below` and `memory`.
+    """
+    if rows < settings.flat_below:
+        return FLAT
+    if index != AUTO:
+        return INDEX_KINDS[index] if rows >= INDEX_KINDS[index].min_rows else FLAT
+    kind = INDEX_KINDS[FLAT.next]
+    while kind.next is not None and not kind.fits(spec, rows, settings.memory):
+        kind = INDEX_KINDS[kind.next]
+    return kind
+
+
+def milvus_kind(index: str, *, lite: bool) -> IndexKind:
+    """Return the kind that Milvus uses; for "auto" a server has a graph, and Lite scans its small sets exactly."""
+    return INDEX_KINDS[index] if index != AUTO else FLAT if lite else HNSW
+
+
+def vector_bytes(spec: VectorFormat) -> int:
+    """Return the size of one uncompressed vector."""
+    return spec.dim * (2 if spec.precision == "f16" else 4)
+
+
+# ------------------------------------------------------------------------------ faiss
+
+
+def _factory(spec: VectorFormat, description: str) -> Any:
+    import faiss
+
+    return faiss.index_factory(
+        spec.dim, description, faiss.METRIC_L2 if spec.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    )
+
+
+def _stored(spec: VectorFormat) -> str:
+    return "Flat" if spec.precision == "f32" else "SQfp16"
+
+
+def _pieces(dim: int) -> int:
+    """Return the number of codes per vector: one per eight numbers, but enough to tell short vectors apart."""
+    return next(n for n in range(min(dim, max(dim // 8, 16)), 0, -1) if dim % n == 0)
+
+
+def _storage(graph: Any) -> Any:
+    """Return the flat index inside a graph index."""
+    import faiss
+
+    return faiss.downcast_index(graph.storage)
+
+
+def _reserve(index: Any, rows: int) -> None:
+    """Allocate space for all rows at once.
+
+    faiss doubles its arrays as they grow, and the old array exists while it is copied.
+    """
+    before = index.codes.size()
+    index.codes.resize(rows * index.code_size)
+    index.codes.resize(before)  # keeps the capacity
+
+
+def _copy_vectors(old: Any, new: Any, spec: VectorFormat, rows: int) -> None:
+    """Copy the vectors of a flat index into an empty one with space for `rows`; faiss's clone reserves none."""
+    new.codes.resize(rows * new.code_size)
+    _memory_of(new.codes)[: old.codes.size()] = _memory_of(old.codes)
+    new.codes.resize(old.codes.size())
+    if not new.is_trained:
+        new.train(np.zeros((1, spec.dim), np.float32))  # f16 learns nothing
+    new.ntotal, new.is_trained = old.ntotal, True
+
+
+def _memory_of(vector: Any) -> np.ndarray:
+    """Return one of faiss's arrays without copying it."""
+    import faiss
+
+    return faiss.rev_swig_ptr(vector.data(), vector.size())

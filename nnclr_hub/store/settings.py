@@ -1,0 +1,51 @@
+"""Sizes and times by which an embedded store decides when to build, fold and save an index."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def default_index_memory() -> int:
+    """Return half of the memory of the machine, or of the container if that has less, in bytes."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        container = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # the file does not exist, or contains "max"
+        container = machine
+    return min(machine, container) // 2
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """The defaults suit collections of any size; tests use smaller values.
+
+    memory: bytes that the index of one collection may use.
+    flat_below: collections with fewer items are searched exhaustively, which is fast enough and exact.
+    points_per_list: k-means of an inverted file samples this many vectors per list.
+    delta_chunk: rows per block of the delta.
+    batch: rows between two checks whether a build should stop, and rows per read of vectors.
+    idle_delta: a delta of this size is folded when nothing is written.
+    min_delta: a smaller delta is not folded while writes go on.
+    max_delta: a delta of this size is always folded, because every search scans it row by row.
+    snapshot_on_close, snapshot_after: changes since the last snapshot that justify a new one, at closing and before.
+    min_trial, max_trial: neighbors that a filter is tried on before the catalog lists what passes it.
+    idle_seconds: time without a change after which maintenance does work that is not urgent.
+    pause_seconds: time between a failure of maintenance and the next attempt.
+    """
+
+    memory: int = field(default_factory=default_index_memory)
+    flat_below: int = 50_000
+    points_per_list: int = 64
+    delta_chunk: int = 4096
+    batch: int = 10_000
+    idle_delta: int = 512
+    min_delta: int = 4096
+    max_delta: int = 16_384
+    snapshot_on_close: int = 1000
+    snapshot_after: int = 20_000
+    min_trial: int = 128
+    max_trial: int = 4096
+    idle_seconds: float = 3.0
+    pause_seconds: float = 30.0
