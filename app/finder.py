@@ -14,7 +14,7 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.checks import MAX_ASKED_K
+from nnclr_hub.store.checks import MAX_SEARCH_K
 from nnclr_hub.workbench import Example, Workbench
 from nnclr_hub.workbench.payload import encode_vector
 from nnclr_hub.workbench.privacy import public_metadata, public_where
@@ -81,11 +81,11 @@ class Finder:
                 raise InvalidRequest("The search has only negative examples. Add an image with + first.")
             page = collection.scroll(limit=query.number, where=query.where, with_vector=False)
             items = [Match(item.id, 0.0, public_metadata(item.metadata)) for item in page.items]
-            has_more = page.cursor is not None and query.number < MAX_ASKED_K
+            has_more = page.cursor is not None and query.number < MAX_SEARCH_K
             return Results(items, scored=False, has_more=has_more, count=count, passing=passing)
         found = self._bench.search(query.collection, query.to_search())
         matches = [replace(match, metadata=public_metadata(match.metadata)) for match in found]
-        has_more = len(matches) == query.number < MAX_ASKED_K
+        has_more = len(matches) == query.number < MAX_SEARCH_K
         return Results(matches, scored=True, has_more=has_more, count=count, passing=passing)
 
     def embed(self, collection: str, sample: Sample) -> Sample:
@@ -148,7 +148,7 @@ def check(query: Query) -> None:
     Raises:
         InvalidRequest.
     """
-    for name, value, limit in (("k", query.k, MAX_PER_PAGE), ("pages", query.pages, MAX_ASKED_K)):
+    for name, value, limit in (("k", query.k, MAX_PER_PAGE), ("pages", query.pages, MAX_SEARCH_K)):
         if not 1 <= value <= limit:
             raise InvalidRequest(f"{name} must be between 1 and {limit} on this page, got {value}.")
     if len(query.positive) + len(query.negative) > MAX_SAMPLES:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from nnclr_hub.client.call_examples import ApiCall
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.checks import MAX_ASKED_K, check_name
+from nnclr_hub.store.checks import MAX_SEARCH_K, check_name
 from nnclr_hub.workbench import Example, SearchQuery
 
 from .api_calls import collection_path, item_path
@@ -92,7 +92,7 @@ class Query:
     @property
     def number(self) -> int:
         """The maximum number of results."""
-        return min(MAX_ASKED_K, self.k * self.pages)
+        return min(MAX_SEARCH_K, self.k * self.pages)
 
     def to_search(self, positive: Sequence[Example] | None = None) -> SearchQuery:
         """Return the search.
