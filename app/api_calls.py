@@ -25,7 +25,7 @@ IMPORTS = (
     "import hashlib",
     "import zipfile",
     "from pathlib import Path",
-    "from nnclr_hub.client.uploading import Image",
+    "from nnclr_hub.workbench import NewImage",
     "from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES, label_of",
 )
 PROGRAM = """\
@@ -34,7 +34,7 @@ collection = client.collection({collection!r})
 def add(name, data, root=""):
     label = label_of(Path(name), Path(root))
     metadata = {{"name": Path(name).name}} | ({{"label": label}} if label else {{}})
-    [error] = collection.add_images([Image(hashlib.sha256(data).hexdigest()[:32], data, metadata)])
+    [error] = collection.add_images([NewImage(hashlib.sha256(data).hexdigest()[:32], data, metadata)])
     print(name, error or "added")
 """
 ADD_FILES = """

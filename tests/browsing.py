@@ -5,7 +5,7 @@ from typing import Any
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 # what Gradio's scripts report when a reload interrupts a request
-INTERRUPTED = ("AbortError", "errored out")
+INTERRUPTED = ("AbortError", "errored out", "network error", "Unexpected error 404")
 
 
 def open_tab(page: Any, name: str) -> None:

@@ -56,9 +56,12 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pictures(photos) -> list[Path]:
+def image_files(photos) -> list[Path]:
     """The files of `photos`, sorted."""
     return sorted(photos.rglob("*.jpg"))
+
+
+pictures = image_files  # the former name, until no test uses it
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A browser for the tests of the page, one a module; and what each page that was opened must not have done."""
+"""A browser for the tests of the page, one per module, and checks of each page that a test opens."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ DESKTOP = {"viewport": {"width": 1440, "height": 900}}
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A module's own, for while it lives its thread has an event loop that other tests would stumble over."""
+    """One browser per module: while it runs, its thread has an event loop, which would disturb other tests."""
     if CHROMIUM is None:
-        pytest.skip("there is no chromium")
+        pytest.skip("chromium is not installed")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -39,7 +39,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    """A server with the page, and the photos in a collection whose sources it may read; a module may have its own."""
+    """A server with the page, and the photos in a collection whose source files it may read."""
     store = tmp_path_factory.mktemp("search") / "store"
     with open_store(str(store)) as opened:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
@@ -48,13 +48,13 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def sources(photos, tmp_path_factory) -> Path:
-    """A copy of the photos that a test may change."""
-    return shutil.copytree(photos, tmp_path_factory.mktemp("sources") / "pictures")
+    """A copy of the photos that a test can change."""
+    return shutil.copytree(photos, tmp_path_factory.mktemp("sources") / "images")
 
 
 @pytest.fixture
 def album(served) -> Iterator[str]:
-    """An empty collection for the server's encoder, gone afterwards."""
+    """An empty collection, bound to the server's encoder and dropped afterwards."""
     bench = served.bench
     bench.store.create("album", CollectionSpec.of(bench.models.get()))
     yield "album"
@@ -66,10 +66,11 @@ def album(served) -> Iterator[str]:
 def opened(chromium, served) -> Iterator[Callable[..., Any]]:
     """opened(tab="Search", path="/ui/", allowed=(), **context) -> a page of the module's server, on a tab.
 
-    Afterwards nothing may have failed in a console (but for lines with a word of `allowed`), nor gone to another host.
+    Afterwards, the console must have no errors (except lines with a word of `allowed`), and no request may have gone to
+    another host.
     """
     contexts: list[Any] = []
-    wrong: list[str] = []
+    problems: list[str] = []
 
     def open_page(tab: str | None = None, path: str = "/ui/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
         contexts.append(chromium.new_context(**(DESKTOP | context)))
@@ -78,7 +79,7 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
 
         def note(line: str) -> None:
             if not any(word in line for word in allowed):
-                wrong.append(line)
+                problems.append(line)
 
         page.on("console", lambda message: note(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: note(str(error)))
@@ -91,4 +92,4 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
     yield open_page
     for one in contexts:
         one.close()
-    assert wrong == []
+    assert problems == []

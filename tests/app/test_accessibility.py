@@ -1,4 +1,4 @@
-"""axe-core on every state of the page, in both themes: nothing serious or critical that is ours."""
+"""axe-core on every state of the page, in both themes: no serious or critical finding that this project can fix."""
 
 import os
 import shutil
@@ -15,23 +15,23 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-# Gradio's own: the label of its upload buttons is not the text that they show
-GRADIOS = {("label-content-name-mismatch", "upload-container")}
+# in Gradio: the label of its upload buttons differs from their text
+IN_GRADIO = {("label-content-name-mismatch", "upload-container")}
 
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory) -> str:
-    """The script: the file that NNCLR_AXE names, or npm's."""
-    given = os.environ.get("NNCLR_AXE")
-    if given is None:
+    """The script: the file that NNCLR_AXE names, or the package from npm."""
+    path = os.environ.get("NNCLR_AXE")
+    if path is None:
         if shutil.which("npm") is None:
-            pytest.skip("there is no axe-core: name its axe.min.js in NNCLR_AXE, or install npm")
+            pytest.skip("axe-core is missing: set NNCLR_AXE to axe.min.js, or install npm")
         folder = tmp_path_factory.mktemp("axe")
         done = subprocess.run(["npm", "install", "--silent", "axe-core@4"], cwd=folder, timeout=120)
         if done.returncode:
-            pytest.skip("npm could not fetch axe-core")
-        given = folder / "node_modules/axe-core/axe.min.js"
-    return Path(given).read_text()
+            pytest.skip("npm could not download axe-core")
+        path = folder / "node_modules/axe-core/axe.min.js"
+    return Path(path).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 
 def findings(page, axe: str) -> list[str]:
-    page.wait_for_function("!document.querySelector('.pending')")  # Gradio fades what is being made anew
+    page.wait_for_function("!document.querySelector('.pending')")  # Gradio fades outputs of running events
     page.evaluate(axe)
     violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [
@@ -54,13 +54,13 @@ def findings(page, axe: str) -> list[str]:
         for one in violations
         if one["impact"] in ("serious", "critical")
         for node in one["nodes"]
-        if not any(one["id"] == id and mark in node["html"] for id, mark in GRADIOS)
+        if not any(one["id"] == id and part in node["html"] for id, part in IN_GRADIO)
     ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
-def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
+def test_no_state_of_the_page_has_serious_findings(opened, axe, theme, context, image_files, tmp_path):
     page = opened(color_scheme=theme, **context)
     wait_for(page, "24 of the 60")
     assert findings(page, axe) == []
@@ -80,16 +80,10 @@ def test_nothing_serious_stands_in_the_way(opened, axe, theme, context):
     wait_for_images(page, "#maps img")
     page.locator("#attention-options button").first.click()
     assert findings(page, axe) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "telephone"])
-def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, axe, theme, context, pictures, tmp_path):
-    page = opened("Collections", color_scheme=theme, **context)
+    open_tab(page, "Collections")
     wait_for_images(page, "#items img")
     (tmp_path / "broken.jpg").write_bytes(b"no image")
-    page.set_input_files("#uploader .choose-files", [str(pictures[0]), str(tmp_path / "broken.jpg")])
+    page.set_input_files("#uploader .choose-files", [str(image_files[0]), str(tmp_path / "broken.jpg")])
     page.wait_for_selector("#jobs .jobs-errors")
     page.locator("#items .select input").nth(1).check(force=True)
     page.click("#drop-ask")
@@ -99,16 +93,14 @@ def test_nothing_serious_stands_in_the_way_of_what_is_made_and_trained(opened, a
     page.wait_for_selector("#probe-report .confusion")
     page.fill("#labeler-label", "a cat")
     page.locator("#labeler .image").nth(1).click()
-    page.set_input_files("#probe-image input[type=file]", str(pictures[3]))
+    page.set_input_files("#probe-image input[type=file]", str(image_files[3]))
     page.wait_for_selector("#probe-prediction .answer:visible")
     assert findings(page, axe) == []
     page.get_by_label(FOLDERS).check()
     page.wait_for_selector("#probe-uploader button:visible")
     assert findings(page, axe) == []
-    open_tab(page, "Training")
-    page.wait_for_selector("#runs iframe")
-    assert findings(page, axe) == []
-    open_tab(page, "API")
-    page.wait_for_selector("#api-code pre")
-    assert findings(page, axe) == []
+    for tab, ready in (("Training", "#runs iframe"), ("API", "#api-code pre")):
+        open_tab(page, tab)
+        page.wait_for_selector(ready)
+        assert findings(page, axe) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= (390 if context else 1440)

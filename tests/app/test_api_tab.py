@@ -60,8 +60,8 @@ def in_python(text: str, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_both_versions_of_a_search_have_the_results_of_the_page(opened, served, pictures, tmp_path):
-    (tmp_path / ODD).write_bytes(pictures[5].read_bytes())
+def test_both_versions_of_a_search_have_the_results_of_the_page(opened, served, image_files, tmp_path):
+    (tmp_path / ODD).write_bytes(image_files[5].read_bytes())
     page = opened("API", **PHONE)
     open_tab(page, "Search")
     wait_for(page, "24 of the 60")
@@ -78,15 +78,15 @@ def test_both_versions_of_a_search_have_the_results_of_the_page(opened, served, 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def one_call_of_each_form(served, pictures) -> list[ApiCall]:
+def one_call_of_each_form(served, image_files) -> list[ApiCall]:
     [first, second, *_] = (item.id for item in served.bench.collection("photos").scroll(limit=2).items)
     finder = Finder(Page(served.bench))
     box = (2, 2, 30, 30)
-    pasted = finder.embed("photos", Sample(path=pictures[5], name="chelsea.png", box=box, unsaved=True))
+    pasted = finder.embed("photos", Sample(path=image_files[5], name="chelsea.png", box=box, unsaved=True))
     region = finder.embed("photos", Sample(id=first, box=box))
     where = {"must_not": [{"key": "label", "match": 'it\'s; "so" $HOME `id` é'}]}
     items = [{"label": "ab"[i % 2], "vector": [float(i), 1.0, 0.5]} for i in range(6)]
-    uploaded = Sample(path=pictures[5], name=OWN, box=box)
+    uploaded = Sample(path=image_files[5], name=OWN, box=box)
     selection = Selection(name=OWN, point=(3, 4), targets=(Uploaded(Path("x"), ODD),))
     return [
         search_call(Query("photos", where=where)),
@@ -105,13 +105,13 @@ def one_call_of_each_form(served, pictures) -> list[ApiCall]:
 
 
 @pytest.mark.slow
-def test_each_form_of_a_call_runs_unchanged(served, pictures, tmp_path):
+def test_each_form_of_a_call_runs_unchanged(served, image_files, tmp_path):
     for name in (OWN, ODD, " a.jpg "):
-        (tmp_path / name).write_bytes(pictures[5].read_bytes())
-    for path in (*pictures[:3], *pictures[-3:]):
+        (tmp_path / name).write_bytes(image_files[5].read_bytes())
+    for path in (*image_files[:3], *image_files[-3:]):
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / path.parent.name)
-    calls = one_call_of_each_form(served, pictures)
+    calls = one_call_of_each_form(served, image_files)
     for call in calls:
         in_shell(call.curl(served.url), tmp_path)
     printed = in_python("\n".join(call.python(served.url) for call in calls), tmp_path)
@@ -120,10 +120,10 @@ def test_each_form_of_a_call_runs_unchanged(served, pictures, tmp_path):
 
 
 @pytest.fixture
-def files(pictures, tmp_path):
+def files(image_files, tmp_path):
     """Files with labels, with odd names, without a label, and with equal content."""
     names = ("cat/it's; 1.jpg", "coffee/2.jpg", "train/cat/3.jpg", OWN, "cat/again.jpg")
-    for name, path in zip(names, (*pictures[:4], pictures[0]), strict=True):
+    for name, path in zip(names, (*image_files[:4], image_files[0]), strict=True):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / name)
     return [AddedFile(name, (tmp_path / name).stat().st_size) for name in names]
@@ -168,11 +168,11 @@ def test_the_commands_add_files_as_the_page_does(served, collections, files, tmp
     assert by_job == contents(served, "by-curl") == contents(served, "by-request") == contents(served, "by-program")
 
 
-def test_the_program_adds_a_zip_as_the_page_does(served, collections, pictures, tmp_path):
+def test_the_program_adds_a_zip_as_the_page_does(served, collections, image_files, tmp_path):
     with zipfile.ZipFile(tmp_path / "it's all.zip", "w") as file:
-        for path in pictures[:3]:
+        for path in image_files[:3]:
             file.write(path, f"photos/{path.parent.name}/{path.name}")
-        file.write(pictures[3], "photos/none.jpg")
+        file.write(image_files[3], "photos/none.jpg")
         file.writestr("photos/._none.jpg", b"no image")
         file.writestr("photos/notes.txt", b"no image")
     files = [AddedFile("it's all.zip", (tmp_path / "it's all.zip").stat().st_size, "photos")]
@@ -205,7 +205,7 @@ def test_a_box_on_an_item_has_the_same_results_over_rest(served, tmp_path):
     assert [one["id"] for one in in_shell(search_call(query).curl(served.url), tmp_path)["matches"]] == found
 
 
-def test_an_explanation_uses_the_first_example_with_an_image(served, pictures):
+def test_an_explanation_uses_the_first_example_with_an_image(served, image_files):
     """The call has the part of the box inside the image; for a pasted image it says to save a file first."""
     collection = served.bench.collection("photos")
     [first, second] = collection.scroll(limit=2).items
@@ -217,7 +217,7 @@ def test_an_explanation_uses_the_first_example_with_an_image(served, pictures):
         assert call.form["query"]["box"] == [0, 0, 30, finder.image("photos", samples[1]).height]
         assert "your box (example 2 of 2)" in value["note"]
         assert call.note == ""
-        pasted = Sample(path=pictures[0], name="image.png", unsaved=True)
+        pasted = Sample(path=image_files[0], name="image.png", unsaved=True)
         _, call = explain_match(served.bench, finder, Query("photos", positive=(pasted,)), first.id)
         assert "image.png" in call.note
     finally:

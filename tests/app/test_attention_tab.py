@@ -37,11 +37,11 @@ def requests(monkeypatch) -> list:
 
 
 @pytest.fixture
-def rotated(tmp_path, pictures):
+def rotated(tmp_path, image_files):
     """A photo of 60 x 40 pixels with an EXIF rotation."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.open(pictures[5]).resize((60, 40)).save(tmp_path / "rotated.jpg", exif=exif, quality=95)
+    Image.open(image_files[5]).resize((60, 40)).save(tmp_path / "rotated.jpg", exif=exif, quality=95)
     return tmp_path / "rotated.jpg"
 
 
@@ -73,14 +73,14 @@ def test_a_point_and_a_box_become_the_query(opened, requests, rotated, touch):
 
 
 @pytest.mark.browser
-def test_the_maps_are_those_of_the_encoder(opened, model, pictures):
+def test_the_maps_are_those_of_the_encoder(opened, model, image_files):
     """Equal values have equal colors, the slider sends no request, and at most six other images are accepted."""
-    page = with_image(opened, pictures[5])
-    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in pictures[20:22]])
+    page = with_image(opened, image_files[5])
+    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in image_files[20:22]])
     page.wait_for_function("() => document.querySelectorAll('#maps figure').length === 3")
     wait_for_images(page, "#maps .overlay", 3)
     encoder = load_encoder(model, device="cpu")
-    separate = [encoder.attention(pictures[5]), *encoder.attention(pictures[5], target=pictures[20:22])]
+    separate = [encoder.attention(image_files[5]), *encoder.attention(image_files[5], target=image_files[20:22])]
     expected = on_one_scale(separate)
     assert expected[0].limits != separate[0].limits
     for overlay, wanted in zip(page.locator("#maps .overlay").all(), expected, strict=True):
@@ -90,7 +90,7 @@ def test_the_maps_are_those_of_the_encoder(opened, model, pictures):
         assert difference.mean() < 8  # the page shows a JPEG
     page.locator("#maps input[type=range]").fill("0.25")
     assert page.locator("#maps .overlay").first.evaluate("overlay => overlay.style.opacity") == "0.25"
-    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in pictures[20:27]])
+    page.set_input_files("#attention-targets input[type=file]", [str(path) for path in image_files[20:27]])
     assert "at most 6" in toast(page).lower()
     assert page.locator("[data-testid=status-tracker] > .error:visible").count() == 0, "Gradio's badges hide text"
     page.locator("#attention-options button").first.click()
@@ -98,7 +98,7 @@ def test_the_maps_are_those_of_the_encoder(opened, model, pictures):
     assert page.locator("#head:visible, #threshold:visible").count() == 0, "a ResNet has no heads"
 
 
-def test_a_transformer_offers_its_heads(make_model, pictures, serve, tmp_path, requests):
+def test_a_transformer_offers_its_heads(make_model, image_files, serve, tmp_path, requests):
     model = make_model("test_vit", model_args={}, input_size=160)
     for server in serve(model, tmp_path / "store", page=True):
         parts = get(f"{server.url}/ui/config").json()["components"]
@@ -108,7 +108,7 @@ def test_a_transformer_offers_its_heads(make_model, pictures, serve, tmp_path, r
         assert parts["head"]["visible"]
         assert parts["threshold"]["visible"]
         assert "no-heads" not in parts
-        files = [("files", ("a.png", pictures[5].read_bytes()))]
+        files = [("files", ("a.png", image_files[5].read_bytes()))]
         [path] = post(f"{server.url}/ui/gradio_api/upload", files=files).json()
         image = {"path": path, "meta": {"_type": "gradio.FileData"}}
         assert call(server.url, "_upload", [image, None, "dot", "1", ""]).status_code == 200

@@ -1,11 +1,11 @@
-"""What a browser keeps over a reload: what two events change at once is changed by both."""
+"""Values that a browser keeps over a reload: two events at the same time do not undo each other's change."""
 
 import threading
 
 import pytest
 from adding import choose, wait_for_jobs
-from browsing import open_tab, wait_for
-from labeling import ids_of
+from browsing import INTERRUPTED, open_tab, wait_for
+from labeling import label, show_all
 from page_calls import get
 
 from app.probe_jobs import ProbeJobs
@@ -13,8 +13,7 @@ from app.probe_jobs import ProbeJobs
 pytestmark = pytest.mark.browser
 
 
-def test_an_event_changes_one_thing_of_what_is_kept(served):
-    """And gives the whole of it: none writes back what it was given of the rest before another event changed that."""
+def test_each_event_changes_at_most_one_stored_value(served):
     config = get(f"{served.url}/ui/config").json()
     slots = {one["id"] for one in config["components"] if one["type"] == "browserstate"}
     changed = [(event["api_name"], slots & set(event["outputs"])) for event in config["dependencies"]]
@@ -23,47 +22,43 @@ def test_an_event_changes_one_thing_of_what_is_kept(served):
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_begun_while_a_collection_is_made_loses_neither(opened, served, monkeypatch):
+def test_a_fit_and_a_new_collection_at_the_same_time_are_both_stored(opened, served, monkeypatch):
     going = threading.Event()
     fit_labels = ProbeJobs.fit_labels
     monkeypatch.setattr(ProbeJobs, "fit_labels", lambda *given: (going.wait(30), fit_labels(*given))[1])
-    page = opened("Probe", allowed=("AbortError", "errored out"))  # so Gradio calls what a reload breaks off
+    page = opened("Probe", allowed=INTERRUPTED)
     try:
-        page.wait_for_selector("#labeler .tile")
-        page.locator("#labeler > * button", has_text="Show more images").click()
-        page.wait_for_function("() => document.querySelectorAll('#labeler .tile').length === 60")
-        for label in ("cat", "coffee"):
-            page.fill("#labeler-label", label)
-            for id in ids_of(served, label, 4):
-                page.locator(f'#labeler .tile[data-id="{id}"] .image').click()
+        show_all(page)
+        for name in ("cat", "coffee"):
+            label(page, served, name, 4)
         page.fill("#probe-name input, #probe-name textarea", "slowly")
         page.click("#probe-fit")
         open_tab(page, "Collections")
-        page.fill("#new-name input, #new-name textarea", "made")
+        page.fill("#new-name input, #new-name textarea", "new")
         page.click("#create")
-        wait_for(page, "made is empty", "#items-status")
+        wait_for(page, "new is empty", "#items-status")
         going.set()
         page.wait_for_function("() => localStorage.getItem('nnclr_hub_fit') !== null")
         page.reload()
         open_tab(page, "Collections")
-        wait_for(page, "made is empty", "#items-status")
+        wait_for(page, "new is empty", "#items-status")
         open_tab(page, "Probe")
         wait_for(page, "slowly is ready", "#probe-status")
     finally:
         going.set()
-        served.bench.drop("made")
+        served.bench.drop("new")
 
 
 @pytest.mark.slow
-def test_jobs_that_are_hidden_in_one_instant_stay_hidden(opened, pictures):
-    page = opened("Collections", allowed=("AbortError", "errored out"))
+def test_jobs_that_are_hidden_at_the_same_time_stay_hidden(opened, image_files):
+    page = opened("Collections", allowed=INTERRUPTED)
     wait_for(page, "of 60 in photos", "#items-status")
     for i in range(2):
-        choose(page, pictures[i : i + 1])
+        choose(page, image_files[i : i + 1])
         wait_for_jobs(page, i + 1)
     page.get_by_role("button", name="Hide").evaluate_all("buttons => buttons.forEach(one => one.click())")
     wait_for_jobs(page, 0)
-    choose(page, pictures[2:3])
+    choose(page, image_files[2:3])
     wait_for_jobs(page, 1)
     page.reload()
     open_tab(page, "Collections")

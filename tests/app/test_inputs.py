@@ -14,8 +14,7 @@ SCREENSHOT = "Screenshot 2026-01-01 at 10.00.00\u202fAM.png"
 
 @pytest.mark.parametrize(
     ("original", "valid"),
-    [('a "b" $c.jpg', True), (SCREENSHOT, True), (None, False), ("", False), ("../a.jpg", False), ("a\nb.jpg", False)]
-    + [("a" * 300, False)],
+    [('a "b" $c.jpg', True), (SCREENSHOT, True), (None, False), ("", False), ("../a.jpg", False), ("a" * 300, False)],
 )
 def test_the_name_is_that_of_the_user(original, valid):
     upload = FileData(path="/tmp/1/a b c.jpg", orig_name=original)

@@ -1,4 +1,4 @@
-"""The page while its server is killed and started again: what it had begun goes on, and is not to be given again."""
+"""The page while its server is killed and restarted: jobs that were started continue."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from browsing import open_tab, wait_for
+from browsing import INTERRUPTED, open_tab, wait_for
 from PIL import Image
 from running_server import free_port, wait
 
@@ -16,20 +16,14 @@ import nnclr_hub
 from nnclr_hub.store import open_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-PICTURES = 480
-# what a browser says of a server that is not there
-AWAY = (
-    "ERR_CONNECTION_REFUSED",
-    "ERR_CONNECTION_RESET",
-    "ERR_INCOMPLETE_CHUNKED",
-    "ERR_EMPTY_RESPONSE",
-    "Failed to fetch",
-)
-GRADIOS = ("AbortError", "errored out", "network error", "TypeError", "Connection")
+IMAGES = 480
+# what a browser and Gradio report while the server is down
+DOWN = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE")
+DOWN += ("Failed to fetch", "network error", "TypeError", "Connection", *INTERRUPTED)
 
 
 class Server:
-    """`nnclr serve` as a process of its own, always on the same port."""
+    """`nnclr serve` in a process, always on the same port."""
 
     def __init__(self, model: Path, store: Path) -> None:
         port = free_port()
@@ -39,9 +33,8 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command, cwd=Path(nnclr_hub.__file__).parents[1], stderr=subprocess.DEVNULL
-        )
+        folder = Path(nnclr_hub.__file__).parents[1]
+        self.process = subprocess.Popen(self._command, cwd=folder, stderr=subprocess.DEVNULL)
         wait(f"{self.url}/readyz")
 
     def end(self, how: signal.Signals) -> None:
@@ -58,17 +51,17 @@ def served(model, tmp_path) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Images that differ."""
-    for i in range(PICTURES):
+    """A folder of different images."""
+    for i in range(IMAGES):
         path = tmp_path / "many" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((96, 96), 60 + i % 40).convert("RGB").save(path)
     return tmp_path / "many"
 
 
-def test_a_job_goes_on_after_kill_9_and_the_page_with_it(opened, served, folder):
-    page = opened("Collections", allowed=(*AWAY, *GRADIOS))
-    wait_for(page, "There is no collection yet", "#items-status")
+def test_a_job_and_the_page_continue_after_kill_9(opened, served, folder):
+    page = opened("Collections", allowed=DOWN)
+    wait_for(page, "no collection yet", "#items-status")
     page.fill("#new-name input, #new-name textarea", "many")
     page.click("#create")
     wait_for(page, "many is empty", "#items-status")
@@ -78,14 +71,14 @@ def test_a_job_goes_on_after_kill_9_and_the_page_with_it(opened, served, folder)
     page.locator("#jobs .jobs-offline").wait_for()
     served.server.start()
     page.wait_for_selector("#jobs .job.done")
-    assert f"Added {PICTURES} images to many." in page.inner_text("#jobs .job")
+    assert f"Added {IMAGES} images to many." in page.inner_text("#jobs .job")
     assert "already" not in page.inner_text("#jobs .job")
     page.locator("#jobs .jobs-offline").wait_for(state="hidden")
     page.reload()
     open_tab(page, "Collections")
-    wait_for(page, f"of {PICTURES} in many", "#items-status")
+    wait_for(page, f"of {IMAGES} in many", "#items-status")
     served.server.end(signal.SIGTERM)
     with open_store(str(served.store)) as store:
-        assert store.get("many").count() == PICTURES
+        assert store.get("many").count() == IMAGES
         assert store.get("many").verify().ok
     served.server.start()

@@ -1,4 +1,4 @@
-"""The page behind keys, in a real browser: the login, the page under its Content-Security-Policy, the way out."""
+"""The page with API keys in a real browser: login, the page under its Content-Security-Policy, logout."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,36 +23,37 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def page(served) -> Iterator:
-    """A browser at /; afterwards nothing may have been blocked by the policy, nor gone to another host."""
+    """A browser at /; afterwards, the policy must have blocked nothing, and all requests went to the server."""
     if CHROMIUM is None:
-        pytest.skip("there is no chromium")
+        pytest.skip("chromium is not installed")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_context().new_page()
-        wrong: list[str] = []
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
         page.on(
-            "request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None
+            "request",
+            lambda r: problems.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None,
         )
         page.goto(served.url)
         yield page
         browser.close()
-    # logging out leaves the page while it listens for events, which its script calls an error of its connection
+    # Gradio reports the event stream that logging out closes as a connection error
     left = ("401", "AbortError", "Connection errored out")
-    assert [line for line in wrong if not any(words in line for words in left)] == []
+    assert [line for line in problems if not any(words in line for words in left)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_person_logs_in_uses_the_page_and_logs_out(page, served, pictures):
-    """Thumbnails, the page's events and an upload all work by the cookie, which scripts cannot read."""
+def test_a_user_logs_in_searches_and_logs_out(page, served, image_files):
+    """Thumbnails, events and uploads are authorized by a cookie that scripts cannot read."""
     assert "/login" in page.url
     page.get_by_label("Your key for this server").fill("not-the-right-key-0123")
     page.get_by_role("button").click()
-    assert "not one of this server" in page.get_by_role("alert").inner_text()
+    page.get_by_role("alert").wait_for()
     page.get_by_label("Your key for this server").fill(READER)
     page.get_by_role("button").click()
     page.wait_for_selector("#tiles .image", timeout=60_000)
@@ -60,7 +61,7 @@ def test_a_person_logs_in_uses_the_page_and_logs_out(page, served, pictures):
     page.wait_for_function(
         "() => [...document.querySelectorAll('#tiles img')].slice(0, 8).every(i => i.naturalWidth > 0)"
     )
-    page.set_input_files("#query input[type=file]", str(pictures[5]))
+    page.set_input_files("#query input[type=file]", str(image_files[5]))
     page.wait_for_function("() => document.querySelector('#status').innerText.includes('most similar')")
     assert page.locator("#tiles .score").first.inner_text() == "1.000"
     assert page.evaluate("document.cookie") == ""
@@ -75,8 +76,8 @@ def test_a_person_logs_in_uses_the_page_and_logs_out(page, served, pictures):
 
 
 @pytest.mark.browser
-def test_a_page_elsewhere_can_neither_read_nor_use_the_login(page, served):
-    """Another port of this machine is another origin, though its cookies are the same."""
+def test_a_page_of_another_origin_can_neither_read_nor_use_the_login(page, served):
+    """Another port of this machine is another origin, but it has the same cookies."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
@@ -88,7 +89,7 @@ def test_a_page_elsewhere_can_neither_read_nor_use_the_login(page, served):
             self.wfile.write(b"<title>elsewhere</title>")
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     page.get_by_label("Your key for this server").fill(READER)
     page.get_by_role("button").click()
@@ -118,4 +119,4 @@ def test_a_page_elsewhere_can_neither_read_nor_use_the_login(page, served):
         other.server_close()
     page.reload()
     page.wait_for_selector("#tiles .image", timeout=60_000)
-    assert page.url.partition("#")[0] == f"{served.url}/ui/", "the page elsewhere could not log the person out"
+    assert page.url.partition("#")[0] == f"{served.url}/ui/", "the other page must not log the user out"

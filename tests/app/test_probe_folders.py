@@ -1,12 +1,13 @@
-"""Class folders on the probe tab: a folder of images for each class, which serves for the fit alone."""
+"""Class folders on the Probe tab: one folder of images per class, used for the fit and then deleted."""
 
 import shutil
 import threading
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
-from browsing import PHONE, open_tab, wait_for
+from browsing import INTERRUPTED, PHONE, open_tab, toast, wait_for
 from page_calls import call, post
 
 from app.tabs.probe import FOLDERS
@@ -19,106 +20,102 @@ from serving.jobs import kinds
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_class_folders_are_fitted_on_and_not_kept(opened, served, photos, pictures, tmp_path):
-    """As a folder, with a file that is no image and one that lies nowhere; the probe is that of REST's items."""
+def test_class_folders_are_fitted_on_and_deleted(opened, served, photos, image_files, tmp_path):
+    """With a broken file and an image without a folder; the probe equals one that REST fits on the same images."""
     folder = tmp_path / "classes"
     for name in ("cat", "coffee"):
         shutil.copytree(photos / name, folder / name)
     (folder / "cat" / "broken.jpg").write_bytes(b"no image")
-    shutil.copy(pictures[0], folder / "nowhere.png")
-    others = tickets()
+    shutil.copy(image_files[0], folder / "nowhere.png")
+    before = tickets()
     page = opened("Probe")
     page.get_by_label(FOLDERS).check()
     page.locator("#labeler").wait_for(state="hidden")
     page.set_input_files("#probe-uploader .choose-folder", str(folder))
-    wait_for(page, "41 images of 2 classes wait: cat 21, coffee 20. 1 lie in no folder", "#probe-uploaded")
+    wait_for(page, "41 images in 2 classes are ready: cat 21, coffee 20. 1 images", "#probe-uploaded")
     page.fill("#probe-name input, #probe-name textarea", "folders")
     page.click("#probe-fit")
     wait_for(page, "folders is ready", "#probe-status")
-    kept = get_probe(served.bench.store.records, "folders")
-    assert kept.probe.classes == ("cat", "coffee")
-    assert (kept.about["rows"], kept.about["left_out"]) == (40, {"unreadable": 1, "no label": 1})
+    fitted = get_probe(served.bench.store.records, "folders")
+    assert fitted.probe.classes == ("cat", "coffee")
+    assert (fitted.about["rows"], fitted.about["left_out"]) == (40, {"unreadable": 1, "no label": 1})
     with Client(served.url) as client:
         files = [path for path in sorted(folder.glob("*/*")) if path.name != "broken.jpg"]
         job = client.probes.fit("same", images=files, labels=[path.parent.name for path in files])
         client.jobs.wait(job.id)
     same = get_probe(served.bench.store.records, "same").probe
-    np.testing.assert_allclose(kept.probe.weight, same.weight, atol=1e-3)
-    assert tickets() == others
+    np.testing.assert_allclose(fitted.probe.weight, same.weight, atol=1e-3)
+    assert tickets() == before
     assert page.inner_text("#probe-uploaded").strip() == ""
     page.click("#probe-fit")
-    page.wait_for_selector(".toast-body")
-    assert "choose them again" in page.inner_text(".toast-body")
+    assert "again" in toast(page)
 
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_folders_of_one_class_and_zips_that_lead_elsewhere_are_sentences(opened, served, photos, pictures, tmp_path):
-    others = tickets()
-    page = opened("Probe", allowed=("AbortError", "errored out"), **PHONE)  # what a reload breaks off
+def test_invalid_folders_and_zips_are_rejected(opened, served, image_files, tmp_path):
+    before = tickets()
+    page = opened("Probe", allowed=INTERRUPTED, **PHONE)
     page.get_by_label(FOLDERS).check()
-    page.set_input_files("#probe-uploader .choose-files", [str(path) for path in pictures[:2]])
-    page.wait_for_selector(".toast-body")
-    assert "No image lies in a folder" in page.inner_text(".toast-body")
+    page.set_input_files("#probe-uploader .choose-files", [str(path) for path in image_files[:2]])
+    assert "two classes" in toast(page)
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
-        file.writestr("../cat/up.png", pictures[0].read_bytes())
+        file.writestr("../cat/up.png", image_files[0].read_bytes())
     page.reload()
     open_tab(page, "Probe")
     page.get_by_label(FOLDERS).check()
     page.set_input_files("#probe-uploader .choose-files", str(tmp_path / "bad.zip"))
-    page.wait_for_selector(".toast-body")
-    assert "names a file outside of itself" in page.inner_text(".toast-body")
-    assert tickets() == others
+    assert "bad.zip" in toast(page)
+    assert tickets() == before
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.slow
-def test_folders_that_a_job_has_are_left_to_it(served, photos, monkeypatch):
-    """A second tab of the browser still remembers their ticket: it neither fits on them again nor takes them away."""
+def test_folders_of_a_running_job_are_neither_used_again_nor_deleted(served, photos, monkeypatch):
+    """A second tab of the browser still stores their ticket."""
     before = tickets()
-    at_work, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     fit = kinds.fit_on_examples
 
     def waiting(*args, **options):
-        at_work.set()
+        started.set()
         assert go_on.wait(60)
         return fit(*args, **options)
 
     monkeypatch.setattr(kinds, "fit_on_examples", waiting)
-    event = {"event_data": {"files": given(served, photos)}}
-    kept = call(served.url, "_upload_folders", [None], **event).json()["data"][1]
+
+    def upload(stored) -> str:
+        event = {"event_data": {"files": uploads(served, photos)}}
+        return call(served.url, "_upload_folders", [stored], **event).json()["data"][1]
+
+    start = partial(call, served.url, "_fit")
+    ticket = upload(None)
     try:
-        first = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs", False, kept]).json()["data"]
-        assert at_work.wait(60)
-        again = call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept])
-        assert "fitted on these folders already" in again.json()["error"]
-        assert call(served.url, "_choose_source", [FOLDERS, kept]).json()["data"][5]["value"] == ""
-        event = {"event_data": {"files": given(served, photos)}}
-        others = call(served.url, "_upload_folders", [kept], **event).json()["data"][1]
+        first = start(["{}", FOLDERS, None, None, "tabs", False, ticket]).json()["data"]
+        assert started.wait(60)
+        assert "already used" in start(["{}", FOLDERS, None, None, "tabs2", False, ticket]).json()["error"]
+        assert call(served.url, "_choose_source", [FOLDERS, ticket]).json()["data"][5]["value"] == ""
+        other = upload(ticket)
     finally:
         go_on.set()
     with Client(served.url) as client:
         client.jobs.wait(first[2])
     assert get_probe(served.bench.store.records, "tabs").about["rows"] == 8
-    assert (
-        "fitted on these folders already"
-        in call(served.url, "_fit", ["{}", FOLDERS, None, None, "tabs2", False, kept]).json()["error"]
-    )
-    event = {"event_data": {"files": given(served, photos)}}
-    assert call(served.url, "_upload_folders", [others], **event).status_code == 200
-    assert len(tickets() - before) == 1, "those that no job had were kept beside the new ones"
-    for ticket in tickets() - before:
-        unstage(ticket)
+    assert "already used" in start(["{}", FOLDERS, None, None, "tabs2", False, ticket]).json()["error"]
+    upload(other)
+    assert len(tickets() - before) == 1, "folders that no job has are replaced"
+    for left in tickets() - before:
+        unstage(left)
 
 
 def tickets() -> set[str]:
-    """Tickets of what waits for a job, of other modules' tests too."""
+    """Return the tickets of all stored uploads, including those of other tests."""
     return {folder.name for folder in (cache_folder() / "adding").glob("*")}
 
 
-def given(served, photos) -> list[dict]:
-    """Four images of two classes, uploaded as the uploader does."""
+def uploads(served, photos) -> list[dict]:
+    """Upload four images of each of two classes, as the uploader does."""
     paths = [path for name in ("cat", "coffee") for path in sorted((photos / name).iterdir())[:4]]
     files = [("files", (path.name, path.read_bytes())) for path in paths]
-    there = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
-    return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, there, strict=True)]
+    parts = post(f"{served.url}/ui/gradio_api/upload", files=files).json()
+    return [{"name": f"{path.parent.name}/{path.name}", "parts": [one]} for path, one in zip(paths, parts, strict=True)]

@@ -67,10 +67,10 @@ class QueuedJobs:
         self.params.append(params)
 
 
-def test_adding_files_is_recorded_with_their_labels(page, pictures, tmp_path, monkeypatch):
+def test_adding_files_is_recorded_with_their_labels(page, image_files, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     files = []
-    for path in pictures[:5]:
+    for path in image_files[:5]:
         shutil.copy(path, tmp_path / path.name)
         files.append({"name": f"{path.parent.name}/{path.name}", "parts": [str(tmp_path / path.name)]})
     page.jobs = QueuedJobs()

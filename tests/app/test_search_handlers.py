@@ -73,7 +73,7 @@ def test_show_more_adds_results_after_a_change_of_k(handlers, k, then):
 
 @pytest.mark.parametrize("link", ["k=0", "k=101", "pages=0", "pages=1001", "where={%22must%22:3}", "less=p01"])
 def test_a_link_outside_of_the_limits_shows_the_collection(handlers, link):
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="."):
         shown = view(handlers.start(f"collection=points&more={'' if 'less' in link else 'p00'}&{link}", {}, None))
     assert shown["query"] == Query("points")
 
@@ -150,5 +150,5 @@ def test_the_page_opens_with_its_link_or_the_last_collection(bench, handlers):
     ):
         picker, _, chosen, *_ = values = handlers.start(fragment, {}, stored)
         assert (picker.value, chosen, view(values)["query"].collection) == (expected,) * 3
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="gone"):
         assert handlers.start("collection=gone", {}, "new")[2] == "new"

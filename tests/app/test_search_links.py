@@ -9,10 +9,10 @@ from nnclr_hub.store.base import Item
 pytestmark = pytest.mark.browser
 
 
-def test_a_link_reopens_the_search_in_another_browser(opened, pictures):
+def test_a_link_reopens_the_search_in_another_browser(opened, image_files):
     """For an uploaded image, the link contains only the vector."""
     page = opened()
-    upload(page, pictures[5])
+    upload(page, image_files[5])
     found, link = captions(page), page.url.partition("/ui/")[2]
     assert "more=v:" in link
     assert found[0].startswith("1.000 astronaut")
@@ -22,14 +22,14 @@ def test_a_link_reopens_the_search_in_another_browser(opened, pictures):
 
 
 @pytest.mark.parametrize("link", ["collection=photos&more=v:!!!", "collection=gone", "collection=photos&more=gone"])
-def test_a_dead_link_shows_a_message_and_the_collection(opened, pictures, link):
+def test_a_dead_link_shows_a_message_and_the_collection(opened, image_files, link):
     """Whether it is opened or reached through the history; Back then works."""
     page = opened(path=f"/ui/#{link}")
     assert toast(page)
     wait_for(page, "24 of the 60 images in photos")
     assert page.locator("#collection input").input_value() == "photos"
     assert page.url.endswith("#collection=photos")
-    upload(page, pictures[5])
+    upload(page, image_files[5])
     found = page.url
     page.evaluate("link => { location.hash = link }", link)
     wait_for(page, "24 of the 60 images in photos")
