@@ -1,10 +1,10 @@
-"""The FastAPI app, put together.
+"""The FastAPI app and its parts.
 
     with opened_app(settings, "nnclr-store", None) as app:
         run(app, settings)
 
-It starts at once and loads in the background: /healthz answers from the first moment, /readyz says
-503 until the model is warm and the collections are open.
+It starts at once and loads in the background: /healthz answers immediately, /readyz answers 503 until the model is
+warm and the collections are open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, edge, openapi, problems
-from .heads import Heads
+from .head_requests import HeadRequests
 from .idempotency import Idempotency
 from .ingest import Ingest
 from .jobs import Jobs
@@ -41,12 +41,12 @@ from .security.access_control import AccessControl
 from .settings import Settings
 from .slots import Slots
 
-# of the page: itself, and what its events do; its files are sent from threads that requests use too
+# paths of the web page and its events, whose work yields to API requests (see request_priority)
 ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"
 
 
 class Service(FastAPI):
-    """An app that is observed from outside everything that is ever put around its routes."""
+    """An app whose log and request priority are outside all other layers, including those that are added later."""
 
     def build_middleware_stack(self) -> ASGIApp:
         return RequestPriority(RequestLog(super().build_middleware_stack(), self.state.metrics), background=ACTIONS)
@@ -54,7 +54,7 @@ class Service(FastAPI):
 
 @contextmanager
 def opened_app(settings: Settings, store: str, model: str | None, *, shared: bool = False) -> Iterator[FastAPI]:
-    """The API over a store of its own and engines of its own, which are closed at the end.
+    """Open a store and engines, yield the app that uses them, and close them at the end.
 
     Args:
         store: see `open_store`, as is `shared`.
@@ -70,7 +70,7 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
 
 
 def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> FastAPI:
-    """The API over a workbench whose models are the engines; closes neither."""
+    """Make the app for a workbench whose models are the engines; closes neither."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -90,7 +90,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     _equip(app, settings, engines, workbench)
     problems.install(app)
     access = _route(app)
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
     if settings.replies_kept and not workbench.store.records.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies, access=access)
@@ -105,12 +105,12 @@ def _load(app: FastAPI) -> None:
 
 
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
-    """What the routes work with; see `routes/state.py`."""
+    """Set the state of the app, which the routes use; see `routes/dependencies.py`."""
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
     state.has_page, state.low_priority = False, LOW_PRIORITY
-    state.on_loaded = lambda: None  # called when something large is there to stay
+    state.on_loaded = lambda: None  # called after loading; see `garbage`
     state.jobs = Jobs(
         workbench,
         state.metrics,

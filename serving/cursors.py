@@ -1,9 +1,10 @@
-"""Cursors of listings: where the next page begins, and which listing it belongs to.
+"""Cursors of listings: where the next page starts, and to which listing it belongs.
 
     write_cursor("photos", where, "p7")     # opaque text
-    read_cursor("photos", where, text)      # "p7"; of another collection or filter it is refused
+    read_cursor("photos", where, text)      # "p7"; refuses a cursor of another collection or filter
 
-By the last id and not by a number, so that what is added or deleted meanwhile neither repeats nor skips an item.
+A cursor holds the last id and not a position: additions and deletions between two pages then neither repeat nor
+skip an item.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _CHECK = 9  # bytes, so that base64 has no padding before the id
 
 
 def write_cursor(name: str, where: Mapping[str, Any] | None, last: str) -> str:
-    """The cursor behind an item."""
+    """Return the cursor after an item."""
     return base64.urlsafe_b64encode(_check(name, where, last) + last.encode()).decode().rstrip("=")
 
 
 def read_cursor(name: str, where: Mapping[str, Any] | None, cursor: str) -> str:
-    """The id of the item before the page.
+    """Return the id of the last item of the previous page.
 
     Raises:
-        InvalidRequest: it is no cursor, or one of another listing.
+        InvalidRequest: the cursor is malformed, or belongs to another listing.
     """
     try:
         data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
@@ -38,8 +39,8 @@ def read_cursor(name: str, where: Mapping[str, Any] | None, cursor: str) -> str:
         data, last = b"", ""
     if not last or data[:_CHECK] != _check(name, where, last):
         raise InvalidRequest(
-            f"The cursor {cursor!r:.60} is none of this listing: give the one that its page before came with, with the "
-            "same collection and filter, or none for the first page."
+            f"Invalid cursor {cursor!r:.60}; pass the one from the previous page with the same collection and filter, "
+            "or omit it."
         )
     return last
 

@@ -1,13 +1,13 @@
-"""Idempotency-Key: a POST that is sent again gets the answer of the first, and is not done again.
+"""Idempotency-Key: a POST that is sent again gets the stored response of the first, and is not executed again.
 
     POST /api/v1/collections/photos/items       Idempotency-Key: 5f0c...
-    200, and sent again: the same 200 with Idempotency-Replayed: true
+    200; sent again, the same 200 with Idempotency-Replayed: true
 
-Routes that change nothing ignore the key, for there is nothing to be done twice.
+Routes that change nothing ignore the key.
 
-A pure ASGI layer behind the door, which knows who asks. The key belongs to the caller, and to one request: method,
-path, query and body. The answer is durable before its last byte is sent, so who has it can rely on it; if the server
-dies before that, the request is done again. Only definite answers are kept: not those that say to come back later.
+This is a pure ASGI layer after access control, which identifies the caller. A key belongs to one caller and one
+request: method, path, query and body. The response is durable before its last byte is sent. If the server dies before
+that, the request is executed again. Responses that ask the client to retry later are not stored.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import NNCLRHubError, StoreError
 
 from .keys import WRITE
-from .problems import problem, told
+from .problems import error_response, problem
 from .replies import Replies, Reply
 from .request_bodies import in_thread_if_large
 from .security.access import AccessRules
 
 log = logging.getLogger(__name__)
-MARK = "idempotent_request"  # in the scope's state: what is the same for the same request with the same key
-LARGEST = 8 << 20  # bytes of one answer; a larger one is sent, and not kept
-LATER = (408, 425, 429, 499)  # and all above; 499: the client went away, and may come back
-# of the first answer alone
-OF_ONE_ANSWER = (b"x-request-id", b"server-timing", b"date")
+STATE_NAME = "idempotent_request"  # in the state of the scope: equal for the same request with the same key
+MAX_STORED = 8 << 20  # bytes of one response; a larger one is sent but not stored
+RETRY_STATUS = (408, 425, 429, 499)  # like all of 500 and above; 499: the client disconnected and may return
+# headers of the first response only
+NOT_STORED = (b"x-request-id", b"server-timing", b"date")
 _KEY = re.compile(r"[!-~]{1,255}")
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,200})"?', re.IGNORECASE)
 
 
-class _Asked(NamedTuple):
+class _Keyed(NamedTuple):
     """A request with a key.
 
-    name: by what its answer is kept: the key as its caller's own.
-    caller: who asks.
-    request: what tells it from another request.
+    name: hash of caller and key, under which the response is stored.
+    caller: hash of the caller.
+    request: hash of the request.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Idempotency:
     """See the module.
 
     Args:
-        app: what answers.
-        replies: keeps its answers.
-        access: tells which routes change something.
+        app: the next ASGI layer.
+        replies: stores the responses.
+        access: declares which routes change something.
     """
 
     def __init__(self, app: ASGIApp, replies: Replies, access: AccessRules) -> None:
@@ -75,41 +75,41 @@ class Idempotency:
             await self._app(scope, receive, send)
             return
         if not _KEY.fullmatch(key):
-            detail = "An Idempotency-Key is 1 to 255 visible characters of ASCII, such as a UUID."
+            detail = "Idempotency-Key must be 1 to 255 visible ASCII characters, such as a UUID."
             await _refusal(scope["path"], 422, "idempotency_key_invalid", detail)(scope, receive, send)
             return
         try:
             body = await _whole(receive)
-        except NNCLRHubError as error:  # no route is there yet whose errors others would answer
-            await told(scope["path"], error)(scope, receive, send)
+        except NNCLRHubError as error:  # exception handlers run inside the app, after this layer
+            await error_response(scope["path"], error)(scope, receive, send)
             return
         if body is not None:
             caller = _hash(str(scope.get("state", {}).get("key_name") or headers.get("authorization", "")).encode())
             name = _hash(caller.encode(), key.encode())
-            request = await in_thread_if_large(len(body), _print, scope, headers, body)
-            scope.setdefault("state", {})[MARK] = f"{name}{request}"
-            await self._once(_Asked(name, caller, request), scope, body, receive, send)
+            request = await in_thread_if_large(len(body), _request_hash, scope, headers, body)
+            scope.setdefault("state", {})[STATE_NAME] = f"{name}{request}"
+            await self._once(_Keyed(name, caller, request), scope, body, receive, send)
 
-    async def _once(self, asked: _Asked, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """The answer that is kept, or a new one."""
-        path, name = scope["path"], asked.name
+    async def _once(self, keyed: _Keyed, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Send the stored response, or let the app make one."""
+        path, name = scope["path"], keyed.name
         if name in self._in_flight:
-            detail = "The first request with this Idempotency-Key is still at work: ask again in a moment."
+            detail = "The first request with this Idempotency-Key is still being processed; retry in a second."
             wait = {"Retry-After": "1"}
             await problem(path, 409, "idempotency_in_flight", detail, headers=wait)(scope, receive, send)
             return
         self._in_flight.add(name)
         try:
-            there = await run_sync(self._replies.get, name)
-            if there is None:
-                await self._app(scope, _again(body, receive), _Keeping(send, self._replies, asked))
-            elif there[0] != asked.request:
-                detail = "This Idempotency-Key came with another request before: take a new key for a new request."
+            stored = await run_sync(self._replies.get, name)
+            if stored is None:
+                await self._app(scope, _again(body, receive), _StoringSend(send, self._replies, keyed))
+            elif stored[0] != keyed.request:
+                detail = "This Idempotency-Key was used for a different request; use a new key."
                 await _refusal(path, 422, "idempotency_mismatch", detail)(scope, receive, send)
             else:
-                await _replay(there[1], send)
+                await _replay(stored[1], send)
         except StoreError as error:
-            await told(path, error)(scope, receive, send)
+            await error_response(path, error)(scope, receive, send)
         finally:
             self._in_flight.discard(name)
 
@@ -120,20 +120,20 @@ class Idempotency:
         return self._access.of("POST", scope["path"]).scope == WRITE
 
 
-class _Keeping:
-    """`send` that keeps an answer before its last part goes out."""
+class _StoringSend:
+    """A `send` that stores the response before its last part is sent."""
 
-    def __init__(self, send: Send, replies: Replies, asked: _Asked) -> None:
-        self._send, self._replies, self._asked = send, replies, asked
+    def __init__(self, send: Send, replies: Replies, keyed: _Keyed) -> None:
+        self._send, self._replies, self._keyed = send, replies, keyed
         self._start: Message | None = None
-        self._parts: list[bytes] | None = []  # None: too much to keep
+        self._parts: list[bytes] | None = []  # None: too large to store
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._parts is not None:
             self._parts.append(message.get("body", b""))
-            if sum(map(len, self._parts)) > LARGEST:
+            if sum(map(len, self._parts)) > MAX_STORED:
                 self._parts = None
             elif not message.get("more_body", False):
                 await self._keep(b"".join(self._parts))
@@ -142,18 +142,18 @@ class _Keeping:
     async def _keep(self, body: bytes) -> None:
         assert self._start is not None
         status = self._start["status"]
-        if status >= 500 or status in LATER:
+        if status >= 500 or status in RETRY_STATUS:
             return
-        headers = [(key, value) for key, value in self._start["headers"] if key.lower() not in OF_ONE_ANSWER]
+        headers = [(key, value) for key, value in self._start["headers"] if key.lower() not in NOT_STORED]
         try:
-            asked = self._asked
-            await run_sync(self._replies.put, asked.name, asked.caller, asked.request, Reply(status, headers, body))
-        except StoreError as error:  # it is done, and has to be answered
-            log.warning("an answer could not be kept for its Idempotency-Key (%s)", error)
+            keyed = self._keyed
+            await run_sync(self._replies.put, keyed.name, keyed.caller, keyed.request, Reply(status, headers, body))
+        except StoreError as error:  # the request was executed, so the response must still be sent
+            log.warning("A response could not be stored for its Idempotency-Key (%s).", error)
 
 
 def _refusal(path: str, status: int, code: str, detail: str) -> JSONResponse:
-    """A problem; OpenAI knows no 422."""
+    """Return an error response; the OpenAI API has no 422."""
     return problem(path, 400 if path.startswith("/v1/") and status == 422 else status, code, detail)
 
 
@@ -165,7 +165,7 @@ async def _replay(reply: Reply, send: Send) -> None:
 
 
 async def _whole(receive: Receive) -> bytes | None:
-    """The body; None if the client goes away before its end."""
+    """Return the body; None if the client disconnects before its end."""
     parts = []
     while True:
         message = await receive()
@@ -177,7 +177,7 @@ async def _whole(receive: Receive) -> bytes | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """`receive` that gives a body that was read already, and then what else comes."""
+    """Return a `receive` that repeats a body that was already read."""
     given = False
 
     async def again() -> Message:
@@ -190,8 +190,8 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _print(scope: Scope, headers: Headers, body: bytes) -> str:
-    """What tells one request from another; a form that is written anew has another boundary, and is the same."""
+def _request_hash(scope: Scope, headers: Headers, body: bytes) -> str:
+    """Hash a request. The boundary of a form is left out, because a client that retries chooses a new one."""
     kind = headers.get("content-type", "").encode("latin-1")
     found = _BOUNDARY.search(kind) if kind.startswith(b"multipart/") else None
     if found is not None:

@@ -1,15 +1,14 @@
-"""Uploaded images into a collection: the engine is awaited, and threads only decode and write.
+"""Add uploaded images to a collection: the embedding is awaited, threads only decode and write.
 
     ingest = Ingest(settings.decode_threads)
-    errors = await ingest.add(request, bench, "photos", images)
+    errors = await ingest.add(request, bench, "photos", AddRequest([...]))
 
-The threads are its own: whoever only reads never waits for one that decodes, or that waits for the disk.
+It has separate threads, so that requests that only read never wait for decoding or for the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import cast
 
 from anyio import CapacityLimiter, to_thread
@@ -17,48 +16,46 @@ from fastapi import Request
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError
-from nnclr_hub.workbench import Ingestion, NewImage, Workbench
+from nnclr_hub.workbench import AddRequest, Ingestion, Workbench
 
 from .disconnect import while_connected
 from .models import Model
 
-STORING = 8  # uploads that write, or wait for a model, at once
+WRITERS = 8  # uploads that write or wait for a model at once
 
 
 class Ingest:
     """See the module.
 
     Args:
-        threads: that decode, for thumbnails and hashes; each holds one image, of up to 120 MB.
+        threads: number of images decoded at once, for thumbnails and hashes; up to 120 MB each.
     """
 
     def __init__(self, threads: int) -> None:
-        self._reading = CapacityLimiter(threads)
-        self._storing = CapacityLimiter(STORING)
+        self._decoders = CapacityLimiter(threads)
+        self.writers = CapacityLimiter(WRITERS)
 
-    async def add(
-        self, request: Request, bench: Workbench, name: str, images: Sequence[NewImage]
-    ) -> list[ImageError | None]:
-        """`Workbench.add_images`; what is not yet being written is dropped if the client goes away.
+    async def add(self, request: Request, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
+        """Add images as `Workbench.add_images` does; stop before the write if the client disconnects.
 
         Raises:
             CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
-            ClientDisconnect: the client has gone.
+            ClientDisconnect: the client has disconnected.
         """
-        ingestion = await to_thread.run_sync(bench.ingestion, name, images, limiter=self._storing)
-        while (embedder := await to_thread.run_sync(ingestion.store, limiter=self._storing)) is not None:
+        ingestion = await to_thread.run_sync(bench.ingestion, name, images, limiter=self.writers)
+        while (embedder := await to_thread.run_sync(ingestion.store, limiter=self.writers)) is not None:
             await while_connected(request, self._prepare(ingestion, embedder))
         return ingestion.errors
 
     async def _prepare(self, ingestion: Ingestion, embedder: Embedder) -> None:
-        """Embeds and decodes: the engine, which admits or refuses, comes first."""
+        """Embed and decode the images. The engine comes first, because it may refuse the request."""
         left = [index for index, error in enumerate(ingestion.errors) if error is None]
         vectors = await cast(Model, embedder).embed_each_async([ingestion.images[index].image for index in left])
         ingestion.set_vectors(embedder, left, vectors)
         unread = [index for index in left if ingestion.errors[index] is None and not ingestion.is_read(index)]
         await asyncio.gather(
-            *(to_thread.run_sync(self._read, ingestion, index, limiter=self._reading) for index in unread)
+            *(to_thread.run_sync(self._read, ingestion, index, limiter=self._decoders) for index in unread)
         )
 
     def _read(self, ingestion: Ingestion, index: int) -> None:
-        ingestion.read(index)  # the image itself is let go of at once
+        ingestion.read(index)  # does not return the image, so its memory is freed at once

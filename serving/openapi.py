@@ -1,4 +1,4 @@
-"""The description of the API, the same on every server; docs/openapi.json is a copy of it.
+"""The OpenAPI document, the same on every server; docs/openapi.json is a copy of it.
 
 python -m serving.openapi > docs/openapi.json
 """
@@ -29,35 +29,37 @@ from .security.access import access_of
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
 
-Errors are `application/problem+json` (RFC 9457) with a stable `code`, below `/v1` OpenAI's envelope. Every answer has
-an `X-Request-ID`, yours if you send one, and a `Server-Timing`. Where the server has keys, send
-`Authorization: Bearer KEY`."""
+Errors are `application/problem+json` (RFC 9457) with a stable `code`. Under `/v1`, errors have the format of the
+OpenAI API. Every response has an `X-Request-ID`, which is yours if you send one, and a `Server-Timing`. If the server
+has API keys, send `Authorization: Bearer KEY`."""
 TAGS = {
-    "health": "Whether the server lives, is ready, and what it counted.",
-    "openai": "What OpenAI's clients speak, for images.",
-    "embed": "Images to vectors.",
+    "health": "Liveness, readiness and metrics.",
+    "openai": "Embeddings in the format of the OpenAI API, for images.",
+    "embed": "Embed images.",
     "attention": "What an encoder looks at in an image.",
     "collections": "Named sets of vectors, each bound to one encoder.",
-    "aliases": "Further names of collections.",
-    "items": "What is in a collection.",
-    "search": "Neighbors.",
-    "jobs": "Work in the background: how far it is, cancelling it, and what starts it.",
-    "probes": "Linear classifiers on vectors: fitted from labels, used, exported.",
-    "runs": "Pretraining runs below the server's folder of them, and their reports.",
+    "aliases": "Alternative names of collections.",
+    "items": "Items of a collection: add, list, get and delete.",
+    "search": "Find the nearest items.",
+    "jobs": "Background jobs: start, follow and cancel.",
+    "probes": "Linear classifiers on vectors: fit, predict and export.",
+    "runs": "Pretraining runs in the configured folder, and their reports.",
 }
 KEY_HEADER = "Idempotency-Key"
-KEY_MEANING = "sent again with the same key within a day, the request gets the same answer and is not done again"
+KEY_MEANING = (
+    "A request that is sent again with the same key within 24 hours gets the same response and is not executed again."
+)
 KEY_PATTERN = "^[!-~]{1,255}$"
 KEY_REFUSALS = ("idempotency_in_flight", "idempotency_mismatch", "idempotency_key_invalid")
 ANSWER_HEADERS = {
-    "X-Request-ID": {"description": "the request's id", "schema": {"type": "string"}},
-    "Server-Timing": {"description": "milliseconds by stage", "schema": {"type": "string"}},
+    "X-Request-ID": {"description": "Id of the request.", "schema": {"type": "string"}},
+    "Server-Timing": {"description": "Milliseconds by stage.", "schema": {"type": "string"}},
 }
 
 
 @cache
 def document() -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         route.operation_id = route.operation_id or f"{route.tags[0]}-{route.name.replace('_', '-')}"
@@ -74,7 +76,7 @@ def document() -> dict[str, Any]:
     components = found.setdefault("components", {})
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    found["security"] = [{}, {"key": []}]  # only where the server has keys
+    found["security"] = [{}, {"key": []}]  # keys are optional
     writes = {route.operation_id: "POST" in route.methods for route in routes if access_of(route).scope == WRITE}
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
@@ -84,23 +86,23 @@ def document() -> dict[str, Any]:
             for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
         ]
         if writes.get(name):
-            _tell_of_keys(operation)
+            _describe_key(operation)
         if name in writes:
-            _tell_of_refusals(operation, OpenedForReading)
+            _add_refusals(operation, OpenedForReading)
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
 
 
-def _tell_of_keys(operation: dict[str, Any]) -> None:
-    """A POST that changes something may carry an Idempotency-Key, and can be refused for it."""
+def _describe_key(operation: dict[str, Any]) -> None:
+    """Describe the Idempotency-Key, which a POST that changes something may have, and its errors."""
     about = {"name": KEY_HEADER, "in": "header", "required": False, "description": KEY_MEANING}
     operation.setdefault("parameters", []).append({**about, "schema": {"type": "string", "pattern": KEY_PATTERN}})
-    _tell_of_refusals(operation, *KEY_REFUSALS)
+    _add_refusals(operation, *KEY_REFUSALS)
 
 
-def _tell_of_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:
-    """Adds what is refused before a route is reached; see `problems.answers`."""
+def _add_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:
+    """Add the errors that occur before the route is reached; see `problems.answers`."""
     known = answers(*kinds)
     for refusal in map(refusal_of, kinds):
         new = {**known[refusal.status], "description": HTTPStatus(refusal.status).phrase}
@@ -109,12 +111,12 @@ def _tell_of_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubErro
 
 
 def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The operations of a document by their ids."""
+    """Return the operations of a document by their ids."""
     return {one["operationId"]: one for methods in found["paths"].values() for one in methods.values()}
 
 
 def text() -> str:
-    """The document as it is kept."""
+    """Return the text of docs/openapi.json."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 

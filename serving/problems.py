@@ -1,9 +1,9 @@
-"""Errors on the wire: RFC 9457 problems, and OpenAI's envelope below /v1.
+"""Errors in responses: RFC 9457 problems, and the envelope of OpenAI under /v1.
 
-    raise CollectionNotFound("There is no collection 'x': ...")     # anywhere below a route
+    raise CollectionNotFound("There is no collection 'x'; ...")     # in a route or anything it calls
 
-becomes 404 with the code collection_not_found. `REFUSALS` is the one table of all that a request can be refused with;
-the description of the API is made from it.
+becomes 404 with the code collection_not_found. The OpenAPI description lists the errors of each route from the tables
+in this module.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .validation_errors import clauses
 
 log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
-FULL = "The server's disk is full, and nothing of this request was written: its operator has to make room."
-FAILED_STORE = "The server's store cannot do this now: its operator has to look into it, and its log says why."
+DISK_FULL = "The disk of the server is full and nothing was written; the operator must free space."
+STORE_FAILED = "The store of the server failed; the reason is in the log of the server."
 
-# the status of a class, or else that of its nearest ancestor here
+# HTTP status by class; other classes have that of their nearest ancestor
 STATUS: dict[type[NNCLRHubError], int] = {
     errors.NNCLRHubError: 500,
     errors.InvalidRequest: 422,
@@ -69,36 +69,40 @@ STATUS: dict[type[NNCLRHubError], int] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """One way to say no: the status, the stable code, and what it means."""
+    """One kind of error response: the status, the stable code, and what it means."""
 
     status: int
     code: str
     meaning: str
 
 
-# what is refused before one of the library's errors can arise
+# errors of HTTP itself, which have no class in the library
 REFUSALS: dict[str, Refusal] = {
     one.code: one
     for one in (
-        Refusal(400, "malformed", "The body is no JSON or no form, or breaks off."),
-        Refusal(401, "unauthorized", "A key is needed, and this is none."),
-        Refusal(403, "forbidden", "The key may not do this."),
-        Refusal(403, "host_not_allowed", "The Host header is none of this server's names."),
-        Refusal(403, "origin_not_allowed", "A page of another origin may not write."),
-        Refusal(404, "not_found", "There is nothing at this path."),
-        Refusal(405, "method_not_allowed", "The path does not take this method; Allow names those that it takes."),
-        Refusal(415, "unsupported_media_type", "The body is of a kind that the path does not take."),
-        Refusal(415, "unsupported_encoding", "The body is compressed: send it as it is."),
-        Refusal(429, "too_many_wrong_keys", "Too many wrong keys came from this address."),
-        Refusal(409, "idempotency_in_flight", "The first request with this Idempotency-Key is still at work."),
-        Refusal(422, "idempotency_mismatch", "The Idempotency-Key came with another request before."),
-        Refusal(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible characters of ASCII."),
-        Refusal(503, "too_many_connections", "The server has as many connections as it takes."),
-        Refusal(500, "internal", "The server failed; its log says why."),
+        Refusal(400, "malformed", "The body is not valid JSON or not a valid form, or it is truncated."),
+        Refusal(401, "unauthorized", "The API key is missing or wrong."),
+        Refusal(403, "forbidden", "The API key has no permission for this request."),
+        Refusal(403, "host_not_allowed", "The Host header is not an allowed name of this server."),
+        Refusal(403, "origin_not_allowed", "A web page of another origin may not send this request."),
+        Refusal(404, "not_found", "This path does not exist."),
+        Refusal(
+            405,
+            "method_not_allowed",
+            "The path does not support this method; see the Allow header.",
+        ),
+        Refusal(415, "unsupported_media_type", "The path does not support the media type of the body."),
+        Refusal(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
+        Refusal(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
+        Refusal(409, "idempotency_in_flight", "The first request with this Idempotency-Key is still being processed."),
+        Refusal(422, "idempotency_mismatch", "The Idempotency-Key was used for a different request."),
+        Refusal(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible ASCII characters."),
+        Refusal(503, "too_many_connections", "The server has reached its limit of connections."),
+        Refusal(500, "internal", "The server failed; the reason is in its log."),
     )
 }
 _HTTP_CODES = {one.status: code for code, one in reversed(REFUSALS.items())}
-# every route stands behind the door, and may find the server busy
+# of every route, because access control and limits come first
 ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     "malformed",
     "unauthorized",
@@ -119,11 +123,11 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
 
 
 class InvalidInput(NNCLRHubError):
-    """A refusal of one parameter of a request to /v1, which OpenAI's envelope names.
+    """Raised for one parameter of a request to /v1; the envelope of OpenAI names it.
 
     Args:
         param: such as input[3].
-        reason: gives the sentence, the code and the status.
+        reason: the error with the message, the code and the status.
     """
 
     def __init__(self, param: str, reason: NNCLRHubError) -> None:
@@ -133,12 +137,12 @@ class InvalidInput(NNCLRHubError):
 
 
 def status_of(error: NNCLRHubError) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def refusal_of(kind: str | type[NNCLRHubError]) -> Refusal:
-    """The row of a code of REFUSALS, or of an error's class."""
+    """Return the entry for a code of REFUSALS, or for an error class."""
     if isinstance(kind, str):
         return REFUSALS[kind]
     status = next(STATUS[one] for one in kind.__mro__ if one in STATUS)
@@ -147,11 +151,11 @@ def refusal_of(kind: str | type[NNCLRHubError]) -> Refusal:
 
 
 def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int | str, dict[str, Any]]:
-    """What a route can be refused with, for its description: these and what any route can be.
+    """Describe the error responses of a route for OpenAPI: the given ones, and those of every route.
 
     Args:
-        kinds: codes of REFUSALS, or classes of errors.
-        openai: a route below /v1, whose refusals wear OpenAI's envelope.
+        kinds: codes of REFUSALS, or error classes.
+        openai: whether the route is under /v1, with the error envelope of OpenAI.
     """
     by_status: dict[int, list[Refusal]] = {}
     for refusal in dict.fromkeys(refusal_of(kind) for kind in (*ANYWHERE, *kinds)):
@@ -163,12 +167,12 @@ def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int
     for status, refusals in sorted(by_status.items()):
         codes = "\n".join(f"- `{one.code}`: {one.meaning}" for one in refusals)
         found[status] = {"description": f"{HTTPStatus(status).phrase}\n\n{codes}", "content": content}
-    found[429]["headers"] = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+    found[429]["headers"] = {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer"}}}
     return found
 
 
-class _Said(JSONResponse):
-    """JSON that can be written whatever a client sent: half surrogates, which UTF-8 has none of, become `?`."""
+class _SafeJSON(JSONResponse):
+    """JSON that replaces lone surrogates, which a client may have sent and UTF-8 cannot encode, by `?`."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
@@ -184,16 +188,16 @@ def problem(
     headers: Mapping[str, str] | None = None,
     param: str | None = None,
 ) -> JSONResponse:
-    """The response for an error, in the envelope of the path.
+    """Return an error response, in the envelope of the path.
 
     Args:
-        path: of the request.
+        path: path of the request.
         status: HTTP status.
         code: stable name of the error.
-        detail: the sentence for a person.
+        detail: message for a person.
         items: errors of single parts of the request.
-        headers: further headers.
-        param: what OpenAI's envelope names as the culprit.
+        headers: additional headers.
+        param: the parameter at fault, for the envelope of OpenAI.
     """
     timings = current.get()
     if timings is not None:
@@ -201,43 +205,43 @@ def problem(
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": code}}
-        return _Said(body, status, headers=headers)
+        return _SafeJSON(body, status, headers=headers)
     instance = quote(path, errors="replace") + (f"#{request_id.get()}" if request_id.get() else "")
     body = {"type": f"urn:nnclr-hub:{code}", "title": code.replace("_", " ").capitalize(), "status": status}
     body |= {"detail": detail, "instance": instance, "code": code}
     if items:
         body["errors"] = items
-    return _Said(body, status, headers=headers, media_type=PROBLEM)
+    return _SafeJSON(body, status, headers=headers, media_type=PROBLEM)
 
 
 def install(app: FastAPI) -> None:
-    """Makes the app answer every error in our form."""
+    """Make the app return every error in this form."""
     app.add_exception_handler(NNCLRHubError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
 
 async def _ours(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, NNCLRHubError)
-    answer = told(request.url.path, error)
+    answer = error_response(request.url.path, error)
     if answer.status_code == 500:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return answer
 
 
-def told(path: str, error: NNCLRHubError) -> JSONResponse:
-    """The response for one of the library's errors."""
+def error_response(path: str, error: NNCLRHubError) -> JSONResponse:
+    """Return the response for an error of the library."""
     param, text = None, str(error)
     if isinstance(error, InvalidInput):
         param, error = error.param, error.reason
     status = status_of(error)
-    if path.startswith("/v1/") and status in (415, 422):  # OpenAI knows neither
+    if path.startswith("/v1/") and status in (415, 422):  # the OpenAI API uses neither
         status = 400
     if isinstance(error, errors.StoreError) and status >= 500:
-        log.error("%s: %s", path, text)  # what to do about it is for who runs the server
-        text = FULL if isinstance(error, errors.DiskFull) else FAILED_STORE
+        log.error("%s: %s", path, text)  # the message may name files, and only the operator can act on it
+        text = DISK_FULL if isinstance(error, errors.DiskFull) else STORE_FAILED
     headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
     return problem(path, status, error.code, without_paths(text), headers=headers, param=param)
 
@@ -246,11 +250,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     path, parts = request.url.path, error.errors()
     if broken := next((part for part in parts if part["type"] == "json_invalid"), None):
-        place = broken["loc"][0]  # the body, or one field of a form
+        place = broken["loc"][0]  # the body, or a field of a form
         what = "body" if place == "body" else f"field {place}"
         return problem(path, 400, "malformed", f"The {what} is not valid JSON.")
     found = clauses(parts)
-    detail = f"The request is not as it must be: {'; '.join(clause.text for clause in found[:5])}."
+    detail = f"Invalid request: {'; '.join(clause.text for clause in found[:5])}."
     if path.startswith("/v1/"):
         return problem(path, 400, "invalid_request", detail, param=found[0].name or None)
     items = [{"loc": clause.place, "msg": clause.text} for clause in found]
@@ -259,7 +263,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by the framework
+    if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by FastAPI
         return await _ours(request, error.__cause__)
     status = error.status_code
     code = _HTTP_CODES.get(status, "http_error")
@@ -267,7 +271,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         status = 400
     detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
     headers = dict(error.headers or {})
-    if status == 405:  # the framework names the methods of one route, where several have the path
+    if status == 405:  # FastAPI lists the methods of one route only, but several routes may share the path
         template = getattr(request.scope.get("route"), "path", None)
         methods = request.app.openapi()["paths"].get(template, {})
         headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
@@ -279,6 +283,6 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     return problem(request.url.path, 500, "internal", REFUSALS["internal"].meaning)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    """The client went away while its body was read: no failure of the server's, and nobody hears the answer."""
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """Handle a client that disconnected while its body was read; this is not a failure of the server."""
     return Response(status_code=499)

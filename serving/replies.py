@@ -1,6 +1,6 @@
-"""Answers that are kept for an Idempotency-Key, bounded in number, bytes and age.
+"""Stored responses for Idempotency-Key, bounded in number, bytes and age.
 
-Who has most of them loses first, so that nobody drives out another's.
+The caller with the most responses loses its oldest ones first, so no caller can push out those of another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIFETIME_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: status, headers, body."""
+    """A stored response."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -27,7 +27,7 @@ class Reply:
 
 
 class _Kept:
-    """The answers of one caller: created and bytes by name, the oldest first."""
+    """The responses of one caller: time of creation and size by name, oldest first."""
 
     def __init__(self) -> None:
         self.replies: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -48,21 +48,22 @@ class _Kept:
 
 
 class Replies:
-    """Answers that are kept, by name. Who has most of them loses first, and the oldest first.
+    """Stored responses by name; see the module.
 
     Args:
-        records: where they are kept.
-        most: how many; most_bytes: bytes of them.
+        records: where they are stored.
+        limit: maximum number of responses.
+        limit_bytes: maximum size of all responses.
     """
 
-    def __init__(self, records: Records, most: int, most_bytes: int) -> None:
+    def __init__(self, records: Records, limit: int, limit_bytes: int) -> None:
         self._records = records
-        self._most, self._most_bytes = most, most_bytes
+        self._limit, self._limit_bytes = limit, limit_bytes
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] | None = None  # by caller
 
     def get(self, name: str) -> tuple[str, Reply] | None:
-        """The print of the request that was answered, and its answer; None if there is none, or it is too old."""
+        """Return the hash of the answered request and its response; None if there is none, or it is too old."""
         record = self._records.get(REPLY, name)
         if record is None or time.time() - record.content["created"] > LIFETIME_S:
             return None
@@ -70,7 +71,7 @@ class Replies:
         return record.content["request"], Reply(record.content["status"], headers, record.data or b"")
 
     def put(self, name: str, caller: str, request: str, reply: Reply) -> None:
-        """Keeps an answer, and lets go of what is too much."""
+        """Store a response, and delete those above the limits."""
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in reply.headers]
         created, size = time.time(), len(reply.body) + sum(len(key) + len(value) for key, value in reply.headers)
         content = {"created": created, "size": size, "request": request, "status": reply.status, "headers": headers}
@@ -78,9 +79,9 @@ class Replies:
             kept = self._loaded()
             self._records.put(Record(REPLY, name, {**content, "caller": caller}, reply.body))
             kept.setdefault(caller, _Kept()).add(name, created, size)
-            gone = list(self._too_much(kept, created))
-            if gone:
-                self._records.delete(REPLY, *gone)
+            expired = list(self._expired(kept, created))
+            if expired:
+                self._records.delete(REPLY, *expired)
 
     def _loaded(self) -> dict[str, _Kept]:
         if self._kept is None:
@@ -90,14 +91,14 @@ class Replies:
                 of_caller.add(one.name, one.content["created"], one.content["size"])
         return self._kept
 
-    def _too_much(self, kept: dict[str, _Kept], now: float) -> Iterator[str]:
-        """Takes out what is to be forgotten."""
+    def _expired(self, kept: dict[str, _Kept], now: float) -> Iterator[str]:
+        """Remove and yield the names of responses that are too old or above the limits."""
         for caller, of_caller in list(kept.items()):
             while of_caller.replies and now - of_caller.oldest > LIFETIME_S:
                 yield of_caller.pop()
             if not of_caller.replies:
                 del kept[caller]
-        while sum(len(one.replies) for one in kept.values()) > self._most:
+        while sum(len(one.replies) for one in kept.values()) > self._limit:
             yield max(kept.values(), key=lambda one: len(one.replies)).pop()
-        while sum(one.bytes for one in kept.values()) > self._most_bytes:
+        while sum(one.bytes for one in kept.values()) > self._limit_bytes:
             yield max(kept.values(), key=lambda one: one.bytes).pop()

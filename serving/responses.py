@@ -1,6 +1,6 @@
-"""Answers that carry vectors: JSON as fast as it can be written, arrays, or bare bytes.
+"""Responses with vectors: fast JSON, NumPy files, or raw bytes; and the choice between them.
 
-VectorResponse({"embedding": vector})           # vector: (D,) float32, written with the digits that float32 has
+VectorResponse({"embedding": vector})           # vector: (D,) float32, written with the digits of float32
 array_response(vectors, "application/x-npy")    # (N, D)
 """
 
@@ -24,7 +24,7 @@ DType = Literal["float32", "float16"]
 
 
 class VectorResponse(JSONResponse):
-    """JSON in which numpy arrays may stand for lists of numbers."""
+    """JSON whose content may hold NumPy arrays in place of lists of numbers."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -34,10 +34,10 @@ class VectorResponse(JSONResponse):
 
 
 def wanted(request: Request, *kinds: str) -> str:
-    """The one of JSON and further kinds that the Accept header likes best; JSON where it likes none of them.
+    """Return the media type among JSON and `kinds` that the Accept header prefers; JSON if it accepts none.
 
-    What is said of a kind itself goes before what is said of all of its type, and that before `*/*` (RFC 9110, 12.5.1);
-    of those that it likes alike the first that it names, and JSON of those that it does not name.
+    An exact type has precedence over `type/*`, and that over `*/*` (RFC 9110, section 12.5.1). Of equal qualities, the
+    first named type wins, then JSON.
     """
     ranges: dict[str, float] = {}
     for part in request.headers.get("accept", "").lower().split(","):
@@ -45,21 +45,21 @@ def wanted(request: Request, *kinds: str) -> str:
         ranges.setdefault(name, _quality(parameters))
     order = [*(name for name in ranges if name in kinds or name == JSON), JSON, *kinds]
 
-    def liked(kind: str) -> float:
+    def quality(kind: str) -> float:
         return next((ranges[one] for one in (kind, f"{kind.partition('/')[0]}/*", "*/*") if one in ranges), 0.0)
 
-    best = max(order, key=liked)  # the first of equals
-    return best if liked(best) > 0 else JSON
+    best = max(order, key=quality)  # the first of equals
+    return best if quality(best) > 0 else JSON
 
 
 def _quality(parameters: list[str]) -> float:
-    """The weight that a kind has, in [0, 1]; what is no number counts as none given."""
-    told = next((one[2:] for one in parameters if one.startswith("q=")), "1")
-    return float(told) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", told) else 1.0
+    """Return the quality value in [0, 1]; 1 if it is missing or malformed."""
+    text = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+    return float(text) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", text) else 1.0
 
 
 def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> Response:
-    """Vectors (N, D) as numpy's file, or as bare little-endian numbers row by row whose shape is in a header."""
+    """Return vectors (N, D) as a NumPy file, or as raw little-endian numbers with the shape in a header."""
     rows = np.ascontiguousarray(vectors, {"float32": "<f4", "float16": "<f2"}[dtype])
     headers = {"X-Shape": ",".join(map(str, rows.shape)), "X-DType": dtype, "Vary": "Accept"}
     if kind == BYTES:

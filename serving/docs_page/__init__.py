@@ -1,7 +1,7 @@
-"""/docs: the description of the API as one page, with examples that run; everything it loads is this server's own.
+"""/docs: the API documentation as one page, with examples that can be run in the browser.
 
-The page is built here from the OpenAPI document; docs.js runs the examples, docs.css dresses it. Its
-Content-Security-Policy allows nothing from elsewhere and nothing inline.
+The page is rendered from the OpenAPI document; docs.js runs the examples, docs.css styles it. It loads nothing from
+other servers: its Content-Security-Policy allows only files of this server, and nothing inline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDER = Path(__file__).parent
 @router.get("/docs")
 @requires(READ)
 def docs(request: Request) -> HTMLResponse:
-    """The page; commands name the address that it was asked for at."""
+    """Return the page; its commands use the address of the request."""
     base = str(request.base_url).rstrip("/")
     text = render(request.app.openapi(), base, key=request.app.state.settings.has_keys)
     return HTMLResponse(text, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"})
@@ -35,14 +35,14 @@ def docs(request: Request) -> HTMLResponse:
 @router.get("/docs/docs.js")
 @requires(READ)
 def script() -> Response:
-    """What runs the examples."""
+    """Return the script that runs the examples."""
     return Response((_FOLDER / "docs.js").read_bytes(), media_type="text/javascript")
 
 
 @router.get("/docs/docs.css")
 @requires(READ)
 def style() -> Response:
-    """How the page looks."""
+    """Return the style sheet."""
     return Response((_FOLDER / "docs.css").read_bytes(), media_type="text/css")
 
 

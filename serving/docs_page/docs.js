@@ -1,9 +1,9 @@
 "use strict";
-// Runs the examples of the page: sends each form as it stands, and shows what comes back.
+// Run the examples of the page: send each form and show the response.
 
-const LONGEST = 20000; // characters of an answer that are shown
+const MAX_SHOWN = 20000; // characters of a response that are shown
 
-function chosenPhoto() {
+function selectedPhoto() {
   return document.getElementById("photo").files[0];
 }
 
@@ -24,36 +24,36 @@ async function requestOf(form) {
   const request = { method: form.dataset.method, headers };
   const files = form.dataset.files.split(",").filter(Boolean);
   const json = form.querySelector("textarea");
-  const wantsPhoto = files.length > 0 || (json !== null && json.value.includes("BASE64_OF_PHOTO"));
-  if (wantsPhoto && !chosenPhoto()) throw new Error("Choose a picture at the top of the page first.");
+  const needsPhoto = files.length > 0 || (json !== null && json.value.includes("BASE64_OF_PHOTO"));
+  if (needsPhoto && !selectedPhoto()) throw new Error("Choose an image at the top of the page first.");
   if (json !== null) {
     headers["Content-Type"] = "application/json";
-    request.body = wantsPhoto ? json.value.replaceAll("BASE64_OF_PHOTO", await asBase64(chosenPhoto())) : json.value;
+    request.body = needsPhoto ? json.value.replaceAll("BASE64_OF_PHOTO", await asBase64(selectedPhoto())) : json.value;
   } else if (files.length > 0) {
     request.body = new FormData();
-    for (const name of files) request.body.append(name, chosenPhoto());
+    for (const name of files) request.body.append(name, selectedPhoto());
     for (const field of form.querySelectorAll("input[name]")) request.body.append(field.name, field.value);
   }
   return request;
 }
 
-async function show(answer, output) {
-  const kind = answer.headers.get("Content-Type") || "";
-  const head = `${answer.status}  ${kind}\n${answer.headers.get("Server-Timing")}\n` +
-    `X-Request-ID: ${answer.headers.get("X-Request-ID")}\n\n`;
+async function show(response, output) {
+  const kind = response.headers.get("Content-Type") || "";
+  const head = `${response.status}  ${kind}\n${response.headers.get("Server-Timing")}\n` +
+    `X-Request-ID: ${response.headers.get("X-Request-ID")}\n\n`;
   if (kind.startsWith("image/")) {
-    const picture = document.createElement("img");
-    picture.src = URL.createObjectURL(await answer.blob());
-    output.replaceChildren(head, picture);
+    const image = document.createElement("img");
+    image.src = URL.createObjectURL(await response.blob());
+    output.replaceChildren(head, image);
     return;
   }
   if (!kind.includes("json") && !kind.startsWith("text/")) {
-    output.textContent = `${head}${(await answer.arrayBuffer()).byteLength} bytes`;
+    output.textContent = `${head}${(await response.arrayBuffer()).byteLength} bytes`;
     return;
   }
-  let text = await answer.text();
+  let text = await response.text();
   if (kind.includes("json")) text = JSON.stringify(JSON.parse(text), null, 1);
-  output.textContent = head + (text.length > LONGEST ? `${text.slice(0, LONGEST)} ...` : text);
+  output.textContent = head + (text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)} ...` : text);
 }
 
 async function run(event) {

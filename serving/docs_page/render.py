@@ -16,12 +16,12 @@ Schema = dict[str, Any]
 
 
 def render(document: dict[str, Any], base: str, *, key: bool) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         document: OpenAPI 3.1.
         base: address of the server, for the examples.
-        key: whether the server wants one.
+        key: whether the examples send an API key.
     """
     sections = {tag["name"]: (tag.get("description", ""), []) for tag in document["tags"]}
     for path, methods in document["paths"].items():
@@ -41,7 +41,7 @@ def render(document: dict[str, Any], base: str, *, key: bool) -> str:
         f"<nav><strong>{escape(about['title'])} {escape(about['version'])}</strong>{links}"
         '<a href="/openapi.json">openapi.json</a></nav>'
         f"<main><h1>{escape(about['title'])} API</h1>{_text(about['description'])}"
-        '<form id="settings"><label>Key, where the server has any <input type="password" id="key" autocomplete="off">'
+        '<form id="settings"><label>API key, if the server has keys <input type="password" id="key" autocomplete="off">'
         '</label> <label>Image for the examples <input type="file" id="photo" accept="image/*"></label></form>'
         f"{body}</main></body></html>"
     )
@@ -51,7 +51,7 @@ def _operation(document: dict[str, Any], method: str, path: str, operation: Sche
     title = escape(operation.get("description", "").split("\n")[0].rstrip("."))
     parts = [_text(operation.get("description", "")), _parameters(operation), _body(document, operation)]
     parts += [_example(example, base, key) for name, example in EXAMPLES if name == operation["operationId"]]
-    parts.append(_answers(document, operation))
+    parts.append(_responses(document, operation))
     return (
         f'<details id="{operation["operationId"]}"><summary><b class="{method.lower()}">{method}</b> '
         f"<code>{escape(path)}</code> <span>{title}</span></summary>{''.join(parts)}</details>"
@@ -69,13 +69,13 @@ def _parameters(operation: Schema) -> str:
 def _body(document: dict[str, Any], operation: Schema) -> str:
     parts = []
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        schema = _looked_up(document, content["schema"])
+        schema = _resolved(document, content["schema"])
         parts.append(_fields(f"Body: {kind}", document, schema))
     return "".join(parts)
 
 
 def _fields(title: str, document: dict[str, Any], schema: Schema) -> str:
-    schema = _looked_up(document, schema.get("items", {})) if schema.get("type") == "array" else schema
+    schema = _resolved(document, schema.get("items", {})) if schema.get("type") == "array" else schema
     required = schema.get("required", ())
     rows = [
         (name, "required" if name in required else "", _type(one), one.get("description", ""))
@@ -84,20 +84,20 @@ def _fields(title: str, document: dict[str, Any], schema: Schema) -> str:
     return _table(title, ("field", "", "type", ""), rows) if rows else f"<h4>{escape(title)}</h4>"
 
 
-def _answers(document: dict[str, Any], operation: Schema) -> str:
+def _responses(document: dict[str, Any], operation: Schema) -> str:
     parts = []
     for status, answer in operation["responses"].items():
         kinds = ", ".join(answer.get("content", {}))
         parts.append(f"<dt>{status} <i>{escape(kinds)}</i></dt><dd>{_text(answer['description'])}")
         schema = answer.get("content", {}).get("application/json", {}).get("schema")
         if status.startswith("2") and schema:
-            parts.append(_fields("", document, _looked_up(document, schema)))
+            parts.append(_fields("", document, _resolved(document, schema)))
         parts.append("</dd>")
-    return f"<h4>Answers</h4><dl>{''.join(parts)}</dl>"
+    return f"<h4>Responses</h4><dl>{''.join(parts)}</dl>"
 
 
 def _example(example: ApiCall, base: str, key: bool) -> str:
-    """The example as commands, and as a form that docs.js sends."""
+    """Render an example as commands, and as a form that docs.js sends."""
     fields = "".join(f"<code>{escape(name)}: the image</code>" for name, _ in example.files)
     fields += "".join(
         f'<label>{escape(name)} <input name="{escape(name)}" value="{escape(value)}"></label>'
@@ -115,13 +115,13 @@ def _example(example: ApiCall, base: str, key: bool) -> str:
     )
 
 
-def _looked_up(document: dict[str, Any], schema: Schema) -> Schema:
+def _resolved(document: dict[str, Any], schema: Schema) -> Schema:
     name = schema.get("$ref", "").rpartition("/")[2]
     return document["components"]["schemas"][name] if name else schema
 
 
 def _type(schema: Schema) -> str:
-    """A schema in a few words."""
+    """Return a short description of a schema."""
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2]
     if "anyOf" in schema:
@@ -144,7 +144,7 @@ def _table(title: str, head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> 
 
 
 def _text(text: str) -> str:
-    """Paragraphs, lists and `code`."""
+    """Render paragraphs, lists and `code`."""
     parts = []
     for block in text.split("\n\n"):
         lines = block.strip().split("\n")

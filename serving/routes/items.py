@@ -25,8 +25,7 @@ from nnclr_hub.errors import (
     StoreReadOnly,
 )
 from nnclr_hub.store.base import Collection, Item
-from nnclr_hub.store.checks import check_name
-from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
@@ -105,12 +104,11 @@ async def add_images(
     """
     images, notes = await _read(request, settings.max_images, fetcher)
     size = sum(len(image.data) for image in images if isinstance(image.data, bytes))
-    named = await in_thread_if_large(size, _named, images, notes)
-    new = [one for one in named if isinstance(one, NewImage)]
+    new = await in_thread_if_large(size, _add_request, images, notes)
     with measured(metrics, "ingest"):
-        errors = await ingest.add(request, bench, name, new) if new else []
-    left = iter(errors)
-    results = [one if isinstance(one, ImageError) else next(left) or one.id for one in named]
+        errors = await ingest.add(request, bench, name, new) if new.images else []
+    added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
+    results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
     return _uploaded(request.url.path, images, results)
 
 
@@ -260,21 +258,17 @@ async def _read(
         images = await decode_each(texts, "items", await fetch_each(texts, fetcher))
     else:
         raise unsupported(request, FORM, JSON)
-    _refuse_twice(note.id for note in notes if note.id is not None)
     return images, notes
 
 
-def _named(images: Sequence[UploadedImage], notes: Sequence[ItemNote]) -> list[NewImage | ImageError]:
-    """Return the images to add; an image without an id gets the hash of its bytes."""
-    found: list[NewImage | ImageError] = []
+def _add_request(images: Sequence[UploadedImage], notes: Sequence[ItemNote]) -> AddRequest:
+    """Return what to add: the images that could be decoded from the request."""
+    new: list[NewImage] = []
     for image, note in zip(images, notes, strict=True):
-        if isinstance(image.data, ImageError):
-            found.append(image.data)
-            continue
-        id = check_name(note.id or hashlib.sha256(image.data).hexdigest()[:32], "Item id")
-        name = {} if image.name is None else {"name": image.name}
-        found.append(NewImage(id, image.data, {**name, **note.metadata}))
-    return found
+        if isinstance(image.data, bytes):
+            name = {} if image.name is None else {"name": image.name}
+            new.append(NewImage(note.id, image.data, {**name, **note.metadata}, note.thumbnail))
+    return AddRequest(new)
 
 
 def _refuse_twice(ids: Iterable[str]) -> None:

@@ -25,7 +25,7 @@ from nnclr_hub.store.replacement import replacement_of
 from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 
-from ..idempotency import MARK
+from ..idempotency import STATE_NAME
 from ..jobs import Job, Jobs
 from ..jobs.context import ROOT
 from ..jobs.events import is_over, stream
@@ -56,7 +56,7 @@ def _jobs(request: Request) -> Jobs:
 
 
 def _mark(request: Request) -> str:
-    return getattr(request.state, MARK, "")
+    return getattr(request.state, STATE_NAME, "")
 
 
 AppJobs = Annotated[Jobs, Depends(_jobs)]

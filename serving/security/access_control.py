@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
 from ..keys import WRITE, Key
-from ..problems import status_of, told
+from ..problems import error_response, status_of
 from ..settings import Settings, is_loopback
 from . import login
 from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules
@@ -120,7 +120,7 @@ class AccessControl:
         try:
             secret, target = await login.read_form(request)
         except NNCLRHubError as error:  # the error handlers of the routes do not run here
-            return told(request.url.path, error)
+            return error_response(request.url.path, error)
         key = self._authenticator.of_secret(secret, address)
         if isinstance(key, Refusal):
             return login.refused(key, target)

@@ -10,7 +10,7 @@ import pytest
 from rest_requests import as_text, upload
 from waiting import until
 
-from serving.ingest import STORING
+from serving.ingest import WRITERS
 
 
 class Hold:
@@ -82,7 +82,7 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
         nobody_writes.enter_context(server.bench.write_lock.alone())  # before the first upload gets so far
         with uploads(server, collection, 45, pictures) as sent:
             try:
-                until(lambda: server.app.state.ingest._storing.statistics().tasks_waiting >= 45 - STORING)
+                until(lambda: server.app.state.ingest.writers.statistics().tasks_waiting >= 45 - WRITERS)
                 reads(client, collection, vector)
                 assert not any(one.done() for one in sent)
             finally:

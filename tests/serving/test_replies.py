@@ -6,7 +6,7 @@ import pytest
 from idempotent_world import World, run
 
 from nnclr_hub.store.records import RECORDS, Records
-from serving.idempotency import LARGEST
+from serving.idempotency import MAX_STORED
 from serving.replies import LIFETIME_S
 
 
@@ -70,10 +70,10 @@ def test_nobody_drives_out_anothers_answer(records, limits):
 
 
 def test_a_huge_answer_is_sent_and_not_kept(world):
-    world.answer = b"x" * (LARGEST + 1)
+    world.answer = b"x" * (MAX_STORED + 1)
     for number in ("1", "2"):
         answer = run(world.send())
-        assert (answer.headers["x-number"], len(answer.content)) == (number, LARGEST + 1)
+        assert (answer.headers["x-number"], len(answer.content)) == (number, MAX_STORED + 1)
 
 
 def test_after_a_day_a_key_is_new_again(world, monkeypatch):

@@ -15,11 +15,11 @@ INDEX = "/api/v1/collections/{}/index"
 def server(model, photos, tmp_path_factory, serve):
     """One that reads two folders, of which one holds images."""
     folder = tmp_path_factory.mktemp("indexing")
-    shutil.copytree(photos, folder / "pictures" / "2024")
+    shutil.copytree(photos, folder / "images" / "2024")
     (folder / "empty").mkdir()
     shutil.copytree(photos, folder / "secret")
-    (folder / "pictures" / "loop").symlink_to("loop")
-    for running in serve(model, folder / "store", source_folders=[str(folder / "pictures"), str(folder / "empty")]):
+    (folder / "images" / "loop").symlink_to("loop")
+    for running in serve(model, folder / "store", source_folders=[str(folder / "images"), str(folder / "empty")]):
         running.folder = folder
         yield running
 
@@ -44,15 +44,15 @@ def indexed(client, **asked) -> dict:
 
 
 def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
-    lies = server.folder / "pictures" / "2024"
-    first = indexed(client, source="pictures", folder="2024")
+    lies = server.folder / "images" / "2024"
+    first = indexed(client, source="images", folder="2024")
     assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
     found = client.get("/api/v1/collections/there/items", params={"limit": 100}).json()["items"]
     assert {item["metadata"]["label"] for item in found} == {one.name for one in lies.iterdir()}
 
     gone = sorted(lies.rglob("*.jpg"))[0]
     aside = gone.rename(server.folder / "aside.jpg")
-    again, pruned = (indexed(client, source="pictures", folder="2024", prune=prune) for prune in (False, True))
+    again, pruned = (indexed(client, source="images", folder="2024", prune=prune) for prune in (False, True))
     aside.rename(gone)
     assert [(job["result"]["unchanged"], job["result"]["removed"]) for job in (again, pruned)] == [(59, 0), (59, 1)]
     assert client.get("/api/v1/collections/there/count").json()["count"] == 59
@@ -60,7 +60,7 @@ def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
 
 def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     """But what has nothing left in it, the folder or one below, may be a disk that is not mounted."""
-    lies = shutil.copytree(server.folder / "pictures" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
+    lies = shutil.copytree(server.folder / "images" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
     asked = {"source": "empty", "folder": "cats", "prune": True}
     assert indexed(client, **asked)["result"]["added"] == 20
     for path in lies.iterdir():
@@ -88,15 +88,15 @@ def test_the_job_reports_no_paths_of_the_machine(client, server):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"source": "pictures", "folder": "../secret"}, "no folder '../secret' below 'images'"),
-        ({"source": "pictures", "folder": "/etc"}, "no folder '/etc'"),
-        ({"source": "pictures", "folder": "2023"}, "no folder '2023'"),
-        ({"source": "pictures", "folder": "2024/cat/0.jpg"}, "no folder"),
-        ({"source": "pictures", "folder": "a\0b"}, "no folder"),
+        ({"source": "images", "folder": "../secret"}, "no folder '../secret' below 'images'"),
+        ({"source": "images", "folder": "/etc"}, "no folder '/etc'"),
+        ({"source": "images", "folder": "2023"}, "no folder '2023'"),
+        ({"source": "images", "folder": "2024/cat/0.jpg"}, "no folder"),
+        ({"source": "images", "folder": "a\0b"}, "no folder"),
         ({"source": "secret"}, "name one of 'images', 'empty'"),
         ({"folder": "2024"}, "say by `source` in which, one of 'images', 'empty'"),
-        ({"source": "pictures", "folder": "a" * 300}, "no folder"),
-        ({"source": "pictures", "folder": "loop"}, "no folder 'loop'"),
+        ({"source": "images", "folder": "a" * 300}, "no folder"),
+        ({"source": "images", "folder": "loop"}, "no folder 'loop'"),
     ],
 )
 def test_no_other_folder_is_read(client, asked, words):
@@ -107,18 +107,18 @@ def test_no_other_folder_is_read(client, asked, words):
 
 
 def test_links_to_other_folders_are_not_followed(client, server):
-    link = server.folder / "pictures" / "link"
+    link = server.folder / "images" / "link"
     link.symlink_to(server.folder / "secret")
     try:
-        assert client.post(INDEX.format("there"), json={"source": "pictures", "folder": "link"}).status_code == 422
+        assert client.post(INDEX.format("there"), json={"source": "images", "folder": "link"}).status_code == 422
     finally:
         link.unlink()
 
 
 def test_the_collection_must_exist_and_match_the_model(client):
-    assert client.post(INDEX.format("nowhere"), json={"source": "pictures"}).status_code == 404
+    assert client.post(INDEX.format("nowhere"), json={"source": "images"}).status_code == 404
     client.put("/api/v1/collections/elsewhere", json={"dim": 7}).raise_for_status()
-    answer = client.post(INDEX.format("elsewhere"), json={"source": "pictures"})
+    answer = client.post(INDEX.format("elsewhere"), json={"source": "images"})
     assert answer.status_code == 422
     assert "vectors of 7 numbers that were made elsewhere" in answer.json()["detail"]
 

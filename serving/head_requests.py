@@ -1,8 +1,8 @@
-"""HEAD for every GET: the same status and headers, and no body.
+"""HEAD for every GET: the same status and headers, without the body.
 
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
 
-A pure ASGI layer, so that it holds for whatever is ever put behind it, the page too.
+It is a pure ASGI layer, so that it also covers an app that is mounted later, such as the web page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Heads:
+class HeadRequests:
     """See the module.
 
     Args:
@@ -26,21 +26,21 @@ class Heads:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        enough = False
+        complete = False
 
         async def head(message: Message) -> None:
-            nonlocal enough
+            nonlocal complete
             if message["type"] == "http.response.start":
                 await send(message)
                 await send({"type": "http.response.body", "body": b""})
-            elif message.get("more_body", False):  # it may be a stream without an end
-                enough = True
+            elif message.get("more_body", False):  # the body may be an endless stream, such as the events of a job
+                complete = True
                 working.cancel()
 
         working = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, head))
         try:
             await working
         except asyncio.CancelledError:
-            asked = asyncio.current_task()
-            if not enough or (asked is not None and asked.cancelling()):
+            own_task = asyncio.current_task()
+            if not complete or (own_task is not None and own_task.cancelling()):
                 raise
