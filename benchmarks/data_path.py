@@ -1,11 +1,11 @@
-"""How much of the model's own speed is left when the images have to be made: end-to-end over model-only images/s.
+"""Speed of training with augmentation, compared with the model alone, in images/s.
 
     python benchmarks/data_path.py --data PHOTOS                    # ResNet-18 at 32 pixels, batch 256, BYOL's views
     python benchmarks/data_path.py --data PHOTOS --set image_size=48 --set channels=32,64,128,256
 
-Three loops over the same learner, turn by turn in one process: steps on views made once (the baseline), steps on
-views that our batched augmentation makes, and steps on views that torchvision's transforms make image by image
-in DataLoader workers, from the same decoded images.
+Three loops over the same learner take turns in one process: steps on views made once (the baseline), steps on views
+from the project's batched augmentation, and steps on views that torchvision's transforms make one image at a time in
+DataLoader workers, from the same decoded images.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What it costs to bring a JPEG to a network's crop, with which decoder, and what it costs in fidelity.
+"""Cost of turning a JPEG into a network's crop with several decoders, and the loss of fidelity.
 
     python benchmarks/decoding.py                                   # images made from scikit-image's photos
     python benchmarks/decoding.py --images photos --rounds 9
-    python benchmarks/decoding.py --cpu-time                        # on a machine that has other work
+    python benchmarks/decoding.py --cpu-time                        # CPU seconds, for a busy machine
 
-Images are photos resized, whose detail is coarse, and mosaics of small ones, whose detail is as fine as it
-gets: where a careless reduction shows. Every decoder hands its pixels to the same antialiased resize and crop.
-PSNR and cosine are with the crop of the whole image decoded by Pillow; the cosine is of the starter's vectors,
-and each is the worst of the images. Decoders that are not installed are left out: simplejpeg,
-opencv-python-headless, imagecodecs, torchvision.
+The images are resized photos with coarse detail, and mosaics of small images with the finest detail possible, which
+reveal careless scaling. Every decoder passes its pixels to the same antialiased resize and crop. PSNR and cosine
+compare with the crop of the complete image decoded by Pillow. The cosine is that of the starter's vectors; each value
+is the worst of the images. Decoders that are not installed are skipped: simplejpeg, opencv-python-headless,
+imagecodecs, torchvision.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--images", type=Path, default=None, help="a folder of small images for the mosaics")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--cpu-time", action="store_true", help="count processor time, not the clock's")
+    arguments.add_argument("--cpu-time", action="store_true", help="CPU seconds instead of wall time")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     clock = time.process_time if chosen.cpu_time else time.perf_counter
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def compare(size: tuple[int, int], files: list[bytes], rounds: int, clock: Callable[[], float]) -> list[str]:
-    """Rows of the table for images of one size."""
+    """Return the rows of the table for images of one size."""
     runs = decoders()
     crops = {name: [run(data) for data in files] for name, run in runs.items()}
     encoder = load_encoder(default_model(), device="cpu")
@@ -83,7 +83,7 @@ def compare(size: tuple[int, int], files: list[bytes], rounds: int, clock: Calla
 
 
 def decoders() -> dict[str, Decoder]:
-    """name -> bytes to the (224, 224, 3) uint8 crop."""
+    """Return {name: function from bytes to the (224, 224, 3) uint8 crop}."""
     found: dict[str, Decoder] = {
         "Pillow, in full": lambda data: TRANSFORM.crop(decode_image(data)),
         "ours: Pillow, twice the size needed": TRANSFORM.read,
@@ -154,7 +154,7 @@ def with_imagecodecs() -> dict[str, Decoder]:
 
 
 def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    """Peak signal to noise, dB; 99 for equal images."""
+    """Return the peak signal-to-noise ratio in dB; 99 for equal images."""
     error = ((one.astype(float) - other) ** 2).mean()
     return 99.0 if error == 0 else 10 * math.log10(255**2 / error)
 

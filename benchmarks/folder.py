@@ -1,12 +1,12 @@
-"""Encoder.embed on a folder against the loop a user would write: timm, Pillow, torchvision, a DataLoader.
+"""Encoder.embed on a folder, compared with the loop that a user would write: timm, Pillow, torchvision, a DataLoader.
 
     python benchmarks/folder.py                                        # images made from scikit-image's photos
     python benchmarks/folder.py --images photos --source nnclr_resnet18_small_cpu_starter
-    OMP_NUM_THREADS=1 python benchmarks/folder.py --cpu-time           # on a machine that has other work
-    python benchmarks/folder.py --size 4000 3000 --count 24            # photographs as a camera makes them
+    OMP_NUM_THREADS=1 python benchmarks/folder.py --cpu-time           # CPU seconds, for a busy machine
+    python benchmarks/folder.py --size 4000 3000 --count 24            # images of a camera's size
 
-All read the same files in turns and end with unit vectors; ratios are medians over the rounds. The last rows are
-`nnclr embed` into shards, of the files and of a tar archive of them, written to the disk and read again.
+All forms read the same files in turns and return unit vectors. Ratios are medians over the rounds. The last rows are
+`nnclr embed` into shards, from the files and from a tar archive of them, written to disk and read again.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ SHARD = 100  # images; a few shards in each run
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--images", type=Path, default=None)
-    arguments.add_argument("--count", type=int, default=192, help="pictures, made or taken")
-    arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="of the images that are made")
+    arguments.add_argument("--count", type=int, default=192, help="number of images")
+    arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="size of the generated images")
     arguments.add_argument("--source", default="random:resnet50")
     arguments.add_argument("--backends", nargs="+", default=["torch", "auto"])
     arguments.add_argument("--workers", type=int, default=2, help="of the user's DataLoader")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument(
-        "--cpu-time", action="store_true", help="count processor time, workers' too, not the clock's"
+        "--cpu-time", action="store_true", help="CPU seconds, including workers, instead of wall time"
     )
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.images or make_images(Path(scratch), chosen.count, tuple(chosen.size))
         paths = list_images(folder)[: chosen.count]
-        archive = Path(scratch) / "pictures.tar"
+        archive = Path(scratch) / "images.tar"
         with tarfile.open(archive, "w") as tar:
             for index, path in enumerate(paths):
                 tar.add(path, f"{index:06}{path.suffix}")
@@ -65,8 +65,8 @@ def compare(paths: list[Path], archive: Path, chosen: argparse.Namespace) -> Non
     encoders = {name: load_encoder(chosen.source, device="cpu", backend=name) for name in chosen.backends}
     runs: dict[str, Callable[[], np.ndarray]] = {"the user's loop": users_loop(chosen.source, paths, chosen.workers)}
     for name, encoder in encoders.items():
-        told = name if name == encoder.backend.name else f"{name} ({encoder.backend.name})"
-        runs[f"embed, {told}"] = lambda encoder=encoder: encoder.embed(paths)
+        printed = name if name == encoder.backend.name else f"{name} ({encoder.backend.name})"
+        runs[f"embed, {printed}"] = lambda encoder=encoder: encoder.embed(paths)
     last = encoders[chosen.backends[-1]]
     runs |= {"shards of the files": into_shards(last, paths), "shards of an archive": into_shards(last, [archive])}
     clock = processor_seconds if chosen.cpu_time else time.perf_counter
@@ -89,12 +89,12 @@ def compare(paths: list[Path], archive: Path, chosen: argparse.Namespace) -> Non
 
 
 def processor_seconds() -> float:
-    """Of this process and of the workers that it has seen end."""
+    """Return the CPU seconds of this process and of its finished workers."""
     return sum(os.times()[:4])
 
 
 class Images(Dataset):
-    """What a user would write."""
+    """A dataset as a user would write it."""
 
     def __init__(self, paths: list[Path], transform: Callable) -> None:
         self.paths, self.transform = paths, transform
@@ -108,7 +108,7 @@ class Images(Dataset):
 
 
 def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.ndarray]:
-    """timm's network and its own transform in float32, batches from worker processes."""
+    """Run timm's network and transform in float32, with batches from worker processes."""
     encoder: Encoder = load_encoder(source, device="cpu")
     backbone = encoder.backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     wanted = encoder.transform.preprocessing
@@ -129,7 +129,7 @@ def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.
 
 
 def into_shards(encoder: Encoder, given: list[Path]) -> Callable[[], np.ndarray]:
-    """A bulk run into a new folder, read again."""
+    """Embed into a new folder of shards and read them again."""
 
     def run() -> np.ndarray:
         with tempfile.TemporaryDirectory() as scratch:
@@ -140,7 +140,7 @@ def into_shards(encoder: Encoder, given: list[Path]) -> Callable[[], np.ndarray]
 
 
 def make_images(folder: Path, count: int, size: tuple[int, int]) -> Path:
-    """JPEGs of that size: crops of scikit-image's photos, resized, quality 90."""
+    """Write JPEGs of that size: resized crops of scikit-image's photos, quality 90."""
     from skimage import data
 
     photos = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "coffee", "cat")]

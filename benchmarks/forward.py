@@ -1,15 +1,15 @@
-"""How fast each backend runs a network, and how near its vectors stay to the plain loop's.
+"""Speed of each backend for a network, and the distance of its vectors from the plain loop's.
 
     python benchmarks/forward.py                          # the starters, ResNet-50 and ViT-S at 224, this machine
     python benchmarks/forward.py --networks resnet50 --batches 1 32 --rounds 9
-    python benchmarks/forward.py --threads 1 --cpu-time   # on a machine that has other work: processor seconds
-    python benchmarks/forward.py --starts                 # what a server's start costs instead
+    python benchmarks/forward.py --threads 1 --cpu-time   # CPU seconds, for a busy machine
+    python benchmarks/forward.py --starts                 # the cost of a server's start instead
 
-The baseline is the loop that one writes first: timm's network in float32, images normalized by torch, under
-inference_mode. Every backend takes the same crops as uint8 and is timed in turns with the baseline, so that
-what else the machine does hits both; a ratio is the median over rounds of their quotients. Networks without
-trained weights get random norms, biases and statistics: in a fresh ResNet the residual branches would be idle.
-Cosines are with the baseline, the worst of the images. "onnx" is what FastEmbed runs: ONNX Runtime in float32.
+The baseline is the simplest loop: timm's network in float32, images normalized by torch, under inference_mode. Every
+backend gets the same crops as uint8 and takes turns with the baseline, so that other work on the machine affects both.
+A ratio is the median over rounds. Networks without trained weights get random norms, biases and statistics, because the
+residual branches of a new ResNet have no effect. Cosines compare with the baseline; the table has the worst of the
+images. "onnx" is what FastEmbed runs: ONNX Runtime in float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--device", default=None)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments.add_argument("--cpu-time", action="store_true", help="count processor time, not the clock's")
+    arguments.add_argument("--cpu-time", action="store_true", help="CPU seconds instead of wall time")
     arguments.add_argument("--starts", action="store_true", help="time the start of a process instead")
     chosen = arguments.parse_args()
     if chosen.starts:
@@ -73,12 +73,12 @@ def main() -> None:
 def compare(
     name: str, backends: list[str], batches: list[int], device: torch.device, how: tuple[int, Callable[[], float]]
 ) -> list[str]:
-    """Rows of the table for one network; `how`: rounds and clock."""
+    """Return the rows of the table for one network; `how` holds rounds and clock."""
     backbone, preprocessing = network_of(name)
     crops = probe_images(preprocessing.input_size, max(batches))
     plain = plain_loop(backbone.to(device), preprocessing, device)
     wanted = plain(crops)
-    # channels last is the encoder's choice for convolutions, not the plain loop's: it gets weights of its own
+    # channels last is the encoder's choice for convolutions, not the plain loop's, so it has a separate copy
     layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
     other = network_of(name)[0].to(device, memory_format=layout)  # type: ignore[call-overload]
     network = Network(other, preprocessing).to(device)
@@ -93,7 +93,7 @@ def compare(
         part = crops[:batch]
         runs: dict[str, Callable[[np.ndarray], np.ndarray]] = {"plain loop": plain}
         runs |= {backend: one.run for backend, one in opened.items()}
-        cosines = {one: worst_cosine(run(part), wanted[:batch]) for one, run in runs.items()}  # warms up as well
+        cosines = {one: worst_cosine(run(part), wanted[:batch]) for one, run in runs.items()}  # this also warms up
         times = by_turns(runs, part, *how)
         for one, taken in times.items():
             ratio = statistics.median(a / b for a, b in zip(times["plain loop"], taken, strict=True))
@@ -105,7 +105,7 @@ def compare(
 def by_turns(
     runs: dict[str, Callable[[np.ndarray], np.ndarray]], crops: np.ndarray, rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each run in each round."""
+    """Return the seconds of each run in each round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -116,7 +116,7 @@ def by_turns(
 
 
 def network_of(name: str) -> tuple[nn.Module, Preprocessing]:
-    """A starter with its trained weights, or an architecture with random ones."""
+    """Return a starter with its trained weights, or an architecture with random ones."""
     if name in MODELS:
         encoder = load_encoder(name, device="cpu")
         return encoder.backbone, encoder.transform.preprocessing
@@ -135,7 +135,7 @@ def network_of(name: str) -> tuple[nn.Module, Preprocessing]:
 def plain_loop(
     backbone: nn.Module, preprocessing: Preprocessing, device: torch.device
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """What one writes first: (N, S, S, 3) uint8 -> (N, D) float32."""
+    """Return the simplest loop: (N, S, S, 3) uint8 -> (N, D) float32."""
     backbone = backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     mean, std = (
         torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (preprocessing.mean, preprocessing.std)
@@ -163,7 +163,7 @@ print(imported - began, time.perf_counter() - imported, encoder.backend.name)
 
 
 def starts(names: list[str], rounds: int) -> None:
-    """Seconds of the imports that a server needs anyway, and of loading with the first image on top."""
+    """Measure the imports that a server needs anyway, and loading with the first image in addition."""
     print("| network | backend | imports, s | load and first image, s | of imports + load with torch |")
     print("|---|---|---|---|---|")
     for name in names:
@@ -176,12 +176,12 @@ def starts(names: list[str], rounds: int) -> None:
         for backend, times in taken.items():
             ratio = statistics.median(sum(one) / sum(base) for one, base in zip(times, taken["torch"], strict=True))
             imports, load = (statistics.median(column) for column in zip(*times, strict=True))
-            told = f"auto ({picked})" if backend == "auto" else backend
-            print(f"| {name} | {told} | {imports:.2f} | {load:.2f} | {ratio:.2f} |", flush=True)
+            answer = f"auto ({picked})" if backend == "auto" else backend
+            print(f"| {name} | {answer} | {imports:.2f} | {load:.2f} | {ratio:.2f} |", flush=True)
 
 
 def start(source: str, backend: str) -> tuple[float, float, str]:
-    """A process of its own: seconds of its imports, of its load with the first image, and what it picked."""
+    """Run a separate process; return the seconds of imports and loading, and the backend that it selected."""
     command = [sys.executable, "-c", START, source, backend]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     imports, load, picked = done.stdout.split()[-3:]

@@ -1,11 +1,12 @@
-"""The linear probe's speed and memory.
+"""Speed and memory of the linear probe.
 
     python benchmarks/linear_probe.py                       # 45 penalties against one scikit-learn fit, 3,000 x 2048
     python benchmarks/linear_probe.py --data PHOTOS --source SOURCE       # on features against through images
-    python benchmarks/linear_probe.py --rows 1000000 --classes 1000       # peak memory beside the features' own
+    python benchmarks/linear_probe.py --rows 1000000 --classes 1000       # peak memory in addition to the features
 
 The first baseline is scikit-learn's LogisticRegression at the best penalty, with its default tolerance and with the
-one at which its loss is as near to the optimum as ours; both are printed. The second is the paper's linear evaluation.
+one at which its loss is as close to the optimum as ours; both are printed. The second baseline is the paper's linear
+evaluation.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def against_images(data: Path, source: str) -> None:
 
 
 def memory(rows: int, classes: int) -> None:
-    """Three steps of the fit on float16 features on the disk; what they need beside these."""
+    """Run three steps of the fit on float16 features on disk, and report the additional memory."""
     with tempfile.TemporaryDirectory() as folder:
         x = np.lib.format.open_memmap(Path(folder) / "x.npy", mode="w+", dtype=np.float16, shape=(rows, 2048))
         rng = np.random.default_rng(0)
@@ -125,14 +126,14 @@ def memory(rows: int, classes: int) -> None:
 
 
 def own_memory() -> float:
-    """Bytes of the process that are not mapped files."""
+    """Return the bytes of the process that are not mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 @contextmanager
 def watched() -> Iterator[list[float]]:
-    """The process's own memory, looked at all the while."""
+    """Sample the process's memory while the context is active."""
     seen, over = [own_memory()], threading.Event()
 
     def watch() -> None:
@@ -157,7 +158,7 @@ def clouds(rows: int, dim: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss(x: np.ndarray, y: np.ndarray, l2: float, weight: Any, bias: Any) -> float:
-    """The penalized mean cross-entropy, in double precision."""
+    """Return the penalized mean cross-entropy in double precision."""
     w, b = (torch.from_numpy(np.asarray(one, np.float64)) for one in (weight, bias))
     scores = torch.from_numpy(x.astype(np.float64)) @ w.T + b
     return float(F.cross_entropy(scores, torch.from_numpy(y)) + l2 / 2 * w.square().sum())

@@ -1,17 +1,17 @@
-"""The page against REST: the same searches by both, and what a busy page costs REST.
+"""The page compared with REST: the same searches in both, and the effect of a busy page on REST.
 
     python benchmarks/page.py                       # the starter, and scikit-image's photos cut into crops
     python benchmarks/page.py --json figures.json
 
-One server, one Chromium, turn by turn. Sections:
+One server and one Chromium take turns. Sections:
 
-    search    a click on a hit, until its neighbors stand there, less the same search over REST     at most 300 ms
-    beside    an action of the page, while programs search over REST without a pause
-    load      REST's p99 while 50 actions of the page are in work, over its p99 alone                 below 2
+    search    a click on a result until its neighbors appear, minus the same search over REST       at most 300 ms
+    parallel  an action of the page, while programs search over REST without a pause
+    load      REST's p99 while 50 actions of the page are processed, over its p99 alone               below 2
 
-An action is a search by an item of a visitor who came just now, queued as a browser's is; when all 50 are answered, the
-next 50 come. What is measured over REST is a search by an image, and one by a vector, which is next to nothing. The
-same visitors also go to a second server with a page of its own: what that costs REST is the machine's, not the page's.
+An action is a search by an item of a new visitor, queued as a browser's action is. When all 50 have their results, the
+next 50 start. REST is measured with a search by an image and a search by a vector, which costs next to nothing. The
+same visitors also use a second server with a separate page: its effect on REST is the machine's, not the page's.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ def main() -> None:
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
     with tempfile.TemporaryDirectory(prefix="nnclr_benchmark_") as folder:
-        pictures = load_program("app", "gallery").offline_gallery(Path(folder) / "photos")
+        images = load_program("app", "gallery").offline_gallery(Path(folder) / "photos")
         with open_store(f"{folder}/store") as store:
-            Workbench(Encoders(chosen.model, backend="auto"), store).index_folder(NAME, pictures)
+            Workbench(Encoders(chosen.model, backend="auto"), store).index_folder(NAME, images)
             [item] = store.get(NAME).scroll(limit=1).items
         shutil.copytree(f"{folder}/store", f"{folder}/other store")
         with serving(chosen.model, f"{folder}/store") as url:
             search(report, url, chosen.clicks)
-            beside(report, url, item.id, chosen.clicks)
+            parallel(report, url, item.id, chosen.clicks)
             with serving(chosen.model, f"{folder}/other store") as other:
-                load(report, url, other, item, next(pictures.rglob("*.jpg")).read_bytes(), chosen.requests)
+                load(report, url, other, item, next(images.rglob("*.jpg")).read_bytes(), chosen.requests)
 
 
 @contextmanager
 def serving(model: str, store: str) -> Iterator[str]:
-    """The address of a server whose page is built."""
+    """Yield the address of a server whose page is ready."""
     port = free_port()
     side, url = ours(model, store, port, page=True), f"http://127.0.0.1:{port}"
     try:
@@ -96,7 +96,7 @@ def serving(model: str, store: str) -> Iterator[str]:
 
 
 def search(report: Report, url: str, clicks: int) -> None:
-    """Clicks on hits, each followed by the same search over REST."""
+    """Click on results, each followed by the same search over REST."""
     from playwright.sync_api import sync_playwright
 
     page_s, rest_s = [], []
@@ -132,8 +132,8 @@ CLICK = """turn => new Promise(done => {
 })"""
 
 
-def beside(report: Report, url: str, id: str, actions: int) -> None:
-    """One visitor's action after the other, beside programs that search."""
+def parallel(report: Report, url: str, id: str, actions: int) -> None:
+    """Run one visitor's actions while programs search."""
     for programs in (0, 1, 8):
         with others("--ask", url, id, programs), httpx.Client(base_url=f"{url}{START}", timeout=60) as client:
             taken = []
@@ -143,22 +143,22 @@ def beside(report: Report, url: str, id: str, actions: int) -> None:
                 client.get(f"/{event}").raise_for_status()
                 taken.append(time.perf_counter() - begun)
         ms = 1000 * statistics.median(taken)
-        report.say(f"action_beside_{programs}_ms", ms, f"an action beside {programs} programs: {ms:.0f} ms, median")
+        report.say(f"action_beside_{programs}_ms", ms, f"an action during {programs} programs: {ms:.0f} ms, median")
 
 
-def load(report: Report, url: str, other: str, item: Item, picture: bytes, requests: int) -> None:
-    """REST with the page at rest, and while bursts of 50 actions are in work: there, and at another server."""
-    bodies = {"picture": {"image": base64.b64encode(picture).decode()}, "vector": {"vector": item.vector.tolist()}}
-    beside: dict[str, dict[str, list[float]]] = {by: {"own": [], "busy": [], "other": []} for by in bodies}
+def load(report: Report, url: str, other: str, item: Item, image: bytes, requests: int) -> None:
+    """Measure REST while the page is idle, and during bursts of 50 actions there and at another server."""
+    bodies = {"image": {"image": base64.b64encode(image).decode()}, "vector": {"vector": item.vector.tolist()}}
+    parallel: dict[str, dict[str, list[float]]] = {by: {"own": [], "busy": [], "other": []} for by in bodies}
     for _ in range(ROUNDS):  # in turn, for what else the machine does changes
         for state, visited in (("own", None), ("busy", url), ("other", other)):
             with others("--visit", visited, item.id):
                 for by, body in bodies.items():
-                    beside[by][state] += times(url, body, requests // ROUNDS)
-    for by, seconds in beside.items():
+                    parallel[by][state] += times(url, body, requests // ROUNDS)
+    for by, seconds in parallel.items():
         own, busy, elsewhere = (p99_ms(seconds[state]) for state in ("own", "busy", "other"))
         report.say(f"{by}_p99_ms", own, f"REST by a {by}: p99 {own:.1f} ms of {requests}, the page at rest")
-        report.say(f"{by}_p99_busy_ms", busy, f"REST by a {by}: p99 {busy:.1f} ms beside {ACTIONS} actions")
+        report.say(f"{by}_p99_busy_ms", busy, f"REST by a {by}: p99 {busy:.1f} ms during {ACTIONS} actions")
         report.say(f"{by}_p99_other_ms", elsewhere, f"REST by a {by}: p99 {elsewhere:.1f} ms, these at another server")
         report.say(f"{by}_ratio", busy / own, f"{busy / own:.2f} times its own; below 2")
         report.say(f"{by}_floor", elsewhere / own, f"{elsewhere / own:.2f} times its own with the page elsewhere")
@@ -179,7 +179,7 @@ def others(do: str, url: str | None, id: str, count: int = 1) -> Iterator[None]:
 
 
 def times(url: str, body: dict[str, Any], requests: int) -> list[float]:
-    """Seconds of each request, one after the other."""
+    """Return the seconds of each request, one after the other."""
     taken = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for _ in range(requests):
@@ -194,10 +194,7 @@ def p99_ms(seconds: list[float]) -> float:
 
 
 def visit(url: str, id: str) -> None:
-    """50 visitors who search at once, and again when all are answered, until the process is ended.
-
-    They give way to the server, as visitors do who are elsewhere.
-    """
+    """Simulate 50 visitors who search at once, again and again, until the process is killed."""
     os.nice(10)
 
     async def forever() -> None:
@@ -214,14 +211,14 @@ def visit(url: str, id: str) -> None:
 
 
 def ask(url: str, id: str) -> None:
-    """Searches over REST, one after the other, until the process is ended."""
+    """Search over REST, one request after the other, until the process is killed."""
     with httpx.Client(base_url=url, timeout=60) as client:
         while True:
             client.post(SEARCH, json={"id": id, "k": K}).raise_for_status()
 
 
 def action(id: str) -> dict[str, Any]:
-    """What a browser sends when it opens the link of a search by an item."""
+    """Return the request of a browser that opens the link of a search by an item."""
     return {"data": [f"collection={NAME}&more={id}", None, None]}
 
 

@@ -1,10 +1,9 @@
-"""Loss and 20-NN of several runs together, from their logs.
+"""Plot loss and 20-NN of several runs together, from their logs.
 
     python benchmarks/plot_runs.py NNCLR=RUN/log.jsonl SimCLR=OTHER/log.jsonl --out docs/results/small_cpu
 
-writes OUT_loss.png and OUT_knn.png. A name given several times is several seeds: lines of one color.
-An evaluation that was made again after the last step, with other
-settings, is drawn as a star.
+The command writes OUT_loss.png and OUT_knn.png. A name may occur several times, for several seeds: these are lines of
+one color. A second evaluation after the last step, with other settings, is drawn as a star.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def draw_knn(axes: Axes, log: Log, name: str | None, color: str) -> None:
-    """A line for each evaluated set, dashed but for imagenette."""
+    """Draw a line for each evaluated set, dashed except for imagenette."""
     for key in sorted({key for line in log for key in line if key.startswith("knn20/")}):
         epochs, values = points(log, key)
         style = "-" if "imagenette" in key else "--"
@@ -58,7 +57,7 @@ def draw_knn(axes: Axes, log: Log, name: str | None, color: str) -> None:
 
 
 def points(log: Log, key: str) -> tuple[list[float], list[float]]:
-    """Epochs and values of one logged name."""
+    """Return epochs and values of one logged name."""
     lines = [line for line in log if key in line]
     return [line["epoch"] for line in lines], [line[key] for line in lines]
 

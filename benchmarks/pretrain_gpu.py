@@ -1,15 +1,15 @@
-"""How near training comes to what the device can do: model only, whole loop, augmentation, look-up, roofline.
+"""Training speed compared with the device's limits: model only, whole loop, augmentation, look-up, roofline.
 
     python benchmarks/pretrain_gpu.py --minutes 9 --out results          # the most important rows first
     python benchmarks/pretrain_gpu.py --only resnet50_224 --profile --out results
     python benchmarks/pretrain_gpu.py --only lookup augment --out results
-    python benchmarks/pretrain_gpu.py --toy --out /tmp/toy               # two minutes of a CPU: that it runs at all
+    python benchmarks/pretrain_gpu.py --toy --out /tmp/toy               # two minutes on a CPU, as a check of the code
 
-A source image is an image of the data set; a step makes two views of each. "model only" is the whole optimizer step,
-compiled, channels last, bf16, on views made once; "whole loop" is the same step with its own augmentation, the decoded
-images on the device; "torchvision workers" feeds it from torchvision's transforms in DataLoader workers. All three
-run by turns on one learner. The roofline is FLOPs counted over the matrix rate measured in the same run. Images are
-noise made here. Rows are appended to OUT/pretrain_gpu.md and .jsonl as they come.
+"images/s" counts images of the data set; a step makes two views of each. "model only" is the complete optimizer step,
+compiled, channels last, bf16, on views made once. "whole loop" is the same step with its augmentation and the decoded
+images on the device. "torchvision workers" feeds the step from torchvision's transforms in DataLoader workers. All
+three take turns on one learner. The roofline is the counted FLOPs over the matrix rate measured in the same run.
+Images are generated noise. Rows are appended to OUT/pretrain_gpu.md and .jsonl as they are measured.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ BYTES = {"cuda": 2**31, "cpu": 2**24}
 
 @dataclass(frozen=True)
 class Network:
-    """A network at a size: `pack_size` is what its images are kept at, as in the recipes."""
+    """A network at a size; `pack_size` is the size of the stored images, as in the recipes."""
 
     settings: tuple[str, ...]
-    pictures: int = 2048
+    images: int = 2048
 
 
 PAPER = ("method=nnclr", "projection=nnclr", "queue_size=98304", "warm_start=0", "ramp=0", "gate=1", "compile=true")
@@ -72,7 +72,7 @@ NETWORKS = {
     "vit_small_128": Network((*VIT, "image_size=128", "eval_size=128", "pack_size=160", "batch_size=512"), 4096),
 }
 QUEUES = (8192, 16_384, 32_768, 65_536, 98_304)
-# what a CPU can do in seconds, and with the same code
+# sizes that a CPU runs in seconds
 TOY = ("batch_size=4", "image_size=32", "eval_size=32", "pack_size=40", "queue_size=16", "compile=false")
 TOY_NETWORKS = {
     "resnet50_224": ("backbone=resnet18", "channels=4,4,8,8", "projection_hidden=16", "projection_dim=8"),
@@ -83,14 +83,14 @@ TOY_NETWORKS = {
 def main(given: list[str] | None = None) -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--minutes", type=float, default=9.0, help="no row is begun after that")
-    arguments.add_argument("--only", nargs="+", choices=[*NETWORKS, "augment", "lookup"], help="these rows alone")
+    arguments.add_argument("--minutes", type=float, default=9.0, help="no row starts after this time")
+    arguments.add_argument("--only", nargs="+", choices=[*NETWORKS, "augment", "lookup"], help="only these rows")
     arguments.add_argument("--set", dest="settings", action="append", default=[], help="KEY=VALUE for every network")
     arguments.add_argument("--eager", action="store_true", help="networks and augmentation without compilation")
-    arguments.add_argument("--profile", action="store_true", help="torch's table by kernel, of the whole loop")
-    arguments.add_argument("--steps", type=int, default=15, help="steps a turn")
+    arguments.add_argument("--profile", action="store_true", help="also write torch's table of kernels")
+    arguments.add_argument("--steps", type=int, default=15, help="steps per turn")
     arguments.add_argument("--turns", type=int, default=3)
-    arguments.add_argument("--workers", type=int, default=16, help="torchvision's; 0: leave its rows out")
+    arguments.add_argument("--workers", type=int, default=16, help="worker processes of torchvision; 0: skip its rows")
     arguments.add_argument("--device", default=None)
     arguments.add_argument("--toy", action="store_true", help="tiny sizes")
     chosen = arguments.parse_args(given)
@@ -110,7 +110,7 @@ def main(given: list[str] | None = None) -> None:
         try:
             for row in rows():
                 report.add(row)
-        # no memory, a program that cannot be compiled, a worker that dies
+        # out of memory, a failed compilation, or a worker that died
         except (NNCLRHubError, RuntimeError, OSError) as error:
             report.add({"what": name, "note": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
         if where.type == "cuda":
@@ -119,7 +119,7 @@ def main(given: list[str] | None = None) -> None:
 
 
 def ceilings(where: torch.device, report: Report) -> float:
-    """Rows of the device's own speed; returns the matrix rate of what networks compute in, FLOP/s."""
+    """Add rows for the device's limits and return the matrix rate of the networks' precision in FLOP/s."""
     bf16 = choose_precision("auto", where) == "bf16"
     rate = matrix_rate(where, torch.bfloat16 if bf16 else torch.float32)
     report.add({"what": f"matrix products, {'bf16' if bf16 else 'fp32'}", "TFLOP/s": rate / 1e12})
@@ -133,7 +133,7 @@ def ceilings(where: torch.device, report: Report) -> float:
 def parts(
     chosen: argparse.Namespace, where: torch.device, rate: float
 ) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
-    """(name, its rows), the most important first."""
+    """Yield (name, function that yields its rows), the most important first."""
     names = list(TOY_NETWORKS if chosen.toy else NETWORKS)
     for name in names[:2]:
         yield name, lambda name=name: network_rows(name, chosen, where, rate)
@@ -156,13 +156,13 @@ def recipe_of(name: str, chosen: argparse.Namespace, where: torch.device) -> Rec
 
 
 def network_rows(name: str, chosen: argparse.Namespace, where: torch.device, rate: float) -> Iterator[Row]:
-    """Model only and whole loop by turns, then torchvision's workers in a turn of their own."""
+    """Measure model only and whole loop in turns, then torchvision's workers."""
     recipe = recipe_of(name, chosen, where)
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     began = time.perf_counter()
     loops = Loops(
-        recipe, noise_pack(64 if chosen.toy else NETWORKS[name].pictures, recipe.pack_size), where, chosen.workers
+        recipe, noise_pack(64 if chosen.toy else NETWORKS[name].images, recipe.pack_size), where, chosen.workers
     )
     for kind in (MODEL, LOOP):
         loops.run(kind, 2)
@@ -194,13 +194,13 @@ def network_rows(name: str, chosen: argparse.Namespace, where: torch.device, rat
 
 
 def profile(loops: Loops, place: Path) -> None:
-    """Three steps of the whole loop by torch's profiler: kernels, longest first."""
+    """Write torch's profile of three steps of the whole loop: kernels, longest first."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     key = "self_cpu_time_total"
     if loops.where.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
         key = "self_device_time_total"
-    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:  # else torch 2.11 warns of later cycles
+    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:  # without it torch 2.11 warns
         for _ in range(3):
             loops.step(LOOP)
         wait(loops.where)
@@ -208,11 +208,11 @@ def profile(loops: Loops, place: Path) -> None:
     print(f"written: {place}", flush=True)
 
 
-# ------------------------------------------------------------------------------ its parts
+# ------------------------------------------------------------------------------ parts of the step
 
 
 def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
-    """Two views x 256 at 224 from images of 256 pixels, eager and compiled."""
+    """Measure two views x 256 at 224 from images of 256 pixels, eager and compiled."""
     batch, size, side = (4, 32, 40) if chosen.toy else (256, 224, 256)
     images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8).to(where)
     views, aspect, draws = plan_views("byol", size), torch.ones(batch), torch.Generator()
@@ -221,7 +221,7 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
     forms = {"eager": EAGER, **({} if chosen.eager or chosen.toy else {"compiled": compiled()})}
     for form, operations in forms.items():
         began = time.perf_counter()
-        for _ in range(3):  # other draws pick other numbers of images, for which compiled code is made only once
+        for _ in range(3):  # other random choices select other numbers of images, which compiled code must accept
             make_views(images, aspect, views, draws, operations)
         wait(where)
         start = time.perf_counter() - began
@@ -235,7 +235,7 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
 
 
 def lookup_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
-    """One view's look-up at B = 4096, D = 256, with the own-sample mask."""
+    """Measure one view's look-up at B = 4096, D = 256, with the own-sample mask."""
     batch, dim = (16, 8) if chosen.toy else (4096, 256)
     z, ids = torch.randn(batch, dim, device=where), torch.arange(batch, device=where)
     for size in (64, 128) if chosen.toy else QUEUES:
@@ -251,21 +251,24 @@ def lookup_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row
 
 
 def matrix_rate(where: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
-    """FLOP/s of square products, the best of some runs that take about so many seconds together."""
+    """Return the FLOP/s of square matrix products, the best of some runs that take `seconds` in total.
+
+    Random values, because zeros would use less power and run faster.
+    """
     side = SIDE[where.type]
     a, b = (torch.randn(side, side, device=where, dtype=dtype) for _ in range(2))
     return 2 * side**3 / best_of(lambda: a @ b, where, seconds)
 
 
 def copy_rate(where: torch.device, seconds: float = 0.5) -> float:
-    """Bytes/s read and written by a copy."""
+    """Return the bytes/s read and written by a copy."""
     a = torch.zeros(BYTES[where.type], dtype=torch.uint8, device=where)
     b = torch.empty_like(a)
     return 2 * a.numel() / best_of(lambda: b.copy_(a), where, seconds)
 
 
 def best_of(run: Callable[[], object], where: torch.device, seconds: float) -> float:
-    """Seconds of the fastest of some runs, each long enough to measure, that take about `seconds` together."""
+    """Return the seconds of the fastest of five runs that take about `seconds` in total."""
     run()
     wait(where)
     began = time.perf_counter()
@@ -284,9 +287,9 @@ def best_of(run: Callable[[], object], where: torch.device, seconds: float) -> f
 
 
 def step_flops(loops: Loops) -> float:
-    """FLOPs of one optimizer step on views made once, both views, forward and backward, heads and look-up too.
+    """Count the FLOPs of one optimizer step: both views, forward and backward, heads and look-up.
 
-    Counted without compilation, which would hide the products from the count.
+    A multiply-add counts as two. Compilation is off, because it would hide the products from the count.
     """
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         loops.step(MODEL)
@@ -297,13 +300,15 @@ def step_flops(loops: Loops) -> float:
 
 
 class Report:
-    """OUT/NAME.jsonl, a line a row, and OUT/NAME.md, the same as a table under a line on the machine.
+    """OUT/NAME.jsonl with one row per line, and OUT/NAME.md with a line about the machine and a table.
+
+    Each row is written at once, so a run that is killed keeps its rows.
 
     Args:
         out: the folder.
         name: of the files.
         where: the device.
-        columns: of the table, in order; a row may lack some, and what it has beyond them is in the JSON alone.
+        columns: of the table, in order; a row may lack some. Other values of a row are only in the JSON file.
     """
 
     def __init__(self, out: Path, name: str, where: torch.device, columns: Sequence[str]) -> None:
@@ -311,13 +316,13 @@ class Report:
         self._lines, self._table, self._columns = out / f"{name}.jsonl", out / f"{name}.md", columns
         about = machine(where)
         self._lines.write_text(json.dumps(about) + "\n", "utf-8")
-        told = ", ".join(f"{key} {value}" for key, value in about.items())
-        head = f"{told}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+        about_machine = ", ".join(f"{key} {value}" for key, value in about.items())
+        head = f"{about_machine}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
         self._table.write_text(head, "utf-8")
         print(head, end="", flush=True)
 
     def add(self, row: Mapping[str, Figure]) -> None:
-        """Writes a row to both files and prints it."""
+        """Write a row to both files and print it."""
         line = f"| {' | '.join(_shown(row.get(column)) for column in self._columns)} |\n"
         for path, text in ((self._lines, json.dumps(row) + "\n"), (self._table, line)):
             with path.open("a", encoding="utf-8") as file:
@@ -327,14 +332,14 @@ class Report:
         print(line, end="", flush=True)
 
     def note(self, sentence: str) -> None:
-        """A line below the table."""
+        """Write a line below the table."""
         with self._table.open("a", encoding="utf-8") as file:
             file.write(f"\n{sentence}\n")
         print(sentence, flush=True)
 
 
 def machine(where: torch.device) -> dict[str, Figure]:
-    """What the figures hold for."""
+    """Return the machine and versions that the results refer to."""
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.processor() or platform.machine()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

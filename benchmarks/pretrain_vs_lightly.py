@@ -1,14 +1,14 @@
-"""NNCLR by this project and by lightly, side by side: images/s in one run, and 20-NN after equal epochs.
+"""NNCLR by this project and by lightly: images/s in one run, and 20-NN after the same number of epochs.
 
     pip install -e '.[bench]'
     python benchmarks/pretrain_vs_lightly.py --data PHOTOS --epochs 10 --out compared
-    python benchmarks/pretrain_vs_lightly.py --data imagenette128 --side 128 --pack 128 --epochs 200 --workers 16 \
-        --minutes 9 --out compared          # on a GPU; the same call goes on where it stopped
+    python benchmarks/pretrain_vs_lightly.py --data imagenette128 --side 128 --pack 128 --epochs 200 --workers 16 \\
+        --minutes 60 --out compared          # on a GPU; the same command continues after the time limit
 
-Both train a ResNet-18 at the same size on the same decoded images with the same batch, steps, SGD, rate and queue,
-and the head widths of lightly's example. lightly's side is its documented NNCLR loop: its transform in DataLoader
-workers, its memory bank, its loss with that loss's default temperature, fp32. Ours is `nnclr pretrain small` with
-these sizes. PHOTOS has train/ and test/ with classes; both encoders are scored by the same code.
+Both train a ResNet-18 at the same size on the same decoded images with the same batch, steps, SGD, rate and queue, and
+the head widths of lightly's example. lightly's side is its documented NNCLR loop: its transform in DataLoader workers,
+its memory bank, its loss with the default temperature, fp32. Ours is `nnclr pretrain small` with these sizes. PHOTOS
+has train/ and test/ with classes; the same code scores both encoders.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ try:
     from lightly.models.modules import NNCLRPredictionHead, NNCLRProjectionHead, NNMemoryBankModule
     from lightly.transforms.simclr_transform import SimCLRTransform
 except ModuleNotFoundError as error:
-    sys.exit(
-        f"This comparison needs lightly, and {error.name} is not installed: pip install -e '.[bench]', or leave it out."
-    )
+    sys.exit(f"This benchmark needs lightly, and {error.name} is not installed; run pip install -e '.[bench]'.")
 import torch
 from PIL import Image
 from rich.console import Console
@@ -58,11 +56,11 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--side", type=int, default=32, help="of the views, in pixels")
     arguments.add_argument("--pack", type=int, default=48, help="side at which the images are decoded")
-    arguments.add_argument("--minutes", type=float, default=1e6, help="of this call; the same one goes on")
+    arguments.add_argument("--minutes", type=float, default=1e6, help="time limit; the same command continues")
     arguments.add_argument("--device", default=None)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--workers", type=int, default=2)
-    arguments.add_argument("--precision", default="auto", help="ours; auto: bf16 if it is fast")
+    arguments.add_argument("--precision", default="auto", help="of our side; auto: bf16 where it is fast")
     arguments.add_argument("--seed", type=int, default=0)
     chosen = arguments.parse_args()
     say, until = Console(stderr=True), time.monotonic() + 60 * chosen.minutes
@@ -80,7 +78,7 @@ def main() -> None:
     lightly = Lightly(where, side)
     rates = lightly.train(pack, chosen.epochs, chosen.workers, chosen.out, until, say)
     if not outcome.finished or len(rates) < chosen.epochs:
-        sys.exit("the time is up: the same call goes on")
+        sys.exit("The time is up; run the same command again to continue.")
     log = [line for line in read_log(run) if "images_per_s" in line]
     own = [line["images_per_s"] for line in log[1:] or log]
 
@@ -113,7 +111,7 @@ def ours(epochs: int, seed: int, precision: str, side: int, pack: int) -> Recipe
         *(f"image_size={side}", f"pack_size={pack}", f"eval_size={side}", "eval_crop=1", f"batch_size={BATCH}"),
         *("projection_hidden=512", "projection_dim=128", "prediction_hidden=512", f"queue_size={QUEUE}"),
         *(f"epochs={epochs}", f"seed={seed}", "warmup_epochs=0", f"checkpoint_every={epochs}"),
-        *(f"precision={precision}", "log_every=50", "compile_views=true"),  # the second on a GPU alone
+        *(f"precision={precision}", "log_every=50", "compile_views=true"),  # compile_views has an effect on GPUs only
     ]
     return find_recipe("small").with_settings(settings)
 
@@ -152,7 +150,7 @@ class Lightly:
         return z.detach(), prediction(z)
 
     def train(self, pack: ImagePack, epochs: int, workers: int, out: Path, until: float, say: Console) -> list[float]:
-        """Images a second of each epoch, up to the last one or until the time is up; goes on from OUT/lightly.pt."""
+        """Train and return the images/s of each epoch; continue from OUT/lightly.pt if it exists."""
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.06)
         loader = DataLoader(
             Images(pack, self.side),
@@ -182,10 +180,10 @@ class Lightly:
         return list(saved["rates"])
 
     def _epoch(self, loader: DataLoader[tuple[list[Tensor], int]], optimizer: torch.optim.Optimizer) -> float:
-        """Images a second."""
+        """Train one epoch and return its images/s."""
         began, seen = None, 0
         for (x0, x1), _ in loader:
-            if began is None:  # the workers' start is not counted
+            if began is None:  # excludes the start of the workers
                 began = time.perf_counter()
             else:
                 seen += BATCH

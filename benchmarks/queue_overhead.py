@@ -1,10 +1,10 @@
-"""What the support set costs: time of look-up and enqueue and memory, as a share of a training step.
+"""Cost of the support set: time of look-up and enqueue as a share of a training step, and memory.
 
     python benchmarks/queue_overhead.py                   # ResNet-18 at 32 pixels on a CPU, ResNet-50 at 224 on a GPU
     python benchmarks/queue_overhead.py --batches 256 4096
 
 The baseline is the same step of SimCLR, which has no support set: two views forward and backward, and the optimizer.
-The paper's table "Queue size computational overheads" has 5.68 steps a second at 98,304 rows against 6.41 at 8,192.
+The paper's table "Queue size computational overheads" reports 5.68 steps per second at 98,304 rows and 6.41 at 8,192.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def training_step(name: str, side: int, batch: int, where: torch.device) -> Callable[[], None]:
-    """Two views forward, backward and an optimizer step of SimCLR with NNCLR's heads."""
+    """Return a step of SimCLR with NNCLR's heads: two views forward, backward, and the optimizer."""
     backbone = create_backbone(name)
     learner = Learner(backbone, METHODS["simclr"], ProjectionHead(int(backbone.num_features)), PredictionHead())
     learner = learner.to(where, memory_format=torch.channels_last)
@@ -73,7 +73,7 @@ def training_step(name: str, side: int, batch: int, where: torch.device) -> Call
 
 
 def queue_step(support: SupportSet, batch: int, where: torch.device) -> Callable[[], None]:
-    """What NNCLR does more: two look-ups with the sample's own rows masked, and an enqueue."""
+    """Return the additional work of NNCLR: two look-ups with the sample's own rows masked, and an enqueue."""
     z1, z2 = (torch.randn(batch, DIM, device=where) for _ in range(2))
     ids = torch.arange(batch, device=where)
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, to be loaded, stopped and killed.
+"""A server in a separate process, to be loaded, stopped and killed.
 
 with ServerProcess(store, model="random:resnet18") as server:
     httpx.get(f"{server.url}/readyz")
@@ -25,14 +25,14 @@ START_S = 180.0
 
 
 class ServerProcess:
-    """`nnclr serve` on a free port, the same one after every start.
+    """`nnclr serve` on a free port, which is the same after every start.
 
     Args:
-        store: its folder, or its address.
-        model: source of the encoder; None: the best starter.
-        log: what it says goes there; beside the store if None.
-        flags: further words of the command.
-        settings: NNCLR_* of its environment, without the prefix.
+        store: its folder or address.
+        model: source of the encoder; None: the default starter.
+        log: file for its output; next to the store by default.
+        flags: further arguments of the command.
+        settings: NNCLR_* variables of its environment, without the prefix.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it and waits until it is ready."""
+        """Start the server and wait until it is ready."""
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdout=out, stderr=subprocess.STDOUT
@@ -78,13 +78,13 @@ class ServerProcess:
         raise RuntimeError(f"the server is not ready after {START_S:.0f} s: {self.log.read_text()}")
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Kill the server, as a crash would."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def terminate(self, timeout: float = 60.0) -> int:
-        """SIGTERM; returns its exit code."""
+        """Send SIGTERM and return the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout)

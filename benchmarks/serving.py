@@ -5,8 +5,8 @@
     python benchmarks/serving.py --only search,ready --json figures.json
 
 Ratios are the result, both sides measured in turns in this run; the medians of the turns are printed, with their
-range. The client runs in a process of its own, on the same cores as the server; a side that is not being measured is
-stopped. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sections:
+range. The client runs in a separate process, on the same cores as the server; a side that is not measured is
+suspended. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sections:
 
     embed     images/s, one a request at concurrency 32, over Encoder.embed on the same images        at least 0.9
               ... 64 a request at concurrency 2                                                         at least 0.95
@@ -63,9 +63,9 @@ def main() -> None:
     report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, packages=versions(PACKAGES))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        pictures = make_images(folder / "pictures")
+        images = make_images(folder / "images")
         if "embed" in wanted or "latency" in wanted:
-            embed(report, chosen, pictures, folder, wanted)
+            embed(report, chosen, images, folder, wanted)
         if "search" in wanted:
             search(report, chosen.items, chosen.turns, folder)
         if "ready" in wanted:
@@ -75,10 +75,10 @@ def main() -> None:
 # ---------------------------------------------------------------- embedding
 
 
-def embed(report: Report, chosen: argparse.Namespace, pictures: Path, folder: Path, wanted: list[str]) -> None:
-    """All sides in turns, each awake only while it is measured."""
+def embed(report: Report, chosen: argparse.Namespace, images: Path, folder: Path, wanted: list[str]) -> None:
+    """Measure all servers in turns; each runs only while it is measured."""
     model = chosen.model
-    bulk = Side([str(HERE / "serving_sides.py"), "bulk", model, str(pictures)])
+    bulk = Side([str(HERE / "serving_sides.py"), "bulk", model, str(images)])
     sides = {"bulk": (bulk, "")}
     for name, kind in (("litserve", "same"), ("usual", "usual")):
         sides[name] = (peer(kind, model, free_port()), "/health")
@@ -87,17 +87,17 @@ def embed(report: Report, chosen: argparse.Namespace, pictures: Path, folder: Pa
         for side, path in sides.values():
             side.wait(path)
             side.sleep()
-        speed = throughput(report, chosen, pictures, {name: side for name, (side, _) in sides.items()})
+        speed = throughput(report, chosen, images, {name: side for name, (side, _) in sides.items()})
         if "latency" in wanted:
             for name in ("ours", "litserve"):
-                latency(report, name, sides[name][0], pictures, 0.7 * speed, chosen)
+                latency(report, name, sides[name][0], images, 0.7 * speed, chosen)
     finally:
         for side, _ in sides.values():
             side.end()
 
 
-def throughput(report: Report, chosen: argparse.Namespace, pictures: Path, sides: dict[str, Side]) -> float:
-    """Images a second of every side, and their ratios; returns ours."""
+def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: dict[str, Side]) -> float:
+    """Measure the images/s of each server and their ratios, and return ours."""
     count, speeds, tails = chosen.requests, [], []
     for _ in range(chosen.turns):
         speed: dict[str, float] = {}
@@ -107,11 +107,11 @@ def throughput(report: Report, chosen: argparse.Namespace, pictures: Path, sides
             speed["bulk"] = float(sides["bulk"].line())
         for name in ("ours", "litserve", "usual"):
             with sides[name].awake():
-                found = load(sides[name].url, pictures, sides[name].form, requests=count, concurrency=32)
+                found = load(sides[name].url, images, sides[name].form, requests=count, concurrency=32)
             speed[name], tail[name] = found["images_per_s"], found["p99"]
         with sides["ours"].awake():
             many = {"each": 64, "requests": max(2, count // 64), "concurrency": 2, "warm": 1}
-            speed["ours, 64"] = load(sides["ours"].url, pictures, **many)["images_per_s"]
+            speed["ours, 64"] = load(sides["ours"].url, images, **many)["images_per_s"]
         speeds.append(speed)
         tails.append(tail)
         report.say("turns", {"images_per_s": speeds, "p99": tails}, f"images/s {rounded(speed)}, p99 s {rounded(tail)}")
@@ -130,12 +130,12 @@ def throughput(report: Report, chosen: argparse.Namespace, pictures: Path, sides
     return statistics.median(speed["ours"] for speed in speeds)
 
 
-def latency(report: Report, name: str, side: Side, pictures: Path, rate: float, chosen: argparse.Namespace) -> None:
-    """p99 / p50 at a rate, in requests that come at random moments."""
+def latency(report: Report, name: str, side: Side, images: Path, rate: float, chosen: argparse.Namespace) -> None:
+    """Measure p99 / p50 at a rate, with requests at random times."""
     ratios, halves = [], []
     for _ in range(chosen.turns):
         with side.awake():
-            found = load(side.url, pictures, side.form, requests=chosen.requests, rate=rate)
+            found = load(side.url, images, side.form, requests=chosen.requests, rate=rate)
         ratios.append(found["p99"] / found["p50"])
         halves.append(1000 * found["p50"])
     report.say(
@@ -149,7 +149,7 @@ def latency(report: Report, name: str, side: Side, pictures: Path, rate: float, 
 
 
 def search(report: Report, items: int, turns: int, folder: Path) -> None:
-    """A vector's neighbors over REST and by the store, one at a time, the same store and queries."""
+    """Measure a search by vector over REST and in the store, one at a time, on the same store and queries."""
     place, bodies = str(folder / "search"), folder / "bodies"
     clusters = Clusters(items, DIM)
     queries = clusters.queries(QUERIES)
@@ -185,7 +185,7 @@ def search(report: Report, items: int, turns: int, folder: Path) -> None:
 
 
 def ready(report: Report, model: str, turns: int, folder: Path) -> None:
-    """From the start of the process, with the page, on an empty store."""
+    """Measure the time from the start of the process, with the page, on an empty store."""
     ratios, times = [], []
     for turn in range(turns):
         command = [sys.executable, str(HERE / "serving_sides.py"), "ready", model]
@@ -205,7 +205,7 @@ def ready(report: Report, model: str, turns: int, folder: Path) -> None:
 
 
 def make_images(folder: Path, count: int = 64) -> Path:
-    """Crops of 480 x 360 from scikit-image's photos."""
+    """Write crops of 480 x 360 from scikit-image's photos."""
     from skimage import data
 
     folder.mkdir()

@@ -1,9 +1,9 @@
 """LitServe as the server's peer: JSON with base64 in, JSON with numbers out.
 
-    python benchmarks/serving_litserve.py same MODEL PORT       # around this library's decoding and forward pass
-    python benchmarks/serving_litserve.py usual MODEL PORT      # the way its examples do it: timm, torch fp32
+    python benchmarks/serving_litserve.py same MODEL PORT       # with this library's decoding and forward pass
+    python benchmarks/serving_litserve.py usual MODEL PORT      # as in its examples: timm, torch fp32
 
-Its classes stand at the top of the module because its workers are other processes, which must find them.
+The classes are at module level because LitServe's workers are other processes, which must import them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, WAIT_S = 32, 0.002  # as the server's own settings
 
 
 class Same(litserve.LitAPI):
-    """What differs is the server alone."""
+    """LitServe with our decoding and forward pass: only the server differs."""
 
     model = ""
 
@@ -62,8 +62,8 @@ class Usual(litserve.LitAPI):
         self.transform = timm.data.create_transform(**config, is_training=False)
 
     def decode_request(self, request: dict[str, str]) -> torch.Tensor:
-        picture = Image.open(io.BytesIO(base64.b64decode(request["image"]))).convert("RGB")
-        return self.transform(picture)  # type: ignore[return-value]
+        image = Image.open(io.BytesIO(base64.b64decode(request["image"]))).convert("RGB")
+        return self.transform(image)  # type: ignore[return-value]
 
     def batch(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(inputs)

@@ -1,4 +1,4 @@
-"""Processes of the serving benchmark: started once, and stopped in their tracks while another is measured."""
+"""Processes of the serving benchmark: started once, and suspended while another one is measured."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Side:
 
     Args:
         command: arguments after the Python interpreter.
-        port: where it serves, if it does.
-        url: what to ask there.
+        port: of its server, if it is one.
+        url: to send requests to.
         form: see serving_load.py.
     """
 
@@ -43,7 +43,7 @@ class Side:
         self._port = port
 
     def wait(self, path: str = "/readyz") -> None:
-        """Until it says that it is ready."""
+        """Wait until the process is ready."""
         if not self._port:
             assert self.line() == "ready"
             return
@@ -85,21 +85,21 @@ class Side:
 
 
 def ours(model: str, store: str, port: int, *, page: bool = False) -> Side:
-    """`nnclr serve`, as anyone would start it."""
+    """Start `nnclr serve` as a user would."""
     command = ["-m", "nnclr_hub.cli", "serve", "--model", model, "--store", store, "--port", str(port)]
     return Side([*command, *([] if page else ["--no-page"])], port, f"http://127.0.0.1:{port}/api/v1/embed")
 
 
 def peer(side: str, model: str, port: int) -> Side:
-    """LitServe, "same" or "usual"."""
+    """Start LitServe, "same" or "usual"."""
     command = [str(HERE / "serving_litserve.py"), side, model, str(port)]
     return Side(command, port, f"http://127.0.0.1:{port}/predict", "json")
 
 
-def load(url: str, pictures: Path, form: str = "multipart", **options: Any) -> dict[str, Any]:
-    """What serving_load.py measures."""
+def load(url: str, images: Path, form: str = "multipart", **options: Any) -> dict[str, Any]:
+    """Return the measurements of serving_load.py."""
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, str(HERE / "serving_load.py"), url, str(pictures), "--form", form, *flags]
+    command = [sys.executable, str(HERE / "serving_load.py"), url, str(images), "--form", form, *flags]
     figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     if set(figures["statuses"]) != {"200"}:
         raise SystemExit(f"{url} did not answer all: {figures['statuses']}")
@@ -107,7 +107,7 @@ def load(url: str, pictures: Path, form: str = "multipart", **options: Any) -> d
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether it says 200 there."""
+    """Return whether the server responds with 200 at this path."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path)

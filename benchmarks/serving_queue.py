@@ -1,14 +1,13 @@
-"""How far p99 lies above p50 where requests come at random moments: what a queue makes of it, whatever the server does.
+"""The p99 over p50 that queueing alone causes when requests arrive at random times.
 
     python benchmarks/serving_queue.py --measure random:resnet50@0      # times forward passes here, then simulates
-    python benchmarks/serving_queue.py --forward-ms 1:24 32:660         # simulates with times that are known
+    python benchmarks/serving_queue.py --forward-ms 1:24 32:660         # simulates with known times
 
-A device is simulated that works whenever something waits, with the measured time of a forward pass at each batch size
-(between sizes, on a straight line) and nothing else: no network, no decoding. Images come as in `serving.py`, one a
-request, at 70% of what full batches reach. Policies say how many of those that wait make the next batch. "one, fixed
-time" is the queue M/D/1 of the textbooks, whose mean latency is known (Pollaczek-Khinchine) and is checked here.
-"half the device, twice" has two devices that take twice the time each, as one core each would. The last figure is
-that of the very moments at which serving.py sends its requests.
+The simulated device works whenever requests wait, with the measured time of a forward pass at each batch size (linear
+between sizes) and no other cost: no network, no decoding. Images arrive as in `serving.py`, one per request, at 70% of
+the rate of full batches. Policies determine how many waiting images form the next batch. "one, fixed time" is the queue
+M/D/1, whose mean latency is known (Pollaczek-Khinchine) and is checked here. "half the device, twice" has two devices
+that take twice the time each, like one core each. The last number uses the arrival times of serving.py itself.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LONG, SHORT = 200_000, 320  # requests of the long run, and of a run of serving.
 
 @dataclass(frozen=True)
 class Policy:
-    """choose: of so many that wait, how many to take. devices: how many; each takes `devices` times as long."""
+    """choose: number of waiting images to take. devices: number of devices; each takes `devices` times as long."""
 
     choose: Callable[[int], int]
     devices: int = 1
@@ -77,21 +76,21 @@ def main() -> None:
 
 
 def tell(name: str, policy: Policy, times: dict[int, float], rate: float, count: int) -> None:
-    """A line about a policy."""
+    """Print a line about a policy."""
     p50, p99 = np.quantile(simulate(policy, times, moments(rate, count)), [0.5, 0.99])
     few50, few99 = np.quantile(simulate(policy, times, moments(rate, SHORT)), [0.5, 0.99])
-    told = f"p50 {1000 * p50:4.0f} ms, p99 {1000 * p99:4.0f} ms, p99/p50 {p99 / p50:.2f}"
-    print(f"{name:28} {told} | {1000 * few50:4.0f}, {1000 * few99:4.0f}, {few99 / few50:.2f}", flush=True)
+    line = f"p50 {1000 * p50:4.0f} ms, p99 {1000 * p99:4.0f} ms, p99/p50 {p99 / p50:.2f}"
+    print(f"{name:28} {line} | {1000 * few50:4.0f}, {1000 * few99:4.0f}, {few99 / few50:.2f}", flush=True)
 
 
 def moments(rate: float, count: int) -> np.ndarray:
-    """(count,) seconds at which requests come: those of serving_load.py."""
+    """Return (count,) arrival times in seconds, those of serving_load.py."""
     draws = random.Random(0)
     return np.cumsum([draws.expovariate(rate) for _ in range(count)])
 
 
 def simulate(policy: Policy, times: dict[int, float], arrivals: np.ndarray) -> np.ndarray:
-    """(count,) seconds from each arrival to its answer, first come first served."""
+    """Return (count,) seconds from each arrival to its response, first come first served."""
     count = len(arrivals)
     lasts = np.interp(np.arange(MOST + 1), list(times), list(times.values())) * policy.devices
     latencies = np.empty(count)
@@ -109,7 +108,7 @@ def simulate(policy: Policy, times: dict[int, float], arrivals: np.ndarray) -> n
 
 
 def check(rate: float, fixed: float, count: int) -> None:
-    """Holds the simulation of M/D/1 to the formula for its mean."""
+    """Compare the simulation of M/D/1 with the formula for its mean."""
     busy = rate * fixed
     known = fixed * (1 + busy / (2 * (1 - busy)))
     found = simulate(Policy(lambda waiting: 1), {1: fixed}, moments(rate, count)).mean()
@@ -118,7 +117,7 @@ def check(rate: float, fixed: float, count: int) -> None:
 
 
 def measured(model: str, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), rounds: int = 7) -> dict[int, float]:
-    """Seconds of a forward pass by batch size: medians, the sizes in turns."""
+    """Measure the seconds of a forward pass by batch size: medians, with the sizes in turns."""
     from nnclr_hub.encoder.encoder import load_encoder
 
     encoder = load_encoder(model, backend="auto")

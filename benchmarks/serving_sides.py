@@ -1,7 +1,7 @@
-"""What the server is compared with inside of this library, each in a process of its own.
+"""Baselines of the server inside this library, each in a separate process.
 
-python benchmarks/serving_sides.py bulk MODEL IMAGES       # a number in: embeds so many, prints images a second
-python benchmarks/serving_sides.py ready MODEL               # the imports that a server cannot do without, the model
+python benchmarks/serving_sides.py bulk MODEL IMAGES       # reads a number of images, embeds them, prints images/s
+python benchmarks/serving_sides.py ready MODEL             # the imports that every server needs, and the model
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nnclr_hub import load_encoder
 
 
-def bulk(model: str, pictures: str) -> None:
-    """`Encoder.embed` on the images, for every line of standard input."""
+def bulk(model: str, images: str) -> None:
+    """Run `Encoder.embed` on the images for every line of standard input."""
     encoder = load_encoder(model, backend="auto")
-    images: list[Any] = [path.read_bytes() for path in sorted(Path(pictures).iterdir())]
+    images: list[Any] = [path.read_bytes() for path in sorted(Path(images).iterdir())]
     encoder.embed(images[:2])
     print("ready", flush=True)
     for line in sys.stdin:
@@ -31,7 +31,7 @@ def bulk(model: str, pictures: str) -> None:
 
 
 def ready(model: str) -> None:
-    """Imports and loads, and ends."""
+    """Import, load and exit."""
     for name in ("torch", "timm", "faiss", "fastapi"):
         import_module(name)
     load_encoder(model, backend="auto")

@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py --minutes 10 --plot soak.png
 
-More callers than the server has room for send embeddings, searches, uploads, vectors and deletions without a pause;
-5% of the images are damaged, 8% of the requests are broken off by their caller. At the end the server must be ready,
-hold exactly what it acknowledged, and end cleanly by SIGTERM. Exits with 1 if anything of that does not hold.
+More callers than the server has capacity for send embeddings, searches, uploads, vectors and deletions without a pause.
+5% of the images are damaged, and callers cancel 8% of the requests. At the end the server must be ready, hold exactly
+what it acknowledged, and stop cleanly after SIGTERM. The exit code is 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAY_GROW = 0.05  # of it, over the rest of the run
 
 @dataclass(frozen=True)
 class Sample:
-    """The server's process at a moment: seconds since the start, resident MB, open files, threads."""
+    """The server's process at one time: seconds since the start, resident MB, open files, threads."""
 
     at: float
     rss: float
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Soak:
-    """What came of it."""
+    """Result of a run."""
 
     heard: Heard
     samples: Sequence[Sample]
@@ -52,7 +52,7 @@ class Soak:
     seconds: float
 
     def settled(self) -> list[Sample]:
-        """The samples of the part in which nothing may grow."""
+        """Return the samples of the part in which nothing may grow."""
         return [one for one in self.samples if one.at >= SETTLED * self.seconds]
 
     @property
@@ -70,7 +70,7 @@ class Soak:
 
 
 def sample(pid: int, began: float) -> Sample:
-    """Reads /proc."""
+    """Read /proc."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return Sample(time.monotonic() - began, int(status["VmRSS"].split()[0]) / 1000, files, int(status["Threads"]))
@@ -79,17 +79,17 @@ def sample(pid: int, began: float) -> Sample:
 async def load(
     server: ServerProcess, seconds: float, requests: int, callers: int, dim: int
 ) -> tuple[Heard, list[Sample], Ledger]:
-    """Callers for so long and for so many requests; what they heard, how the process was, and what it must hold."""
+    """Run callers for a time and a number of requests; return responses, samples and the expected content."""
     heard, samples, began = Heard(), [], time.monotonic()
 
     def enough() -> bool:
         return time.monotonic() - began >= seconds and heard.requests >= requests
 
-    pictures = make_images(64)
+    images = make_images(64)
     # a connection that the server closes as idle, while it is being used again, would look like a lost request
     limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
-        crowd = [Caller(i, http, dim, pictures, heard) for i in range(callers)]
+        crowd = [Caller(i, http, dim, images, heard) for i in range(callers)]
         running = [asyncio.create_task(caller.run(enough)) for caller in crowd]
         while not all(task.done() for task in running):
             samples.append(sample(server.pid, began))
@@ -104,7 +104,7 @@ async def load(
 
 
 def listed(http: httpx.Client) -> list[str]:
-    """Ids of the collection, page by page."""
+    """Return the ids of the collection, page by page."""
     ids, cursor = [], None
     while True:
         body = http.get(f"{COLLECTION}/items", params={"limit": 500} | ({"cursor": cursor} if cursor else {})).json()
@@ -115,7 +115,7 @@ def listed(http: httpx.Client) -> list[str]:
 
 
 def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48, model: str | None = None) -> Soak:
-    """The whole run, from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
+    """Run from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
     # room for a quarter of the callers' images, so that it is refused what it cannot take
     with ServerProcess(folder / "store", model=model, capacity=max(4, callers // 4), deadline_s=20) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -130,8 +130,8 @@ def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48, 
             twice = [id for id, count in Counter(ids).items() if count > 1]
             wrong += [f"listed twice: {twice[:5]}"] if twice else []
             wrong += ledger.differences(set(ids))
-            told = http.get(COLLECTION).json()["count"]
-            wrong += [] if told == len(ids) else [f"it counts {told} items and lists {len(ids)}"]
+            count = http.get(COLLECTION).json()["count"]
+            wrong += [] if count == len(ids) else [f"it counts {count} items and lists {len(ids)}"]
         code = server.terminate()
         wrong += [] if code == 0 else [f"SIGTERM ended it with {code}"]
         wrong += ["its log holds a traceback"] if "Traceback" in server.log.read_text() else []
@@ -139,7 +139,7 @@ def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48, 
 
 
 def judge_memory(done: Soak) -> list[str]:
-    """Sentences if the process grew after it had settled."""
+    """Return sentences if the process grew after it had settled."""
     wrong = [] if done.growth <= MAY_GROW else [f"memory grew by {done.growth:.1%} after it had settled"]
     settled = done.settled()
     for name in ("files", "threads"):
@@ -149,7 +149,7 @@ def judge_memory(done: Soak) -> list[str]:
 
 
 def table(done: Soak) -> str:
-    """What happened, as Markdown."""
+    """Return the outcomes as Markdown."""
     rows = [
         "| request | " + " | ".join(outcomes := sorted({o for _, o in done.heard.outcomes})) + " | p50 ms | p99 ms |"
     ]
@@ -170,7 +170,7 @@ def table(done: Soak) -> str:
 
 
 def plot(done: Soak, path: Path) -> None:
-    """Memory over time."""
+    """Plot memory over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -190,7 +190,7 @@ def plot(done: Soak, path: Path) -> None:
 
 
 def main() -> int:
-    """Runs it and prints what came of it."""
+    """Run the soak and print its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--callers", type=int, default=48)

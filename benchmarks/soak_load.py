@@ -1,7 +1,7 @@
-"""The load of the soak: callers that embed, search, store and delete, some of them badly behaved, and what they heard.
+"""The load of the soak: callers that embed, search, store and delete, and record the responses.
 
-Each caller has ids of its own, so each item has one history. A write that was broken off, or that the server gave up,
-may or may not have happened, now or later: its ids are not used again, and at the end they may be there or not.
+Each caller has its ids and knows what the collection must hold of them. Some requests are damaged or cancelled. A
+cancelled write may or may not have happened, so its ids become unsure.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from PIL import Image
 
 COLLECTION = "/api/v1/collections/soak"
 IDS = 60  # that a caller uses at a time
-# what a loaded server may say; anything else fails the soak
+# statuses that a loaded server may return; any other fails the soak
 EXPECTED = {200, 204, 404, 415, 422, 429, 503, 504}
 CORRUPT, CANCELLED, HURRIED = 0.05, 0.04, 0.04
 
 
 @dataclass
 class Heard:
-    """What became of the requests.
+    """Outcomes of the requests.
 
-    outcomes: how many, by (kind, outcome): a status, or "cancelled" or "timed out" by the caller itself.
-    seconds: of those with 200 or 204, by kind.
-    wrong: sentences on answers that were not what they must be.
-    """
+    outcomes: number by (kind, outcome). seconds: of the successful ones by kind. wrong: sentences about wrong
+    responses."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -45,7 +43,7 @@ class Heard:
         return self.outcomes.total()
 
     def note(self, kind: str, outcome: str, seconds: float) -> None:
-        """Counts one request."""
+        """Count one request."""
         self.outcomes[kind, outcome] += 1
         if outcome in ("200", "204"):
             self.seconds.setdefault(kind, []).append(seconds)
@@ -53,20 +51,20 @@ class Heard:
 
 @dataclass
 class Ledger:
-    """What must be in the collection. there: by id; unsure: ids of writes without an acknowledgement."""
+    """Expected content of the collection. there: by id; unsure: ids of writes without an acknowledgement."""
 
     there: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
 
     def differences(self, held: set[str]) -> list[str]:
-        """Sentences on what a listing has too much or too little."""
+        """Return sentences about missing and unexpected items of a listing."""
         missing, extra = self.there - held, held - self.there - self.unsure
         found = [f"{len(missing)} acknowledged items are missing, such as {min(missing)}"] if missing else []
         return found + ([f"{len(extra)} items nobody acknowledged, such as {min(extra)}"] if extra else [])
 
 
 def make_images(count: int, seed: int = 0) -> list[bytes]:
-    """JPEGs of smooth noise, 64 to 320 pixels a side."""
+    """Return JPEGs of smooth noise, 64 to 320 pixels per side."""
     rng, files = np.random.default_rng(seed), []
     for _ in range(count):
         sides = rng.integers(64, 320, 2)
@@ -78,17 +76,17 @@ def make_images(count: int, seed: int = 0) -> list[bytes]:
 
 
 class Caller:
-    """One of many that ask without a pause."""
+    """One of many callers that send requests without a pause."""
 
-    def __init__(self, number: int, http: httpx.AsyncClient, dim: int, pictures: list[bytes], heard: Heard) -> None:
+    def __init__(self, number: int, http: httpx.AsyncClient, dim: int, images: list[bytes], heard: Heard) -> None:
         self.ledger = Ledger()
-        self._number, self._http, self._dim, self._images, self._heard = number, http, dim, pictures, heard
+        self._number, self._http, self._dim, self._images, self._heard = number, http, dim, images, heard
         self._rng = random.Random(number)
         self._made = 0
         self._ids = [self._new_id() for _ in range(IDS)]
 
     async def run(self, enough: Callable[[], bool]) -> None:
-        """Asks until it is told that this is enough."""
+        """Send requests until `enough` returns true."""
         kinds = (
             self._embed,
             self._embed,
@@ -103,14 +101,14 @@ class Caller:
             if busy:
                 await asyncio.sleep(self._rng.uniform(0.02, 0.1))
 
-    # ---- what is asked
+    # ---- requests
 
     async def _embed(self) -> bool:
         files = self._files(self._rng.choice((1, 1, 1, 4)))
         response = await self._ask("embed", "POST", "/api/v1/embed", files=files)
         if response is not None and response.status_code == 200:
             names = [entry["name"] for entry in response.json()["data"]]
-            self._check(names == [name for _, (name, _) in files], f"an answer to another request: {names}")
+            self._check(names == [name for _, (name, _) in files], f"the response of another request: {names}")
         return _is_busy(response)
 
     async def _search_image(self) -> bool:
@@ -122,7 +120,7 @@ class Caller:
         response = await self._ask("search by vector", "POST", f"{COLLECTION}/search", json=body)
         if response is not None and response.status_code == 200:
             ids = [match["id"] for match in response.json()["matches"]]
-            self._check(len(ids) == len(set(ids)), f"a match comes twice: {ids}")
+            self._check(len(ids) == len(set(ids)), f"a match occurs twice: {ids}")
         return _is_busy(response)
 
     async def _upload(self) -> bool:
@@ -133,7 +131,7 @@ class Caller:
         if response is not None and response.status_code == 200:
             results = response.json()["results"]
             stored = [entry["id"] for entry in results if "error" not in entry or entry["error"] is None]
-            self._check(set(stored) <= set(ids), f"an answer to another request: {stored}")
+            self._check(set(stored) <= set(ids), f"the response of another request: {stored}")
             self.ledger.there |= set(stored)
         return _is_busy(response)
 
@@ -155,14 +153,14 @@ class Caller:
             self.ledger.there.discard(id)
         return _is_busy(response)
 
-    # ---- how it is asked
+    # ---- sending
 
     async def _ask(self, kind: str, method: str, path: str, ids: list[str] | None = None, **body: Any) -> Any:
-        """The response, or None where the caller broke off; notes the outcome, and which ids are not sure any more."""
+        """Send a request and return the response, or None if it was cancelled; record the outcome and unsure ids."""
         begun, chance = time.monotonic(), self._rng.random()
         asking = asyncio.ensure_future(self._http.request(method, path, **body))
         try:
-            if chance < CANCELLED:  # gone before the answer: the connection is closed
+            if chance < CANCELLED:  # cancelled before the response: the connection is closed
                 await asyncio.wait([asking], timeout=self._rng.uniform(0, 0.05))
             elif chance < CANCELLED + HURRIED:
                 await asyncio.wait([asking], timeout=0.2)
@@ -184,7 +182,7 @@ class Caller:
         return response
 
     def _files(self, count: int) -> list[tuple[str, tuple[str, bytes]]]:
-        """Images, a twentieth of them damaged: cut short, or noise."""
+        """Return images, a twentieth of them damaged: truncated, or noise."""
         files = []
         for i in range(count):
             data = self._rng.choice(self._images)

@@ -46,10 +46,10 @@ def main() -> None:
     )
     arguments.add_argument("--items", type=int, default=1_000_000)
     arguments.add_argument("--dim", type=int, default=256)
-    arguments.add_argument("--only", default=",".join(SECTIONS), help="some of the sections, by commas")
+    arguments.add_argument("--only", default=",".join(SECTIONS), help="comma-separated sections")
     arguments.add_argument("--queries", type=int, default=1024, help="for recall and speed; filters take a quarter")
-    arguments.add_argument("--turns", type=int, default=5, help="repetitions of what is measured side by side")
-    arguments.add_argument("--folder", type=Path, help="where the store is made and kept; found there, it is used")
+    arguments.add_argument("--turns", type=int, default=5, help="repetitions of each comparison")
+    arguments.add_argument("--folder", type=Path, help="folder for the store; an existing store is used")
     arguments.add_argument("--json", type=Path, help="write all figures to this file")
     chosen = arguments.parse_args()
     sections = chosen.only.split(",")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def opening(report: Report, folder: Path) -> None:
-    """From the snapshot three times, then without any."""
+    """Measure opening from the snapshot three times, then without one."""
     with open_store(str(folder)) as store:
         kind = store.get(NAME).info().index
     snapshot = [_process("open", folder, kind)["answers"] for _ in range(3)]
@@ -104,7 +104,7 @@ def opening(report: Report, folder: Path) -> None:
 
 
 def memory(report: Report, folder: Path) -> None:
-    """Of a process that opens the store, searches, compacts and searches again."""
+    """Measure a process that opens the store, searches, compacts and searches again."""
     found = _process("memory", folder)
     steady, peak, after = (found[name] / found["vectors"] for name in ("steady", "peak", "after"))
     report.say(

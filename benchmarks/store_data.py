@@ -1,9 +1,9 @@
-"""Vectors for the store's benchmarks: clusters on the sphere, as image encoders give, made chunk by chunk.
+"""Vectors for the store's benchmarks: clusters on the sphere, like those of image encoders, generated chunk by chunk.
 
-A cluster has a random center and a spread of its own; within one, two vectors have a cosine of 0.6 to 0.8 on average.
-Inside of a cluster the variance of the directions falls like 1/j, the same for all clusters and turned at random, so
-that neighbors lie in some tens of dimensions, as those of real encoders do. Queries are further draws: no query is
-stored. The same seed gives the same rows, whichever are asked for.
+A cluster has a random center and spread. Two vectors of a cluster have a cosine of 0.6 to 0.8 on average. The
+variance of the directions inside a cluster falls like 1/j, the same for all clusters, with a random rotation.
+Neighbors therefore differ in some tens of dimensions, like those of real encoders. Queries are further samples: no
+query is stored. The same seed gives the same rows for any selection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rows:
         return [f"class-{label:02d}" for label in (self.cluster % LABELS).tolist()]
 
     def metadata(self) -> list[dict[str, Any]]:
-        """What an index of images would keep: a path, a label and two more fields."""
+        """Return typical metadata of images: a path, a label and two more fields."""
         columns = zip(self.labels(), self.left.tolist(), self.part.tolist(), strict=True)
         return [
             {
@@ -60,7 +60,7 @@ class Rows:
         ]
 
     def passing(self, name: str) -> np.ndarray:
-        """(n,) bool: who passes a filter of FILTERS, without asking the store's own code."""
+        """Return (n,) bool: rows that pass a filter of FILTERS, computed without the store's code."""
         if name == "50%":
             return self.left
         if name == "1%":
@@ -94,12 +94,12 @@ class Clusters:
             object.__setattr__(self, name, value)
 
     def chunks(self) -> Iterator[Rows]:
-        """All rows, CHUNK at a time."""
+        """Yield all rows, CHUNK at a time."""
         for start in range(0, self.items, CHUNK):
             yield self._draw(start, min(CHUNK, self.items - start), [self.seed, start])
 
     def queries(self, count: int) -> np.ndarray:
-        """(count, D) float32 of the same distribution, none of them stored."""
+        """Return (count, D) float32 of the same distribution; none of them is stored."""
         return self._draw(0, count, [self.seed, 2**40]).vectors
 
     def _draw(self, start: int, count: int, seed: list[int]) -> Rows:
@@ -113,12 +113,12 @@ class Clusters:
 
 
 def item_id(row: int) -> str:
-    """Ids as long as the hashes that `nnclr index` gives, in the order of the rows."""
+    """Return ids as long as the hashes of `nnclr index`, in the order of the rows."""
     return f"{row:016d}"
 
 
 def exact(data: Clusters, queries: np.ndarray, k: int, filters: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """The true neighbors by brute force, best first.
+    """Compute the true neighbors by brute force, best first.
 
     Args:
         queries: (n, D) float32.
@@ -147,7 +147,7 @@ def exact(data: Clusters, queries: np.ndarray, k: int, filters: tuple[str, ...] 
 
 
 def recall(found: list[list[str]], truth: np.ndarray) -> float:
-    """Share of the true neighbors that were found, over all queries; 1 if there are none to find."""
+    """Return the share of the true neighbors that were found, over all queries; 1 if there are none."""
     wanted = [{item_id(row) for row in rows if row >= 0} for rows in truth.tolist()]
     hits = sum(len(true.intersection(ids)) for true, ids in zip(wanted, found, strict=True))
     total = sum(map(len, wanted))

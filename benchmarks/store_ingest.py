@@ -28,12 +28,12 @@ from nnclr_hub.store.embedded.catalog import connect
 from nnclr_hub.store.spec import CollectionSpec, Precision
 
 NAME = "bench"
-# few enough that the store stays with a flat index and builds no other meanwhile
+# few enough that the store keeps a flat index and builds no other one
 SMALL = 40_000
 
 
 def fill(collection: Collection, data: Clusters, batch: int) -> float:
-    """Upserts all rows; returns the seconds in `upsert`, without those for drawing vectors and making items."""
+    """Upsert all rows; return the seconds in `upsert`, without generating vectors and items."""
     taken = 0.0
     for rows in data.chunks():
         items = items_of(rows)
@@ -44,12 +44,12 @@ def fill(collection: Collection, data: Clusters, batch: int) -> float:
 
 
 def items_of(rows: Rows) -> list[Item]:
-    """As a caller has them."""
+    """Return the rows as items, as a caller has them."""
     return [Item(*one) for one in zip(rows.ids(), rows.vectors, rows.metadata(), strict=True)]
 
 
 def ingest_small(report: Report, dim: int, items: int, batch: int, turns: int) -> None:
-    """Store and bare SQLite in turn, each into a new folder, so few items that no index is built meanwhile."""
+    """Measure store and bare SQLite in turns, in new folders, with so few items that no index is built."""
     data = Clusters(min(items, SMALL), dim)
     ratios, made = [], []
     for _ in range(turns):
@@ -70,17 +70,18 @@ def ingest_small(report: Report, dim: int, items: int, batch: int, turns: int) -
 
 
 def collection_file(folder: Path) -> Path:
-    """The SQLite file of the store's only collection."""
+    """Return the SQLite file of the store's only collection."""
     (path,) = (path for path in folder.rglob("*.sqlite") if path.name != "catalog.sqlite")
     return path
 
 
 def bare(source: Path, batch: int, data: Clusters | None = None) -> float:
-    """Seconds that bare SQLite takes for the rows of `source`.
+    """Measure the seconds that bare SQLite takes for the rows of `source`.
 
     Args:
         source: a collection's file, filled in requests of `batch` from `data`, each row once.
-        data: None: the rows are inserted as they are; else their texts, blobs and checksums are made anew, in time.
+        data: None: the rows are inserted as they are; otherwise the measured time includes making their texts, blobs
+            and checksums.
     """
     with tempfile.TemporaryDirectory() as folder, closing(sqlite3.connect(source)) as made:
         taken = 0.0
@@ -107,7 +108,7 @@ def _copy_schema(made: sqlite3.Connection, connection: sqlite3.Connection) -> No
 
 
 def _requests(made: sqlite3.Connection, batch: int) -> Iterator[dict[str, list[tuple]]]:
-    """The rows of each table that one request wrote."""
+    """Yield the rows of each table that one request wrote."""
     total = made.execute("SELECT max(rid) FROM items").fetchone()[0]
     for first in range(1, total + 1, batch):
         between = (first, first + batch - 1)
@@ -129,7 +130,7 @@ def _insert(connection: sqlite3.Connection, tables: dict[str, list[tuple]], item
 
 
 def _made(tables: dict[str, list[tuple]], items: list[Item]) -> dict[str, list[tuple]]:
-    """The same rows from the items."""
+    """Return the same rows, made from the items."""
     rids = [row[0] for row in tables["items"]]
     texts = [json.dumps(item.metadata, allow_nan=False, ensure_ascii=False) for item in items]
     blobs = [item.vector.tobytes() for item in items]
@@ -140,7 +141,7 @@ def _made(tables: dict[str, list[tuple]], items: list[Item]) -> dict[str, list[t
 
 
 def ingest_large(report: Report, folder: Path, data: Clusters, precision: Precision) -> None:
-    """All items in requests of 1000, while the store builds its index, and then bare SQLite on the idle machine."""
+    """Ingest all items in requests of 1000 while the store builds its index, then bare SQLite alone."""
     with open_store(str(folder)) as store:
         collection = store.create(NAME, CollectionSpec(data.dim, indexed=INDEXED, precision=precision))
         ours = fill(collection, data, 1000)
@@ -153,7 +154,7 @@ def ingest_large(report: Report, folder: Path, data: Clusters, precision: Precis
     report.say(
         f"ingest_all_{precision}",
         {"ratio": theirs / ours, "seconds": ours, "bare_seconds": theirs, "compact_seconds": indexed, "index": kind},
-        f"ingest of all {data.items} x {data.dim} {precision}, index building meanwhile: store over bare SQLite "
+        f"ingest of all {data.items} x {data.dim} {precision}, while the index is built: store over bare SQLite "
         f"{theirs / ours:.2f}; {data.items / ours:.0f} items/s; then compacting to {kind} took {indexed:.0f} s and "
         f"the snapshot {written:.1f} s",
     )

@@ -1,8 +1,8 @@
-"""The libraries that `store_peers.py` sets beside the store, each driven as its own documentation does.
+"""The libraries that `store_peers.py` compares with the store, each used as its documentation describes.
 
-A store answers with the id and the label of each hit and keeps vectors on disk; a bare index answers with row numbers
-and keeps nothing. Graphs get the same build parameters where a library lets them be set: M = 32, efConstruction = 200
-(links at the ground level 2 M). Vectors have unit length, and the measure is cosine or the dot product.
+A store returns the id and the label of each result and keeps vectors on disk. A bare index returns row numbers and
+keeps nothing. Graphs get the same build parameters where a library allows it: M = 32, efConstruction = 200 (2 M links
+at the ground level). Vectors have unit length, and the metric is cosine or the dot product.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ EFFORTS = (10, 16, 24, 32, 48, 64, 128, 256)
 class Peer(Protocol):
     """One library.
 
-    package: to install. kind: what it is. efforts: what its curve is drawn over; None: it has no such parameter.
-    batches: it takes many queries at once. durable: what strace sees `add` do for
-    it before it returns.
+    package: to install. kind: "store" or "bare index". efforts: settings of its curve; None: it has no such setting.
+    batches: it accepts many queries at once. durable: the durability of `add` when it returns, as strace shows.
     """
 
     package: ClassVar[str]
@@ -34,15 +33,15 @@ class Peer(Protocol):
     def __init__(self, folder: Path, dim: int) -> None: ...
 
     def add(self, ids: list[str], labels: list[str], vectors: np.ndarray) -> None:
-        """Takes a chunk of rows; ids are decimal numbers of the rows."""
+        """Add a chunk of rows; ids are decimal numbers of the rows."""
         ...
 
     def finish(self) -> None:
-        """Builds what is left to build."""
+        """Build what remains to be built."""
         ...
 
     def search(self, queries: np.ndarray, k: int, effort: int | None) -> Hits:
-        """For each query (n, D) the hits, best first: (id, label), or row numbers of a bare index."""
+        """Return the results of each query (n, D), best first: (id, label), or row numbers of a bare index."""
         ...
 
 
@@ -146,7 +145,7 @@ class USearch:
 
 
 class LanceIvfPq:
-    """LanceDB with its default index; effort is nprobes, and ten times the hits are refined by their full vectors."""
+    """LanceDB with its default index; effort is nprobes; ten times the results are refined with full vectors."""
 
     package, kind, batches, durable = "lancedb", "store", False, "no fsync"
     efforts = (1, 2, 4, 8, 16, 32, 64)
@@ -231,7 +230,7 @@ class MilvusLite:
     package, kind, batches, durable, efforts = "milvus-lite", "store", True, "no fsync", EFFORTS
 
     def __init__(self, folder: Path, dim: int) -> None:
-        import milvus_lite  # noqa: F401 - pymilvus finds it by itself, but does not say so when it is missing
+        import milvus_lite  # noqa: F401 - pymilvus imports it itself, but reports no clear error without it
         from pymilvus import DataType, MilvusClient
 
         self._client = MilvusClient(str(folder / "milvus.db"))

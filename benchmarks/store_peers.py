@@ -1,12 +1,12 @@
-"""Recall against queries per second beside other embedded stores and bare indexes: same data, same run, one core.
+"""Recall against queries per second, compared with other embedded stores and bare indexes on one core.
 
     pip install -e '.[bench]'
-    python benchmarks/store_peers.py                              # 100,000 x 256 and all peers that are installed
+    python benchmarks/store_peers.py                              # 100,000 x 256 and all installed peers
     python benchmarks/store_peers.py --items 20000 --only nnclr_hub,USearch --plot peers.png --json peers.json
 
-Each peer runs in a process of its own that may use one core, so that threads count for nobody; it takes the rows in
-requests of 1000, builds, and is asked one by one and, if it can be, in batches of 64, over a range of efforts. What a
-peer is and how it is set is in `store_peer_kinds.py`. Peers that are not installed are named and left out.
+Each peer runs in a separate process on one core, so that threads give no advantage. It adds the rows in requests of
+1000, builds, and answers queries one by one and, if possible, in batches of 64, over a range of efforts.
+`store_peer_kinds.py` defines the peers and their settings. Peers that are not installed are reported and skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ K = 10
 REQUEST = 1000
 BATCH = 64
 TURNS = 3
-# a peer that is slow is asked for this long a turn, and no longer
+# time limit of a turn for slow peers, in seconds
 PATIENCE = 5.0
 TARGET = 0.98
 # where a plot that is logarithmic in what was missed puts those that missed nothing
@@ -49,7 +49,7 @@ def main() -> None:
     arguments.add_argument("--items", type=int, default=100_000)
     arguments.add_argument("--dim", type=int, default=256)
     arguments.add_argument("--queries", type=int, default=512)
-    arguments.add_argument("--only", default=",".join(PEERS), help="some of the peers, by commas")
+    arguments.add_argument("--only", default=",".join(PEERS), help="comma-separated peers")
     arguments.add_argument("--plot", type=Path, help="write the curves to this PNG")
     arguments.add_argument("--json", type=Path, help="write all figures to this file")
     arguments.add_argument("--run", help=argparse.SUPPRESS)
@@ -69,7 +69,7 @@ def main() -> None:
         write_data(Path(place), Clusters(chosen.items, chosen.dim), chosen.queries)
         for name in names:
             if installed[PEERS[name].package] == "not installed":
-                report.say(name, None, f"{name}: left out, {PEERS[name].package} is not installed")
+                report.say(name, None, f"{name}: skipped, {PEERS[name].package} is not installed")
             else:
                 compare(report, name, Path(place))
                 if chosen.plot:
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def write_data(folder: Path, data: Clusters, queries: int) -> None:
-    """Vectors, labels, queries and the truth, for all peers."""
+    """Write vectors, labels, queries and exact results for all peers."""
     asked = data.queries(queries)
     np.save(folder / "vectors.npy", np.concatenate([rows.vectors for rows in data.chunks()]))
     np.save(folder / "labels.npy", np.concatenate([rows.labels() for rows in data.chunks()]))
@@ -87,12 +87,12 @@ def write_data(folder: Path, data: Clusters, queries: int) -> None:
 
 
 def compare(report: Report, name: str, data: Path) -> None:
-    """One peer in a process of its own."""
+    """Measure one peer in a separate process."""
     command = [sys.executable, str(Path(__file__).resolve()), "--run", name, "--data", str(data)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        report.say(name, None, f"{name}: left out, it failed: {reason:.300}")
+        report.say(name, None, f"{name}: skipped, it failed: {reason:.300}")
         return
     found = json.loads(done.stdout.splitlines()[-1])
     best = max(point["recall"] for point in found["curve"])
@@ -102,7 +102,7 @@ def compare(report: Report, name: str, data: Path) -> None:
 
 
 def measure(kind: type[Peer], data: Path) -> dict[str, Any]:
-    """Fills, builds and asks; everything here happens on one core."""
+    """Fill, build and query; everything here runs on one core."""
     vectors, queries = np.load(data / "vectors.npy", mmap_mode="r"), np.load(data / "queries.npy")
     labels, truth = np.load(data / "labels.npy").tolist(), np.load(data / "truth.npy")
     with tempfile.TemporaryDirectory(dir=data, ignore_cleanup_errors=True) as folder:
@@ -143,12 +143,12 @@ def _recall(found: Hits, truth: np.ndarray) -> float:
 
 
 def at(curve: list[dict[str, Any]], recall: float) -> dict[str, Any] | None:
-    """The fastest point, one by one, that reaches this recall."""
+    """Return the fastest point with single queries that reaches this recall."""
     return max((point for point in curve if point["recall"] >= recall), key=lambda point: point["one"], default=None)
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Markdown: each peer where it reaches the target."""
+    """Return Markdown: each peer where it reaches the target."""
     lines = [
         f"| | is | queries/s at recall >= {TARGET}, one by one | in batches of {BATCH} | effort | recall | "
         "rows added/s | made durable by | build s |",
@@ -171,7 +171,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def plot(figures: dict[str, Any], path: Path, title: str) -> None:
-    """Recall across, on a scale of what is missed, and queries/s upwards; bare indexes as broken lines."""
+    """Plot recall, on a scale of what is missed, and queries/s; bare indexes as dashed lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -206,7 +206,7 @@ def plot(figures: dict[str, Any], path: Path, title: str) -> None:
 
 
 def _frontier(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The points that no other beats in both, by recall."""
+    """Return the points that no other point beats in both values, by recall."""
     best: list[dict[str, Any]] = []
     for point in sorted(curve, key=lambda point: (-point["recall"], -point["one"])):
         if not best or point["one"] > best[-1]["one"]:

@@ -1,10 +1,10 @@
-"""What a fresh process sees of a store: seconds until it answers, and memory; prints one line of JSON.
+"""What a new process sees of a store: seconds until it answers, and memory. It prints one line of JSON.
 
-    python benchmarks/store_process.py open STORE hnsw       # seconds until searches are answered by that kind of index
-    python benchmarks/store_process.py memory STORE          # after opening, at most while compacting, and after it
+    python benchmarks/store_process.py open STORE hnsw       # seconds until an index of that kind answers searches
+    python benchmarks/store_process.py memory STORE          # after opening, the peak while compacting, and after it
 
-Memory is the process's anonymous pages (RssAnon) less those before the store was opened: what the page cache holds of
-files is not counted, nor are the libraries.
+Memory is the process's anonymous pages (RssAnon) minus those before the store was opened. Pages of files in the page
+cache do not count, and neither do the libraries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def opened(folder: str, kind: str) -> dict[str, float]:
-    """Seconds until the collection is there, and until it answers by an index of that kind."""
+    """Measure seconds until the collection is available, and until an index of that kind answers."""
     began = time.perf_counter()
     with open_store(folder) as store:
         collection = store.get(NAME)
@@ -55,7 +55,7 @@ def opened(folder: str, kind: str) -> dict[str, float]:
 
 
 def memory(folder: str) -> dict[str, Any]:
-    """Bytes beyond those before opening, and the kind of the index."""
+    """Measure bytes in addition to those before opening, and the kind of the index."""
     warm = faiss.IndexFlatIP(8)  # so that faiss's and numpy's threads have their stacks already
     warm.add(np.eye(8, dtype=np.float32))
     warm.search(np.eye(8, dtype=np.float32), 1)
@@ -64,7 +64,7 @@ def memory(folder: str) -> dict[str, Any]:
         collection = store.get(NAME)
         _ask(collection)
         steady = anonymous() - before
-        # a few items anew, the same as before: compacting has something to forget, so it builds from nothing
+        # the same few items again: compacting then has deleted rows, and builds the index from scratch
         collection.upsert(collection.scroll(limit=REPLACED).items)
         watch = Watch()
         collection.compact()
@@ -85,14 +85,14 @@ def _ask(collection: Collection) -> None:
 
 
 def anonymous() -> int:
-    """Anonymous resident bytes of this process."""
+    """Return the anonymous resident bytes of this process."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 
 
 class Watch:
-    """Looks every few milliseconds, in a thread of its own, for the most there ever was."""
+    """Peak memory, sampled every few milliseconds in a thread."""
 
     def __init__(self) -> None:
         self._most = anonymous()
@@ -105,7 +105,7 @@ class Watch:
             self._most = max(self._most, anonymous())
 
     def stop(self) -> int:
-        """The most, in bytes."""
+        """Return the peak in bytes."""
         self._stopped.set()
         self._thread.join()
         return self._most

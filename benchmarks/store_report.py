@@ -1,4 +1,4 @@
-"""What every benchmark of the store says about itself: its command, the machine, the commit; and its figures."""
+"""Output of the store benchmarks: command, machine, commit, and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "neon", "
 
 @dataclass
 class Report:
-    """Prints each figure as it comes, and writes all so far to the JSON file, if one is wanted.
+    """Print each result at once, and write all results to a JSON file if one is wanted.
 
     file: the JSON file, or None.
     """
@@ -30,14 +30,14 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, **settings: Any) -> None:
-        """The head: command, machine, commit, versions, settings."""
+        """Print command, machine, commit, versions and settings."""
         self.figures = {"command": f"python {' '.join(sys.argv)}", "machine": machine(), "commit": commit()}
         self.figures |= {"versions": versions(("numpy", "faiss-cpu")), "settings": settings}
         for name, value in self.figures.items():
             print(f"{name}: {value}")
 
     def say(self, name: str, value: Any, sentence: str) -> None:
-        """One figure under a name of its own, and the sentence that people read."""
+        """Record one result under a unique name, and print its sentence."""
         self.figures[name] = value
         print(f"[{time.strftime('%H:%M:%S')}] {sentence} (load {os.getloadavg()[0]:.1f})", flush=True)
         if self.file is not None:
@@ -45,7 +45,7 @@ class Report:
 
 
 def machine() -> str:
-    """Model of the CPU, cores, the vector instructions it has, memory, and how busy it was at the start."""
+    """Describe the CPU, its cores and vector instructions, the memory, and the load at the start."""
     try:
         info = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
         known = {name.strip(): value.strip() for name, value in info.items()}
@@ -58,14 +58,14 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Short hash of the checkout, marked if files differ from it."""
+    """Return the short hash of the checkout, with a suffix if files differ from it."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed, and of Python."""
+    """Return the versions of the installed packages and of Python."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -76,12 +76,12 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
+    """Return the time that `work` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The median and, in brackets, the range."""
+    """Format the median and, in brackets, the range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"

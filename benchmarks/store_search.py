@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def search(report: Report, collection: Any, data: Clusters, queries: int, turns: int) -> None:
-    """Recall of the default, then the two in turn: in batches, and one by one."""
+    """Measure the recall of the default, then store and bare faiss in turns: in batches, and one by one."""
     asked = data.queries(queries)
     truth = exact(data, asked, K)[""]
     found = [[match.id for match in matches] for matches in collection.search_batch(asked, K)]
@@ -55,7 +55,7 @@ def search(report: Report, collection: Any, data: Clusters, queries: int, turns:
 
 
 def same_index(collection: Any) -> tuple[Any, Any, str]:
-    """The faiss object that answers the collection's searches, and the parameters that it searches with."""
+    """Return the faiss object that answers the collection's searches, and its search parameters."""
     parts = collection._index.parts
     assert not parts.delta.count + parts.deaths.count, "the store would have more to do than bare faiss"
     main = parts.main
@@ -94,7 +94,7 @@ def _compare(
 
 
 def filtered(report: Report, collection: Collection, data: Clusters, queries: int) -> None:
-    """Recall and time of each filter, beside the time without one."""
+    """Measure recall and time of each filter, and the time without one."""
     asked = data.queries(queries)
     truth = exact(data, asked, K, tuple(FILTERS))
     _, plain = _each(collection, asked, None)
@@ -111,7 +111,7 @@ def filtered(report: Report, collection: Collection, data: Clusters, queries: in
 
 
 def _each(collection: Collection, asked: np.ndarray, where: Mapping[str, Any] | None) -> tuple[list[list[str]], float]:
-    """What each query finds, and the median seconds of one."""
+    """Return the results of each query, and the median seconds of one."""
     found, times = [], []
     for query in asked:
         began = time.perf_counter()

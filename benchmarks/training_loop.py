@@ -1,4 +1,4 @@
-"""The project's own step on images made here, and torchvision's way to feed it: what several benchmarks time."""
+"""Training steps on generated images, and torchvision's way of feeding them, for several benchmarks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ENDLESS = 1_000_000  # batches
 MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
 
 
-def noise_pack(pictures: int, side: int) -> ImagePack:
-    """Colored noise: how fast it goes does not depend on what is shown."""
-    pixels = np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), dtype=np.uint8)
-    return ImagePack(pixels, np.ones(pictures, np.float32), np.arange(pictures), ())
+def noise_pack(images: int, side: int) -> ImagePack:
+    """Return a pack of colored noise; the speed does not depend on the content."""
+    pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    return ImagePack(pixels, np.ones(images, np.float32), np.arange(images), ())
 
 
 def batches_of(pack: ImagePack, recipe: Recipe, where: torch.device) -> Batches:
@@ -51,13 +51,13 @@ def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> tuple
 
 
 class Loops:
-    """One learner, stepped on views made once, on views of our augmentation, and on those of torchvision's workers.
+    """One learner, with steps on views made once, on the project's views, and on torchvision's views.
 
     Args:
-        recipe: with a precision.
+        recipe: with a resolved precision.
         pack: the images.
         where: the device.
-        workers: torchvision's.
+        workers: number of torchvision's worker processes.
     """
 
     def __init__(self, recipe: Recipe, pack: ImagePack, where: torch.device, workers: int) -> None:
@@ -71,7 +71,7 @@ class Loops:
         self._step = 0
 
     def run(self, kind: str, steps: int, before: int = 1) -> float:
-        """Seconds of some steps; `before` more go before them and are not counted."""
+        """Return the seconds of some steps, after `before` steps that are not counted."""
         for _ in range(before):
             self.step(kind)
         wait(self.where)
@@ -82,10 +82,10 @@ class Loops:
         return time.perf_counter() - began
 
     def run_fed(self, steps: int) -> float:
-        """Seconds a step that torchvision's workers feed, of that many steps or a little more.
+        """Return the seconds per step with views from torchvision's workers, over about that many steps.
 
-        Each worker makes a batch of its own, so batches come in rounds of as many as there are workers: of whole
-        rounds, the first is not counted, or what lay ready would be measured.
+        Each worker makes whole batches, so batches come in rounds of as many as there are workers. Only whole rounds
+        are counted, without the first, which would only measure batches that were ready before.
         """
         workers = max(1, self.workers)
         counted = max(2, -(-steps // workers)) * workers
@@ -98,13 +98,13 @@ class Loops:
         self._step += 1
 
     def close(self) -> None:
-        """Ends torchvision's workers."""
+        """Stop torchvision's workers."""
         self._fed.close()
         self.batches.close()
 
 
 class _views:
-    """Puts these views in the place of those that the step would make; None: it makes its own."""
+    """Replace the views of a step while the context is active; None keeps the views that the step makes."""
 
     def __init__(self, views: Sequence[Tensor] | None) -> None:
         self._made: Callable[..., Sequence[Tensor]] = make_views if views is None else lambda *_: views
@@ -117,7 +117,7 @@ class _views:
 
 
 class Images(Dataset[list[Tensor]]):
-    """The pack's images through torchvision's own transforms, one by one, twice."""
+    """The pack's images, each through torchvision's transforms twice."""
 
     def __init__(self, pack: ImagePack, recipe: Recipe) -> None:
         self.pixels = pack.pixels
@@ -137,19 +137,19 @@ class Images(Dataset[list[Tensor]]):
         return len(self.pixels)
 
     def __getitem__(self, index: int) -> list[Tensor]:
-        picture = torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
-        return [self.first(picture), self.second(picture)]
+        image = torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
+        return [self.first(image), self.second(image)]
 
 
 def torchvision_views(
     pack: ImagePack, recipe: Recipe, workers: int, where: torch.device
 ) -> Generator[list[Tensor], None, None]:
-    """Batches of two views on the device, as good as for ever; from pinned memory on a GPU."""
-    pictures = Images(pack, recipe)
+    """Yield batches of two views on the device without end, from pinned memory on a GPU."""
+    images = Images(pack, recipe)
     # one long epoch: at the end of a short one most workers of a loader stand still
-    drawn = RandomSampler(pictures, replacement=True, num_samples=recipe.batch_size * ENDLESS)
+    drawn = RandomSampler(images, replacement=True, num_samples=recipe.batch_size * ENDLESS)
     loader = DataLoader(
-        pictures, recipe.batch_size, sampler=drawn, num_workers=workers, pin_memory=where.type == "cuda"
+        images, recipe.batch_size, sampler=drawn, num_workers=workers, pin_memory=where.type == "cuda"
     )  # fmt: skip
     for views in loader:
         yield [view.to(where, non_blocking=True, memory_format=torch.channels_last) for view in views]

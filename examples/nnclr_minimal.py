@@ -1,9 +1,9 @@
-"""NNCLR in one file: the paper's Algorithm 1 on a folder of images, with nothing but torch.
+"""NNCLR in one file: the paper's Algorithm 1 on a folder of images, with only torch.
 
     python examples/nnclr_minimal.py PHOTOS --epochs 10 --out backbone.pt
 
-To read, and to start from. `nnclr pretrain` does the same with everything around it: fast batched
-augmentation, resume, monitors, evaluation, export. A test holds the two equal, step by step.
+Read it, or start from it. `nnclr pretrain` does the same with fast batched augmentation, resume, metrics, evaluation
+and export. A test compares the two, step by step.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 def projection_head(inputs: int, hidden: int = 2048, d: int = 256) -> nn.Sequential:
-    """Three layers, each with batch norm, ReLU on the first two (section 4.1)."""
+    """Build three layers, each with batch norm, with ReLU on the first two (section 4.1)."""
     return nn.Sequential(
         *(nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)),
         *(nn.Linear(hidden, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)),
@@ -27,7 +27,7 @@ def projection_head(inputs: int, hidden: int = 2048, d: int = 256) -> nn.Sequent
 
 
 def prediction_head(d: int = 256, hidden: int = 4096) -> nn.Sequential:
-    """Two layers, batch norm and ReLU on the hidden one (section 4.1)."""
+    """Build two layers, with batch norm and ReLU on the hidden one (section 4.1)."""
     return nn.Sequential(
         nn.Linear(d, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, d)
     )
@@ -43,7 +43,7 @@ class NNCLR(nn.Module):
         self.oldest = 0
 
     def loss(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-        """Algorithm 1 for two views (n, 3, H, W): the loss, and z1 to enqueue after the optimizer's step."""
+        """Compute Algorithm 1 for two views (n, 3, H, W): the loss, and z1 to enqueue after the optimizer's step."""
         z1, z2 = self.projection(self.backbone(x1)), self.projection(self.backbone(x2))  # (n, d)
         p1, p2 = self.prediction(z1), self.prediction(z2)  # (n, d)
         loss = info_nce(self.nearest(z1), p2) / 2 + info_nce(self.nearest(z2), p1) / 2
@@ -51,12 +51,12 @@ class NNCLR(nn.Module):
 
     @torch.no_grad()
     def nearest(self, z: Tensor) -> Tensor:
-        """NN(z, Q), eq. 4: for unit vectors the nearest has the largest dot product."""
+        """Find NN(z, Q), eq. 4: for unit vectors the nearest has the largest dot product."""
         return self.queue[(F.normalize(z, dim=1) @ self.queue.T).argmax(dim=1)]
 
     @torch.no_grad()
     def enqueue(self, z: Tensor) -> None:
-        """First in, first out: over the oldest rows, around the end if need be."""
+        """Overwrite the oldest rows, first in first out, wrapping around the end."""
         rows = torch.arange(self.oldest, self.oldest + len(z)) % len(self.queue)
         self.queue[rows] = F.normalize(z, dim=1)
         self.oldest = (self.oldest + len(z)) % len(self.queue)
@@ -95,8 +95,8 @@ class TwoViews(Dataset[tuple[Tensor, Tensor]]):
         from PIL import Image
 
         with Image.open(self.paths[index]) as file:
-            picture = file.convert("RGB")
-        return self.augment(picture), self.augment(picture)
+            image = file.convert("RGB")
+        return self.augment(image), self.augment(image)
 
 
 def main() -> None:
@@ -111,10 +111,10 @@ def main() -> None:
 
     import torchvision
 
-    pictures = TwoViews(chosen.photos, chosen.size)
-    loader = DataLoader(pictures, chosen.batch, shuffle=True, drop_last=True, num_workers=2)
+    images = TwoViews(chosen.photos, chosen.size)
+    loader = DataLoader(images, chosen.batch, shuffle=True, drop_last=True, num_workers=2)
     if not len(loader):
-        raise SystemExit(f"{chosen.photos} holds {len(pictures)} images: give at least --batch {chosen.batch} of them.")
+        raise SystemExit(f"{chosen.photos} holds {len(images)} images: give at least --batch {chosen.batch} of them.")
     backbone = torchvision.models.resnet18(weights=None)
     backbone.fc = nn.Identity()  # type: ignore[assignment]
     model = NNCLR(backbone, projection_head(512), prediction_head(), torch.randn(chosen.queue, 256))
