@@ -274,7 +274,7 @@ class Collection(Protocol):
         ...
 
     def compact(self, progress: Progress = lambda done, total: None) -> None:
-        """Rebuild the index without deleted items, while searches and writes go on."""
+        """Rebuild the index without deleted items, while searches and writes continue."""
         ...
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:

@@ -27,7 +27,7 @@ class StoreSettings:
     delta_chunk: rows per block of the delta.
     batch: rows between two checks whether a build should stop, and rows per read of vectors.
     idle_delta: a delta of this size is folded when nothing is written.
-    min_delta: a smaller delta is not folded while writes go on.
+    min_delta: a smaller delta is not folded while writes continue.
     max_delta: a delta of this size is always folded, because every search scans it row by row.
     snapshot_on_close, snapshot_after: changes since the last snapshot that justify a new one, at closing and before.
     min_trial, max_trial: neighbors that a filter is tried on before the catalog lists what passes it.

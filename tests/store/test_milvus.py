@@ -233,7 +233,7 @@ def test_search_reads_everything_where_milvus_stops(store, monkeypatch):
     """Beyond its largest k, and where an approximate index returns fewer than there are."""
     collection = store.create("c", CollectionSpec(4, metric="dot"))
     collection.upsert([Item(f"i{i}", VECTORS[i], {"s": "x" * 200 + str(i % 2)}) for i in range(300)])
-    monkeypatch.setattr(search, "_LARGEST_K", 20)
+    monkeypatch.setattr(search, "_MAX_K", 20)
     where = {"must": [{"key": "s", "match": "x" * 200 + "1"}]}
     want = sorted(range(1, 300, 2), key=lambda i: -float(VECTORS[i] @ VECTORS[0]))
     found = collection.search(VECTORS[0], 15, where)

@@ -1,4 +1,4 @@
-"""Fold the delta of an index into a new main part, while searches and writes go on.
+"""Fold the delta of an index into a new main part, while searches and writes continue.
 
 A few new rows extend a copy of the old main part. Many deleted rows, or another kind of index, require a rebuild from
 the live rows. A fold has three steps:

@@ -216,7 +216,7 @@ class BackgroundThread:
             except Stopped:
                 return
             except (NNCLRHubError, MemoryError, OSError, RuntimeError) as error:  # faiss raises RuntimeError
-                # searches and writes go on without maintenance
+                # searches and writes continue without maintenance
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
                 self._rest()

@@ -1,6 +1,6 @@
 """Snapshots of the index: a file next to the catalog, and a row in the catalog, which makes the file valid.
 
-    a. take the index as it is, and S, the change it is up to; writes go on
+    a. take the index as it is, and S, the change it is up to; writes continue
     b. write the file under a temporary name       e. rename it
     c. fsync it                                    f. fsync the folder
     d. read it back and hash it                    g. insert the row; keep the last two rows; trim the log

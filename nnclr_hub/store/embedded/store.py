@@ -77,7 +77,7 @@ class EmbeddedStore:
             with translated(self.folder):
                 exists = (self.folder / CATALOG).is_file() or has_collections(self.folder)
             if not exists:
-                raise InvalidRequest(f"{self.folder} is not a store; index images first, or name another folder.")
+                raise InvalidRequest(f"{self.folder} is not a store; index images first, or name another store.")
         else:
             self._lock = take_lock(self.folder)
         try:

@@ -142,7 +142,7 @@ class Writer:
         try:
             with translated(self._path):
                 request.answer.set_result(request.apply(self._connection, request.changes))
-        except Exception as error:  # noqa: BLE001 - handed to the caller; the thread must go on
+        except Exception as error:  # noqa: BLE001 - handed to the caller; the thread must continue
             self._undo()
             self._remember(error)
             request.answer.set_exception(error)

@@ -250,7 +250,7 @@ class _LiteServers:
                 self._running[key] = (server, database, port, users + 1)
                 return port
             if not create and not key.exists():
-                raise InvalidRequest(f"{path} does not exist; index images first, or name another file.")
+                raise InvalidRequest(f"{path} is not a store; index images first, or name another store.")
             try:
                 server, database, port = start_server_in_thread(str(key))
             except DataDirLockedError as error:

@@ -59,7 +59,7 @@ def index_kind(collection: Rows) -> str:
 
 
 def compact(collection: Rows) -> None:
-    """Let Milvus merge segments without deleted items, while searches and writes go on.
+    """Let Milvus merge segments without deleted items, while searches and writes continue.
 
     Raises:
         StoreError: Milvus does not finish in time.

@@ -136,27 +136,28 @@ def _request(
                 ),
             },
         )
-        for query, hits in zip(some, found, strict=True):
+        for query, results in zip(some, found, strict=True):
             if limit <= _WITH_ROWS:
-                rows = {hit["id"]: hit["entity"] for hit in hits}
+                rows = {result["id"]: result["entity"] for result in results}
             else:
-                rows = collection.rows([hit["id"] for hit in hits], ["id", *fields])
-            answers.append(_matches(collection, query, hits, rows))
+                rows = collection.rows([result["id"] for result in results], ["id", *fields])
+            answers.append(_matches(collection, query, results, rows))
     return answers
 
 
 def _matches(
-    collection: Rows, query: np.ndarray, hits: list[Any], rows: Mapping[str, Mapping[str, Any]]
+    collection: Rows, query: np.ndarray, results: list[Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> list[Match]:
-    """Return hits as matches, without those that were deleted after the search."""
-    kept = [hit for hit in hits if hit["id"] in rows]
+    """Return results as matches, without those that were deleted after the search."""
+    kept = [result for result in results if result["id"] in rows]
     if kept and not _kind(collection).lossless:  # Milvus's distances are those of compressed vectors
-        vectors = np.stack([to_vector(rows[hit["id"]]) for hit in kept])
+        vectors = np.stack([to_vector(rows[result["id"]]) for result in kept])
         exact = scores(query[None], vectors, collection.spec)[0].tolist()
     else:
-        exact = [_score(hit["distance"], collection.spec) for hit in kept]
+        exact = [_score(result["distance"], collection.spec) for result in kept]
     made = [
-        Match(hit["id"], score, json.loads(rows[hit["id"]]["metadata"])) for hit, score in zip(kept, exact, strict=True)
+        Match(result["id"], score, json.loads(rows[result["id"]]["metadata"]))
+        for result, score in zip(kept, exact, strict=True)
     ]
     return sorted(made, key=lambda match: -match.score)
 
