@@ -275,7 +275,10 @@ class IvfPq(Ivf):
 FLAT, HNSW = Flat(), Hnsw()
 INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfPq())}
 # for schemas, which list the names
-IndexName = str if TYPE_CHECKING else Literal[(AUTO, *INDEX_KINDS)]
+if TYPE_CHECKING:
+    IndexName = str
+else:
+    IndexName = Literal[(AUTO, *INDEX_KINDS)]
 
 
 def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettings) -> IndexKind:
@@ -291,8 +294,8 @@ def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettin
         return FLAT
     if index != AUTO:
         return INDEX_KINDS[index] if rows >= INDEX_KINDS[index].min_rows else FLAT
-    kind = INDEX_KINDS[FLAT.next]
-    while kind.next is not None and not kind.fits(spec, rows, settings.memory):
+    kind: IndexKind = FLAT
+    while kind.next is not None and (kind is FLAT or not kind.fits(spec, rows, settings.memory)):
         kind = INDEX_KINDS[kind.next]
     return kind
 

@@ -203,7 +203,8 @@ class SearchQuery:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
         if self.k + self.offset > MAX_SEARCH_K:
             raise InvalidRequest(
-                f"k + offset must be at most {MAX_SEARCH_K}, got {self.k} + {self.offset}; narrow the search with where."
+                f"k + offset must be at most {MAX_SEARCH_K}, got {self.k} + {self.offset}; "
+                "narrow the search with where."
             )
         to_sql(self.where)
         for name in ("exact", "with_vector"):

@@ -256,8 +256,8 @@ class Workbench:
         with self._write_targets(name) as (collection, *replacements):
             if replacements:
                 raise InvalidRequest(
-                    f"Collection {name!r} is being re-embedded with {replacements[0].spec.model}, and vectors cannot be "
-                    "converted; send images instead, wait until it is done, or cancel it with "
+                    f"Collection {name!r} is being re-embedded with {replacements[0].spec.model}, and vectors "
+                    "cannot be converted; send images instead, wait until it is done, or cancel it with "
                     f"`nnclr store reembed {name} --abandon`."
                 )
             return collection.upsert(items)
@@ -370,8 +370,8 @@ class Workbench:
             embedder = embedder_for(self.models, replacement.spec)
         except ModelError as error:
             raise ModelError(
-                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable ({error}) "
-                f"Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
+                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable "
+                f"({error}) Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
             ) from error
         replacement.check(embedder)
         return embedder

@@ -1,4 +1,4 @@
-"""What a probe can do beside being fitted: hold back, be saved, refuse what is not its encoder's."""
+"""Options of a probe: thresholds, files, encoders, and what cannot be fitted."""
 
 import json
 

@@ -14,7 +14,7 @@ def vectors(n: int, seed: int = 0) -> np.ndarray:
 
 
 def brute_force(truth: dict[str, np.ndarray], query: np.ndarray, k: int, metric: str) -> list[tuple[str, float]]:
-    """The answer by a loop over everything."""
+    """Return the matches by a loop over everything."""
     if metric == "l2":
         scored = [(id, -float(np.linalg.norm(vector - query))) for id, vector in truth.items()]
     else:

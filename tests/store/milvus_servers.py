@@ -1,4 +1,4 @@
-"""Milvus servers for tests: processes of their own on free ports of this machine, ended by their own group.
+"""Milvus servers for tests: separate processes on free ports of this machine, killed by process group.
 
 `milvus-lite server` comes with the dev extra. The standalone server is the package milvus 2.3.5, in an environment of
 its own (it needs setuptools<80); NNCLR_MILVUS_SERVER names its `milvus-server`, unless that is on the PATH.
@@ -22,7 +22,7 @@ from nnclr_hub.store.milvus import MilvusStore
 
 
 class Server:
-    """One server on one folder; `start` after `kill` starts it anew on the same port and folder."""
+    """One server on one folder; `start` after `kill` restarts it on the same port and folder."""
 
     def __init__(self, command: list[str], log: Path, port: int, patience: float) -> None:
         self.uri = f"milvus://127.0.0.1:{port}"
@@ -33,11 +33,11 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when the server answers."""
+        """Start the server, and wait until it answers."""
         # milvus-server takes the next port without a word if connections of before still linger on this one (TIME_WAIT)
         wait_until_free(self._port, 90)
         with self._log.open("ab") as log:
-            # a group of its own: milvus-server starts the real server as a child
+            # a separate group: milvus-server starts the real server as a child
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + self._patience
         while True:
@@ -53,12 +53,12 @@ class Server:
                 time.sleep(0.2)
 
     def signal(self, number: int) -> None:
-        """To all processes of the server."""
+        """Send a signal to all processes of the server."""
         if self._process is not None:
             os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """At once, without a chance to put anything in order."""
+        """Kill the server, which leaves it no chance to clean up."""
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self._process.wait(30)
@@ -66,14 +66,14 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that nothing listens on now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def wait_until_free(port: int, patience: float) -> None:
-    """Returns when a socket can be bound to the port."""
+    """Wait until a socket can be bound to the port."""
     end = time.monotonic() + patience
     while True:
         with socket.socket() as one:
@@ -88,7 +88,7 @@ def wait_until_free(port: int, patience: float) -> None:
 
 @contextmanager
 def lite_server(folder: Path) -> Iterator[Server]:
-    """`milvus-lite server`, in Python."""
+    """Run `milvus-lite server`, in Python."""
     pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
     port = free_port()
     command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1"]
@@ -98,7 +98,7 @@ def lite_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def standalone_server(folder: Path) -> Iterator[Server]:
-    """The real server, milvus 2.3.5."""
+    """Run the real server, milvus 2.3.5."""
     program = os.environ.get("NNCLR_MILVUS_SERVER") or shutil.which("milvus-server")
     if program is None or not Path(program).exists():
         pytest.skip("milvus-server is not installed: name it in NNCLR_MILVUS_SERVER")

@@ -11,7 +11,7 @@ N, DIM = 60, 8
 rng = np.random.default_rng(0)
 VECTORS = rng.normal(size=(N, DIM)).astype(np.float32)
 QUERIES = rng.normal(size=(5, DIM)).astype(np.float32)
-# of items that come later: no two are alike, since ties may be told in any order
+# of later items: no two are equal, because ties may be returned in any order
 LATER = rng.normal(size=(4, DIM)).astype(np.float32)
 LABELS = ["cat", "dog", 'qu"ote', "back\\slash", "it's", "50%", "under_score", "größe 猫 🐈", "", "x" * 300]
 ODD = {"unicode é": "ü", "it's": 1, "dotted.key": True, "none": None, "nested": {"a": [1, {"b": None}]}, "list": [1]}
@@ -20,7 +20,7 @@ BAD_NAMES = ["", "..", "a/b", "x" * 129, "ä", 'a"b']
 
 
 def metadata_of(i: int) -> dict[str, Any]:
-    """Every kind of value under the same keys, so that their types meet."""
+    """Return every kind of value under the same keys, so that their types are compared."""
     made: dict[str, Any] = {"n": i, "label": LABELS[i % len(LABELS)], "mixed": NUMBERS[i % len(NUMBERS)]}
     return made | (ODD if i % 7 == 0 else {}) | ({"half": i / 2} if i % 2 else {})
 
@@ -69,7 +69,7 @@ Operation = Callable[[VectorStore], Any]
 
 
 def whole(store: VectorStore, name: str, limit: int, where: Any = None, with_vector: bool = True) -> list[Any]:
-    """Every page of a listing."""
+    """Return every page of a listing."""
     pages, cursor = [], None
     while True:
         pages.append(store.get(name).scroll(cursor, limit, where, with_vector=with_vector))
@@ -114,7 +114,7 @@ CHANGES: list[tuple[str, Operation]] = [
 
 
 def on_items(spec: CollectionSpec, every: int = 1) -> list[tuple[str, Operation]]:
-    """What is done to a store, in this order.
+    """Return the operations on a store, in this order.
 
     every: ask with one filter in so many.
     """

@@ -22,7 +22,7 @@ pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
 
 def outcome(operation: Operation, store: VectorStore, name: str) -> Any:
-    """What it returns, or which error it raises with which sentence."""
+    """Return the result, or the error with its message."""
     try:
         return plain(operation(store))
     except NNCLRHubError as error:
@@ -85,7 +85,7 @@ def milvus(request, tmp_path):
             yield store
 
 
-def test_every_operation_says_the_same_on_both(tmp_path, milvus):
+def test_every_operation_returns_the_same_on_both(tmp_path, milvus):
     """Of items, with each metric, precision and kind of index."""
     for i, spec in enumerate(SPECS):
         with open_store(str(tmp_path / f"embedded{i}")) as embedded:
@@ -156,7 +156,7 @@ def test_random_filters_say_the_same_on_both(embedded, milvus, metadatas, where)
 
 
 def test_the_specification_survives(tmp_path):
-    """As it was given, when the file is opened anew."""
+    """It is the same when the file is opened again."""
     for i, spec in enumerate(SPECS):
         with open_store(str(tmp_path / f"{i}.milvus.db")) as store:
             store.create("c", spec)

@@ -100,7 +100,7 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
             for operation in script[then:stop]:
                 if operation[0] != "reopen":
                     perform(store, operation)
-            assert read_world(store) == foreseen[stop], "it does not go on as if nothing had happened"
+            assert read_world(store) == foreseen[stop], "the store differs from what was acknowledged"
 
 
 @pytest.mark.slow

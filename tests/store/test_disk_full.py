@@ -1,4 +1,4 @@
-"""A disk that is full, or fails: a sentence, reads go on, nothing acknowledged is lost."""
+"""A disk that is full or fails: writes raise, reads still work, nothing acknowledged is lost."""
 
 import json
 import subprocess
@@ -88,7 +88,7 @@ def test_a_snapshot_without_room_is_refused_and_the_older_ones_stay(limited):
     name, sentence = said["snapshot"]
     assert name in ("DiskFull", "StoreError")
     assert is_sentence(sentence)
-    assert said["kept"], "what is left of the snapshot takes room, or an older one is gone"
+    assert said["kept"], "part of the snapshot is left, or an older one was deleted"
     assert said["found"] == "i7"
     assert said["snapshot afterwards"] is None, "with room again a snapshot is possible again"
 
@@ -101,7 +101,7 @@ def test_a_write_without_room_is_refused_and_reads_go_on(limited):
     assert said["whole"]
     assert all(said["newest"])
     assert said["then"] is None or said["then"][0] == "DiskFull"  # a smaller one may still fit
-    assert said["write afterwards"] is None, "with room again it can be written to, without opening it anew"
+    assert said["write afterwards"] is None, "with free space it can be written again, without opening it again"
 
 
 def test_what_was_acknowledged_before_the_disk_was_full_is_there(limited):
@@ -140,7 +140,7 @@ def how_often(tmp_path_factory) -> dict[str, int]:
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failing_disk_loses_nothing_that_was_acknowledged(fault, share, how_often, tmp_path):
-    """strace makes the calls fail; the store says so, and what was acknowledged is there when it is opened again."""
+    """strace makes the calls fail; the store reports it, and everything acknowledged exists when it is opened again."""
     name, how = FAULTS[fault]
     inject = f"inject={name}:{how.format(n=max(1, int(share * how_often[name])))}"
     traced = [*strace.command(tmp_path / "trace"), "-e", inject]
@@ -157,7 +157,7 @@ def test_a_failing_disk_loses_nothing_that_was_acknowledged(fault, share, how_of
         assert is_sentence(said["sentence"]), said
         assert said["read"] is not False, said
     else:  # it befell a snapshot or the like that nobody had asked for
-        assert acknowledged == LENGTH, "it neither went on nor said why not"
+        assert acknowledged == LENGTH, "it neither continued nor reported an error"
     with open_small_store(tmp_path / "store") as store:
         assert read_world(store) in foreseen[acknowledged : acknowledged + 2]
 

@@ -142,7 +142,7 @@ def test_an_interrupted_import_goes_on_where_it_stopped(store, tmp_path):
     assert import_collection(store, "copy", tmp_path / "out").written == 0
 
 
-def test_a_collection_with_other_content_is_refused_unless_told(store, tmp_path):
+def test_a_collection_with_other_content_is_refused_without_into(store, tmp_path):
     filled(store)
     export_collection(store.get("photos"), tmp_path / "out")
     spec = store.get("photos").spec

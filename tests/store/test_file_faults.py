@@ -69,7 +69,7 @@ def store_with_faults(prepared, tmp_path):
             with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
                 collection = store.get("c")
                 assert read_collection(collection) == held
-                collection.compact()  # an index that had to be built anew is exhaustive for a moment
+                collection.compact()  # a rebuilt index is exhaustive at first
                 assert collection.info().index == collection.spec.index
                 collection.snapshot()
         shutil.rmtree(folder)
@@ -126,10 +126,10 @@ def swap(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(lambda ours, _: ours[0].unlink(), id="the newest is gone"),
-        pytest.param(lambda ours, _: ours[1].unlink(), id="the older is gone"),
-        pytest.param(lambda ours, _: [path.unlink() for path in ours], id="both are gone"),
-        pytest.param(lambda ours, _: shutil.rmtree(ours[0].parent), id="their folder is gone"),
+        pytest.param(lambda ours, _: ours[0].unlink(), id="the newest is missing"),
+        pytest.param(lambda ours, _: ours[1].unlink(), id="the older is missing"),
+        pytest.param(lambda ours, _: [path.unlink() for path in ours], id="both are missing"),
+        pytest.param(lambda ours, _: shutil.rmtree(ours[0].parent), id="their folder is missing"),
         pytest.param(lambda ours, _: swap(*ours), id="the generations are swapped"),
         pytest.param(lambda ours, other: shutil.copy(other, ours[0]), id="another collection's in its place"),
         pytest.param(lambda ours, other: swap(ours[0], other), id="swapped with another collection's"),
@@ -144,6 +144,6 @@ def test_snapshots_that_are_not_where_they_belong_lose_nothing(store_with_faults
 
 
 def test_the_older_snapshot_is_as_good_as_the_newest(store_with_faults, monkeypatch):
-    """The log reaches back to it, so that nothing has to be built anew from the catalog."""
-    monkeypatch.setattr(recovery, "rebuild", lambda *_: pytest.fail("the index was built anew"))
+    """The log reaches back to it, so the index need not be rebuilt from the catalog."""
+    monkeypatch.setattr(recovery, "rebuild", lambda *_: pytest.fail("the index was rebuilt"))
     store_with_faults(lambda ours, _: flipped(ours[0], 0.5))

@@ -1,4 +1,4 @@
-"""A folder that an earlier release wrote opens, whole, and goes on being written to."""
+"""A folder that an earlier release wrote opens completely, and can be written."""
 
 import json
 import tarfile
@@ -97,7 +97,7 @@ def test_it_can_be_written_to_and_opened_again(golden):
 
 
 def test_it_can_be_read_while_its_format_is_the_old_one(golden):
-    """`read_only` may not change the folder; it either reads it or says in a sentence what to do first."""
+    """`read_only` may not change the folder; it either reads it or reports what to do first."""
     folder, expected = golden
     before = {path: path.read_bytes() for path in folder.rglob("*.sqlite")}
     with open_store(str(folder), read_only=True) as store:

@@ -82,7 +82,7 @@ def test_what_is_no_address_is_refused(uri):
         open_store(uri)
 
 
-def test_a_password_is_in_no_sentence():
+def test_no_error_shows_a_password():
     for uri in (f"milvus://me:secret@127.0.0.1:{free_port()}", "milvus://me:secret@h:port"):
         with pytest.raises(NNCLRHubError) as refusal:
             open_store(uri)
@@ -200,7 +200,7 @@ def test_vectors_longer_than_milvus_has_are_refused(store):
 
 
 def test_a_request_too_large_for_milvus_is_written_in_steps(store, monkeypatch):
-    """And if a step fails, the sentence says how far it came."""
+    """If a step fails, the error reports how many items are stored."""
     monkeypatch.setattr(rows, "_REQUEST", 10_000)
     collection = store.create("c", CollectionSpec(4))
     call, sent = store.connection.client.upsert, []
@@ -244,7 +244,7 @@ def test_search_reads_everything_where_milvus_stops(store, monkeypatch):
 
 
 def test_verify_finds_a_changed_vector_and_repair_takes_it_out(store):
-    """Its metadata lie in a file, and the rest is found as before."""
+    """Its metadata is saved to a file, and the rest is found as before."""
     collection = store.create("c", CollectionSpec(4))
     collection.upsert(items(50))
     client, name = store.connection.client, encode("c")

@@ -137,7 +137,7 @@ def test_a_reader_follows_the_names_of_a_writer(store, tmp_path):
             reader.alias("x", "a")
 
 
-def test_who_still_holds_a_dropped_collection_is_told_that_it_is_gone(store):
+def test_using_a_dropped_collection_is_refused(store):
     held = store.create("gone", CollectionSpec(2))
     held.upsert([Item("a", np.ones(2, np.float32))])
     store.drop("gone")

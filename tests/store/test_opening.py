@@ -1,4 +1,4 @@
-"""Opening, locking and listing: one collection, or one process, does not stand in the way of the others."""
+"""Opening, locking and listing: one collection or process does not block the others."""
 
 import os
 import sqlite3
@@ -36,7 +36,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 class Slow(store_module.EmbeddedCollection):
-    """Opens the collection `a` when it is told to."""
+    """Opens the collection `a` when the test lets it."""
 
     begun = threading.Event()
     go_on = threading.Event()
@@ -168,7 +168,7 @@ def test_a_forked_child_does_not_keep_the_lock(folder):
 
 @pytest.fixture
 def nobody_writes(folder, monkeypatch):
-    """As for a user without the right to write, which who runs the tests may have all the same."""
+    """Simulate a user without the right to write."""
     monkeypatch.setattr(files.os, "access", lambda path, mode: mode != os.W_OK)
     return folder
 
@@ -199,7 +199,7 @@ def test_a_missing_right_is_not_called_a_failing_disk(folder):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to be")
 def test_another_user_reads_a_closed_store():
-    """In earnest: a child without rights reads what belongs to who runs the tests."""
+    """A real child process without rights reads files of the user that runs the tests."""
     with tempfile.TemporaryDirectory() as above:
         folder = Path(above) / "store"
         with open_store(str(folder)) as store:

@@ -1,4 +1,4 @@
-"""Loss of power, which kill -9 cannot show: what was not fsynced is gone, and nothing acknowledged with it.
+"""Loss of power, which kill -9 cannot simulate: unsynced data is lost, and nothing acknowledged.
 
 A child performs a script under strace. The recording is replayed into a model of a disk, the power fails at many
 moments of it, and what is left is opened and held against what the child had acknowledged by then.
@@ -24,7 +24,7 @@ SEEDS = [SEED, SEED + 1, SEED + 2] if LONG else [SEED]
 LENGTH = 100 if LONG else 30
 # of the moments between acknowledgements
 MOMENTS = 200 if LONG else 25
-# a child whose SQLite is told to leave the syncing to the system
+# a child whose SQLite never syncs
 CARELESS = """
 import sqlite3, sys
 class Careless(sqlite3.Connection):

@@ -68,7 +68,7 @@ def test_fewer_neighbors_than_k_only_where_fewer_exist(collection):
     assert len(search_like(collection, names(range(30)), k=COUNT)) == COUNT - 30
 
 
-def test_wrong_examples_are_refused_in_one_sentence(collection, vectors):
+def test_wrong_examples_are_refused(collection, vectors):
     with pytest.raises(ItemNotFound, match="'x', 'y'"):
         search_like(collection, ["i001", "x"], ["y"])
     with pytest.raises(InvalidRequest):

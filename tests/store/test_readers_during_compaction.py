@@ -45,7 +45,7 @@ def near(n: int) -> np.ndarray:
 
 
 def write(collection, known: Known) -> None:
-    """Replaces kept items and lets others come and go beside them."""
+    """Replace kept items, and add and delete others."""
     rng = np.random.default_rng(1)
     passing: list[str] = []
     for turn in range(10**9):

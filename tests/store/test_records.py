@@ -1,4 +1,4 @@
-"""Records: durable, whole or not at all, beside the collections of every kind of store."""
+"""Records are durable and atomic, in every kind of store."""
 
 import os
 import shutil
@@ -143,7 +143,7 @@ def damaged(folder, count=500) -> None:
     file.write_bytes(content)
 
 
-def test_damage_is_named_costs_no_collection_and_is_mended_by_repair(tmp_path):
+def test_damaged_records_leave_collections_usable_and_are_repaired(tmp_path):
     folder = tmp_path / "store"
     damaged(folder)
     with open_store(str(folder)) as store:

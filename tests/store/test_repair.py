@@ -73,7 +73,7 @@ def test_damaged_metadata_of_an_item_are_named_and_cost_that_item_alone(folder, 
     turn_bit(folder, b'{"n": 7, "label"', bit, nth)
     with open_store(str(folder)) as store:
         collection = store.get("c")
-        if (bit, nth) == (0x01, 2):  # nobody can tell that from what was written
+        if (bit, nth) == (0x01, 2):  # cannot be distinguished from what was written
             assert collection.get(["i007"])[0].metadata.keys() == {"o", "label"}
             return
         for ask in (
@@ -143,7 +143,7 @@ def test_repair_spares_an_item_that_was_indexed_again_meanwhile(folder):
         assert collection.get(["i007"])[0].metadata["again"]
 
 
-def test_verify_beside_writes_sees_one_state(folder):
+def test_verify_during_writes_sees_one_state(folder):
     """The search and the truth it is compared with are of the same view of the catalog."""
     with open_store(str(folder)) as store:
         collection = store.get("c")

@@ -1,4 +1,4 @@
-"""What a damaged file still holds is saved, and what it no longer holds is said."""
+"""Everything readable of a damaged file is saved, and the rest is reported."""
 
 import json
 import os

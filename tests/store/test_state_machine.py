@@ -111,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """Goes on with a copy of the folder as it is while the store is open."""
+        """Continue with a copy of the folder of the open store."""
         copy = Path(tempfile.mkdtemp())
         shutil.copytree(self.folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*-shm"))
         self.store.close()

@@ -1,4 +1,4 @@
-"""What the store refuses, each with a sentence, and what it promises of its files."""
+"""What the store refuses, and the properties of its files."""
 
 import json
 from dataclasses import replace

@@ -103,7 +103,7 @@ def test_a_snapshot_that_the_disk_changed_on_its_way_is_not_recorded(collection,
         lambda c: CollectionSpec(4, indexed="label"),
     ],
 )
-def test_calls_that_make_no_sense_are_refused_in_a_sentence(collection, call):
+def test_invalid_arguments_are_refused(collection, call):
     with pytest.raises(InvalidRequest):
         call(collection)
     assert collection.count() == 0

@@ -11,7 +11,7 @@ LABELS = ("cat", "dog", "hen")
 
 
 def item_of(id: str, version: int) -> Item:
-    """The one item that may be stored under this id as this version."""
+    """Return the only item that may be stored under this id in this version."""
     rng = np.random.default_rng([zlib.crc32(id.encode()), version])
     vector = rng.normal(size=DIM).astype(np.float32)
     thumbnail = rng.bytes(int(rng.integers(1, 400))) if version % 3 else None
@@ -20,7 +20,7 @@ def item_of(id: str, version: int) -> Item:
 
 
 def version_of(item: Item) -> int:
-    """Which version this is, once every part of it, thumbnail included, was found to be that version's.
+    """Return the version of an item, after checking that every part of it, also the thumbnail, belongs to it.
 
     Raises:
         AssertionError: it is a mixture, or was never written.

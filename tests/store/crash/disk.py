@@ -4,7 +4,7 @@ What was written to a file is volatile until an fsync of that file ended that be
 What was done to a folder (a file made, renamed, deleted) is volatile until
 
     strict       an fsync of that folder, which is all that POSIX promises
-    journalled   or, for a file's making and that of the folders it lies in, an fsync of the file itself, which
+    journalled   or, for the creation of a file and its folders, an fsync of the file itself, which
                  is what ext4, XFS, Btrfs and F2FS do
 
 Power may fail with all of the volatile lost, or with an arbitrary part of it on the disk: some pages of a file as
@@ -42,11 +42,11 @@ class Inode:
 
     @property
     def changes(self) -> int:
-        """How many changes there were ever."""
+        """The number of all changes so far."""
         return self.settled + len(self.pending)
 
     def data(self) -> bytes:
-        """What programs read now."""
+        """Return what programs read now."""
         return _after(self.durable, self.pending)
 
 
@@ -69,23 +69,23 @@ class Disk:
     # ---- history
 
     def make(self, folder: Inode, name: str, inode: Inode) -> None:
-        """A new file or folder."""
+        """Create a file or folder."""
         inode.made_in = folder, name
         self._change([(folder, name, inode)])
 
     def remove(self, folder: Inode, name: str) -> None:
-        """A file or folder loses its name."""
+        """Remove the name of a file or folder."""
         self._change([(folder, name, None)])
 
     def rename(self, source: tuple[Inode, str], target: tuple[Inode, str]) -> None:
-        """A file or folder gets another name in one step."""
+        """Rename a file or folder in one step."""
         inode = source[0].entries[source[1]]
         # one that was never synced is safe under its new name once it is
         inode.made_in = target if inode.made_in is not None else None
         self._change([(*source, None), (*target, inode)])
 
     def sync(self, inode: Inode, covered: int) -> None:
-        """An fsync ended.
+        """Record the end of an fsync.
 
         Args:
             inode: of what.
@@ -108,7 +108,7 @@ class Disk:
     # ---- loss of power
 
     def materialize(self, folder: Path, rng: random.Random | None = None) -> None:
-        """Writes what a loss of power leaves now.
+        """Write what a loss of power leaves now.
 
         Args:
             folder: an empty one.
@@ -129,7 +129,7 @@ class Disk:
         self._volatile.append(together)
 
     def _settle(self, safe: list[Entries]) -> None:
-        """These changes are safe from now on, in their order."""
+        """Make changes safe, in their order."""
         for together in safe:
             for folder, name, meant in together:
                 _enter(folder.safe_entries, name, meant)
@@ -138,7 +138,7 @@ class Disk:
         self._volatile = [together for together in self._volatile if not any(together is one for one in safe)]
 
     def _folders(self) -> Iterator[Inode]:
-        """Every folder that may be found after a loss of power."""
+        """Yield every folder that may exist after a loss of power."""
         seen: set[Inode] = set()
         waiting = [self.top, *(meant for together in self._volatile for _, _, meant in together if meant is not None)]
         waiting += [folder for together in self._volatile for folder, _, _ in together]
@@ -162,12 +162,12 @@ def _write(inode: Inode, folder: Path, entries: dict[Inode, dict[str, Inode]], r
     for name, meant in entries[inode].items():
         if meant.folder:
             _write(meant, folder / name, entries, rng)
-        elif not name.endswith("-shm"):  # lives in memory; SQLite makes it anew
+        elif not name.endswith("-shm"):  # lives in memory; SQLite creates it again
             (folder / name).write_bytes(_surviving(meant, rng))
 
 
 def _surviving(inode: Inode, rng: random.Random | None) -> bytes:
-    """The bytes of a file after the loss: each page as it was at some moment since the last fsync."""
+    """Return the bytes of a file after the loss: each page as it was at some moment since the last fsync."""
     if rng is None or not inode.pending:
         return inode.durable
     moments = [inode.durable]

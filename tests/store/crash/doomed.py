@@ -23,13 +23,13 @@ NEVER = 10**9
 
 
 def _fork(order: dict[str, Any]) -> int:
-    """Performs one order in a process of its own; returns its wait status."""
+    """Perform one order in a separate process; return its wait status."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
     try:
         _perform(order)
-    except BaseException:  # noqa: BLE001 - a fork may not go on in the loop of its parent
+    except BaseException:  # noqa: BLE001 - a fork must not continue the loop of its parent
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

@@ -24,7 +24,7 @@ from nnclr_hub.store.base import VectorStore
 
 
 def _readable(store: VectorStore, before: World, after: World) -> bool:
-    """Whether all that was acknowledged can be read; what the refused operation would have written may be there."""
+    """Return whether everything acknowledged can be read; the refused operation may be visible or not."""
     for name in before.collections.keys() & after.collections.keys():
         collection: Any = store.get(name)
         held = {item.id: version_of(item) for item in collection.get(list(before.collections[name]))}
@@ -38,7 +38,7 @@ def _readable(store: VectorStore, before: World, after: World) -> bool:
 
 
 def _write(store: VectorStore, world: World) -> str | None:
-    """Another write to some collection: the class of its refusal."""
+    """Write to some collection; return the class of the refusal."""
     try:
         for name in world.collections:
             store.get(name).delete(["nobody"])
@@ -48,7 +48,7 @@ def _write(store: VectorStore, world: World) -> str | None:
 
 
 def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
-    """Performs the script up to the first refusal; what to say of that."""
+    """Perform the script up to the first refusal, and describe that."""
     foreseen = worlds(script)
     store: VectorStore | None = None
     number = 0

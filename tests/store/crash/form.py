@@ -1,6 +1,6 @@
 """The short form of the crash suite, which `make test` runs, and the long one of `make crash`.
 
-NNCLR_CRASH_SECONDS makes it the long one and says how long the random kills go on; NNCLR_CRASH_SEED draws others.
+NNCLR_CRASH_SECONDS selects the long form and the duration of its random kills, NNCLR_CRASH_SEED other kills.
 """
 
 import os

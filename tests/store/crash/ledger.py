@@ -12,7 +12,7 @@ Versions = dict[str, int | None]
 
 @dataclass
 class Ledger:
-    """confirmed: what is acknowledged. unfinished: requests that were begun. seq: the highest that was told."""
+    """confirmed: what is acknowledged. unfinished: requests that were begun. seq: the highest that was reported."""
 
     confirmed: Versions = field(default_factory=dict)
     unfinished: dict[str, Versions] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Ledger:
     requests: int = 0
 
     def hear(self, lines: Iterable[str]) -> None:
-        """Takes down the lines of `store.crash.load`; a last one that the kill cut short was never said."""
+        """Take down the lines of `store.crash.load`; a last one that the kill cut short was never said."""
         for line in lines:
             if not line.endswith("\n"):
                 continue
@@ -33,7 +33,7 @@ class Ledger:
                 self.requests += 1
 
     def settle(self, held: dict[str, int]) -> None:
-        """Holds a reopened collection against the ledger; what was found counts as confirmed from now on.
+        """Compare a reopened collection against the ledger; what was found counts as confirmed from now on.
 
         Raises:
             AssertionError: something acknowledged is missing or undone, or something is there that nobody sent.

@@ -31,12 +31,12 @@ NAME = "c"
 
 
 def say(**words: Any) -> None:
-    """One line in one system call, so that threads do not mix theirs and a kill leaves whole ones."""
+    """Write one line in one system call, so that threads do not mix lines and a kill leaves complete ones."""
     os.write(sys.stdout.fileno(), (json.dumps(words) + "\n").encode())
 
 
 def write(collection: Any, writer: int, rng: random.Random, first: int) -> None:
-    """New items, replacements and deletions, for ever; versions count up from `first`, none is used twice."""
+    """Add, replace and delete items forever; versions count up from `first`, and none is used twice."""
     for version in itertools.count(first):
         request = f"{writer}-{version}"
         ids = [f"w{writer}-{n}" for n in rng.sample(range(IDS), rng.choice((1, 1, 2, 20)))]
@@ -51,7 +51,7 @@ def write(collection: Any, writer: int, rng: random.Random, first: int) -> None:
 
 
 def read(collection: Any, rng: random.Random) -> None:
-    """Searches, listings and counts; whatever comes must be whole."""
+    """Search, list and count; every result must be intact."""
     for version in itertools.count():
         probe = item_of(f"w{rng.randrange(WRITERS)}-{rng.randrange(IDS)}", version)
         found = collection.search(probe.vector, 10, {"must": [{"key": "label", "match": "cat"}]})
@@ -65,7 +65,7 @@ def read(collection: Any, rng: random.Random) -> None:
 
 
 def care(collection: Any, rng: random.Random) -> None:
-    """Snapshots and compactions, one after another."""
+    """Save and compact, again and again."""
     while True:
         rng.choice((collection.snapshot, collection.snapshot, collection.compact))()
         time.sleep(rng.uniform(0, 0.05))

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> np.ndarray:
-    """Of each row of vectors (n, D) as the collection keeps them: cosine, dot, or minus the distance; (n,) float32."""
+    """Return the score (n,) float32 of each row of vectors (n, D): cosine, dot product, or minus the distance."""
     if metric == "l2":
         return -np.linalg.norm(vectors - query, axis=1)
     if metric == "cosine":
@@ -13,5 +13,5 @@ def scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> np.ndarray:
 
 
 def best_scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> list[float]:
-    """The scores of all rows, best first."""
+    """Return the scores of all rows, best first."""
     return sorted(scores(vectors, query, metric).tolist(), reverse=True)

@@ -27,11 +27,11 @@ class _Opened:
 
 
 class Replay:
-    """The history of one process, done to a disk.
+    """The history of one process, applied to a disk.
 
     Args:
         disk: an empty one.
-        root: the folder that it stands for; what is elsewhere is not on this disk.
+        root: the folder that it represents; other files are not on this disk.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -40,7 +40,7 @@ class Replay:
         self._open: dict[int, _Opened] = {}
 
     def run(self, calls: list[Call]) -> Iterator[Call]:
-        """Does the calls in the order in which they ended, and yields each when it is done."""
+        """Apply the calls in the order in which they ended, and yield each afterwards."""
         begins = sorted((call for call in calls if call.name in _SYNCS), key=lambda call: call.begun)
         covered: dict[Call, int] = {}
         for call in calls:
@@ -111,7 +111,7 @@ class Replay:
             self.disk.sync(inode, inode.changes if covered is None else covered)
 
     def _place(self, at: Argument, path: Argument) -> tuple[Inode, str] | None:
-        """Folder and name that a path means, the root as (root, ""); None: not on this disk."""
+        """Return folder and name of a path, the root as (root, ""); None: not on this disk."""
         assert isinstance(path, bytes), f"no path: {path!r}"
         if isinstance(at, int) and not path.startswith(b"/"):
             opened = self._open.get(at)
@@ -131,7 +131,7 @@ class Replay:
         return self._open.get(_number(descriptor))
 
     def _refuse(self, call: Call) -> None:
-        """Calls that the model lacks may happen to other files alone."""
+        """Fail for a call that the model lacks, unless it concerns other files only."""
         files = [self._open.get(given) for given in call.arguments if isinstance(given, int)]
         paths = [given for given in call.arguments if isinstance(given, bytes) and given.startswith(self._root)]
         assert not any(files), f"the model of a disk knows nothing of {call.name}"

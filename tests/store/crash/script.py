@@ -3,7 +3,7 @@
 NNCLR_FAILPOINT=step:n python -m store.crash.script FOLDER SEED LENGTH
 
 After each operation the child writes a line, `{"done": n, "seqs": {collection: durable_seq}}`, in one system
-call: what stands there was acknowledged.
+call: what it contains was acknowledged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot")
 
 
 def operations(seed: int, length: int) -> list[Operation]:
-    """The script of a seed."""
+    """Return the script of a seed."""
     rng = random.Random(seed)
     world = World()
     script: list[Operation] = []
@@ -54,7 +54,7 @@ def operations(seed: int, length: int) -> list[Operation]:
 
 
 def worlds(script: list[Operation]) -> list[World]:
-    """What there is before each operation, and at the end."""
+    """Return the contents before each operation, and at the end."""
     seen = [World()]
     for operation in script:
         seen.append(seen[-1].copy())
@@ -63,7 +63,7 @@ def worlds(script: list[Operation]) -> list[World]:
 
 
 def foresee(world: World, operation: Operation) -> None:
-    """Does to the model what the operation does to the store."""
+    """Apply the operation to the model."""
     kind, arguments = operation
     collections, aliases = world.collections, world.aliases
     if kind == "create":
@@ -93,7 +93,7 @@ def foresee(world: World, operation: Operation) -> None:
 
 
 def perform(store: VectorStore, operation: Operation) -> None:
-    """Does the operation; "reopen" is for the caller."""
+    """Apply the operation to the store; the caller handles "reopen"."""
     kind, arguments = operation
     calls: dict[str, Callable[..., Any]] = {
         "create": lambda name: store.create(name, CollectionSpec(DIM, index=KINDS[len(name) % 3])),
@@ -110,7 +110,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
 
 
 def run(folder: str, script: list[Operation], answer: int) -> None:
-    """Performs the script on a store and acknowledges each operation to a file descriptor."""
+    """Perform the script on a store and acknowledge each operation to a file descriptor."""
     store = open_small_store(folder)
     for number, operation in enumerate(script, 1):
         if operation[0] == "reopen":

@@ -21,7 +21,7 @@ SMALL = StoreSettings(
     min_trial=4,
     max_trial=32,
 )
-# without snapshots of their own accord
+# snapshots are taken on request only
 WITHOUT_SNAPSHOTS = replace(SMALL, snapshot_on_close=1000, snapshot_after=20_000)
 
 

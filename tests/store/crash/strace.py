@@ -50,7 +50,7 @@ class Call:
 
 
 def command(trace: Path) -> list[str]:
-    """What to put before a command to have its calls recorded in a file.
+    """Return the prefix of a command line that records its calls in a file.
 
     Skips the test where strace is missing or not allowed to trace.
     """
@@ -63,7 +63,7 @@ def command(trace: Path) -> list[str]:
 
 
 def calls(trace: Path) -> list[Call]:
-    """The calls of a recording that succeeded, in the order in which they ended."""
+    """Return the successful calls of a recording, in the order in which they ended."""
     found = []
     begun: dict[str, tuple[int, str]] = {}
     for number, (thread, text) in enumerate(_lines(trace)):
@@ -91,7 +91,7 @@ def _lines(trace: Path) -> Iterator[tuple[str, str]]:
 
 
 def _arguments(text: str) -> tuple[Argument, ...]:
-    """Splits at the top level's commas; a string is hexadecimal throughout, so it holds no comma itself."""
+    """Split at the top level's commas; a string is hexadecimal throughout, so it contains no comma."""
     return tuple(_argument(part.strip()) for part in re.split(r",(?![^\[{]*[\]}])", text))
 
 
@@ -106,7 +106,7 @@ def _argument(text: str) -> Argument:
 
 
 def traced_run(command_line: Sequence[str], trace: Path, **options) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end under strace."""
+    """Run a command to its end under strace."""
     return subprocess.run(
         [*command(trace), *command_line], check=False, capture_output=True, text=True, timeout=300, **options
     )

@@ -27,7 +27,7 @@ class World:
 
 
 def read_world(store: VectorStore) -> World:
-    """Everything in the store.
+    """Return everything in the store.
 
     Raises:
         AssertionError: something in it contradicts itself or was never written by anybody.
@@ -41,7 +41,7 @@ def read_world(store: VectorStore) -> World:
 
 
 def read_collection(collection: Any) -> Versions:
-    """Versions by id, after holding listing, count, filters, content, search and `verify` against each other.
+    """Return versions by id, after comparing listing, count, filters, content, search and `verify`.
 
     Raises:
         AssertionError: what disagrees.
@@ -56,7 +56,7 @@ def read_collection(collection: Any) -> Versions:
             break
     assert ids == sorted(set(ids)), "the listing has an id twice, or out of order"
     items = collection.get(ids)
-    assert [item.id for item in items] == ids, "listed and not to be had"
+    assert [item.id for item in items] == ids, "listed, but not returned"
     versions = {item.id: version_of(item) for item in items}
     assert collection.count() == len(ids), "count and listing differ"
     for i, label in enumerate(LABELS):
@@ -70,7 +70,7 @@ def read_collection(collection: Any) -> Versions:
 
 
 def _check_search(collection: Any, items: list[Any]) -> None:
-    """A sample finds itself, and has the neighbors that an exhaustive search has."""
+    """Check that a sample finds itself, and the neighbors that an exhaustive search finds."""
     if not items:
         return
     everything = np.stack([item.vector for item in items])

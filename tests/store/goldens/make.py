@@ -22,14 +22,14 @@ LABELS = ("cat", "dog", "übersee")
 
 
 def item(n: int, version: int, dim: int) -> Item:
-    """Numbers that every release reads alike: eighths, so that float32 holds them exactly."""
+    """Return numbers that every release reads alike: eighths, so that float32 holds them exactly."""
     vector = np.random.default_rng([n, version]).integers(-16, 17, dim) / 8 + 1 / 16
     metadata = {"label": LABELS[n % 3], "n": n, "version": version, "path": f"{LABELS[n % 3]}/{n}.jpg", "none": None}
     return Item(f"i{n:02}", vector.astype(np.float32), metadata, bytes([n, version] * 40) if n % 2 == 0 else None)
 
 
 def fill(folder: Path) -> dict:
-    """Writes a store, copies its folder while it is open, closes it, and says what both must hold."""
+    """Write a store, copies its folder while it is open, closes it, and says what both must hold."""
     store = open_store(str(folder / "closed"))
     expected = {}
     for name, dim, metric in (("photos", 12, "cosine"), ("dots", 6, "dot"), ("distances", 6, "l2")):

@@ -146,16 +146,16 @@ def test_the_old_collection_is_dropped_in_the_middle_of_a_swap_without_the_new_o
     raise AssertionError("a swap has fewer steps")
 
 
-def swap_with(store, meanwhile) -> int:
-    """Swaps c, calling `meanwhile` before every change of a name; returns how many there were."""
+def swap_with(store, action) -> int:
+    """Swap c, call `action` before every change of a name, and return the number of changes."""
     steps, inside = 0, False
 
-    def told(method):
+    def counted(method):
         def call(*arguments):
             nonlocal steps, inside
             if not inside:
                 steps, inside = steps + 1, True
-                meanwhile()
+                action()
                 inside = False
             return method(*arguments)
 
@@ -165,12 +165,12 @@ def swap_with(store, meanwhile) -> int:
     assert following is not None
     with ExitStack() as patched:
         for step in STEPS:
-            patched.enter_context(patch.object(store, step, told(getattr(store, step))))
+            patched.enter_context(patch.object(store, step, counted(getattr(store, step))))
         swap(store, "c", following)
     return steps
 
 
-def test_what_another_process_drops_beside_a_swap_leaves_the_swap_alone(make):
+def test_a_drop_by_another_process_during_a_swap_leaves_the_swap_alone(make):
     """At every step of it: the other has no part in it, so it neither finishes it nor hinders it."""
     store = make("c")
 
@@ -184,7 +184,7 @@ def test_what_another_process_drops_beside_a_swap_leaves_the_swap_alone(make):
     assert store.aliases() == {"best": "d", "unconcerned": "d", "c": "d"}
 
 
-def test_a_swap_that_another_process_finishes_meanwhile_comes_to_the_same_end(make):
+def test_a_swap_that_another_process_finishes_action_comes_to_the_same_end(make):
     """As a call to re-embed does, which takes it for one that was cut short."""
     store = make("c")
     assert swap_with(store, lambda: finish_swaps(store)) >= 4
