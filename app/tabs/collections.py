@@ -103,8 +103,8 @@ class CollectionsTab:
             created = page.on(event, self._create, self.name, outputs, writes=True, show_progress="minimal")
             page.on(created.success, self._clear_name, None, self.name)
         page.on(self.tiles.delete, self._delete, self.shown, out, writes=True)
-        asked = page.on(self.ask_drop.click, self._warn, self.shown, [self.drop_box, self.warning, self.to_drop])
-        asked.success(fn=None, js=SHOW_WARNING)  # it opens under the images, outside of most screens
+        warned = page.on(self.ask_drop.click, self._warn, self.shown, [self.drop_box, self.warning, self.to_drop])
+        warned.success(fn=None, js=SHOW_WARNING)  # it opens under the images, outside of most screens
         page.on(self.cancel_drop.click, self._hide, None, [self.drop_box])
         dropped = page.on(self.drop.click, self._handlers.drop, self.to_drop, out, writes=True)
         page.on(dropped.success, self._hide, None, [self.drop_box])

@@ -26,7 +26,7 @@ DESKTOP = {"viewport": {"width": 1440, "height": 900}}
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser per module: while it runs, its thread has an event loop, which would disturb other tests."""
+    """Start one browser per module: while it runs, its thread has an event loop, which would disturb other tests."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     from playwright.sync_api import sync_playwright
@@ -39,7 +39,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    """A server with the page, and the photos in a collection whose source files it may read."""
+    """Serve the page, and the photos in a collection whose source files it may read."""
     store = tmp_path_factory.mktemp("search") / "store"
     with open_store(str(store)) as opened:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
@@ -48,13 +48,13 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def sources(photos, tmp_path_factory) -> Path:
-    """A copy of the photos that a test can change."""
+    """Copy the photos, so that a test can change them."""
     return shutil.copytree(photos, tmp_path_factory.mktemp("sources") / "images")
 
 
 @pytest.fixture
 def album(served) -> Iterator[str]:
-    """An empty collection, bound to the server's encoder and dropped afterwards."""
+    """Create an empty collection, bound to the server's encoder and dropped afterwards."""
     bench = served.bench
     bench.store.create("album", CollectionSpec.of(bench.models.get()))
     yield "album"
@@ -64,7 +64,7 @@ def album(served) -> Iterator[str]:
 
 @pytest.fixture
 def opened(chromium, served) -> Iterator[Callable[..., Any]]:
-    """opened(tab="Search", path="/ui/", allowed=(), **context) -> a page of the module's server, on a tab.
+    """Return opened(tab="Search", path="/ui/", allowed=(), **context), which opens a page of the module's server.
 
     Afterwards, the console must have no errors (except lines with a word of `allowed`), and no request may have gone to
     another host.
