@@ -68,7 +68,7 @@ class BrowserStorage:
 
     browser: the name under which the server's jobs know this browser; see `additions`.
     collection: the collection that was chosen or created last, on any tab; see `Finder.choose_collection`.
-    folders: the ticket of the class folders that were uploaded last; see `class_folders`.
+    folders: the ticket of the class folders that were uploaded last; see `probe_jobs`.
     fit: the id of the probe job that was started last.
     fit_reported: the id of the probe job whose end was reported last.
     """

@@ -31,8 +31,8 @@ NO_HEADS = (
     "token have them."
 )
 INTRO = (
-    "Upload an image to see **what the encoder attends to**: the bright areas. Click a point or drag a box to see which "
-    "areas are *similar to it*, in this image and in up to six others."
+    "Upload an image to see **what the encoder attends to**: the bright areas. Click a point or drag a box to see "
+    "which areas are *similar to it*, in this image and in up to six others."
 )
 LAST_WINS: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "minimal"}
 

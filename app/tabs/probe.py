@@ -11,11 +11,19 @@ from nnclr_hub.errors import InvalidRequest, JobNotFound, NNCLRHubError, ProbeNo
 from nnclr_hub.workbench.probes import get_probe, list_probes
 
 from ..api_calls import export_path, predict_call
-from ..class_folders import count_classes, describe, read_ticket, store_folders
 from ..finder import Finder
 from ..handlers import escape_markdown
 from ..page import Page
-from ..probe_jobs import FIT, ProbeJobs, read_csv, read_labels
+from ..probe_jobs import (
+    FIT,
+    ProbeJobs,
+    count_classes,
+    describe_folders,
+    read_csv,
+    read_labels,
+    read_ticket,
+    store_folders,
+)
 from ..widgets.inputs import Uploaded, raw_image
 from ..widgets.labeler import LABELS, Labeler, labeler_value
 from ..widgets.outputs import Prediction, prediction_value
@@ -166,7 +174,7 @@ class ProbeTab:
         if ticket is None or self._jobs.is_taken(ticket):
             return ""
         try:
-            return describe(count_classes(ticket, self._page.settings.max_bytes))
+            return describe_folders(count_classes(ticket, self._page.settings.max_bytes))
         except InvalidRequest:  # they were deleted
             return ""
 
