@@ -5,7 +5,7 @@ Each handler takes the page of the collection that is shown, and returns the new
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
@@ -26,6 +26,8 @@ from .widgets.uploader import uploader_value
 PER_PAGE = 24
 NO_COLLECTION = "**There is no collection yet.** A collection is a set of images to search. Create one here."
 NO_COLLECTION_READ_ONLY = "There is no collection yet. This server is read-only; its operator can run `nnclr index`."
+# the components that a handler updates, by their attributes of the tab
+FIELDS = ("picker", "shown", "uploader", "status", "tiles", "previous", "next")
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,6 @@ class CollectionPage:
 
     collection: str = ""
     cursors: tuple[str | None, ...] = (None,)
-
-
-@dataclass(frozen=True)
-class View:
-    """Values or updates of the tab's components, named like the components."""
-
-    picker: Any
-    shown: Any
-    uploader: Any
-    status: Any
-    tiles: Any
-    previous: Any
-    next: Any
-
-
-FIELDS = tuple(one.name for one in fields(View))
 
 
 class CollectionHandlers:
@@ -158,16 +144,16 @@ class CollectionHandlers:
             tiles = [tile(shown.collection, item.id, public_metadata(item.metadata)) for item in page.items]
             status, has_more = self._status(shown, len(tiles)), page.cursor is not None
         uploader = gr.update(value=uploader_value(shown.collection), visible=bool(shown.collection))
-        view = View(
-            picker=picker,
-            shown=shown,
-            uploader=uploader if self._page.can_add else gr.skip(),
-            status=status,
-            tiles=tiles_value(tiles),
-            previous=gr.update(visible=len(shown.cursors) > 1),
-            next=gr.update(visible=has_more),
-        )
-        return tuple(getattr(view, name) for name in FIELDS)
+        values: dict[str, Any] = {
+            "picker": picker,
+            "shown": shown,
+            "uploader": uploader if self._page.can_add else gr.skip(),
+            "status": status,
+            "tiles": tiles_value(tiles),
+            "previous": gr.update(visible=len(shown.cursors) > 1),
+            "next": gr.update(visible=has_more),
+        }
+        return tuple(values[name] for name in FIELDS)
 
     def _status(self, shown: CollectionPage, number: int) -> str:
         info = self._page.bench.collection(shown.collection).info()

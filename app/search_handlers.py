@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -38,30 +38,9 @@ NO_COLLECTION_READ_ONLY = (
 UNNAMED = re.compile(r"(clipboard|image|sample|webcam)\.\w+")  # names that browsers and Gradio give to pasted images
 NO_IMAGE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'%3E%3C/svg%3E"
 QUERY_IMAGE = ("picker", "drawing", "another", "browse")  # the components for the image to search by
-
-
-@dataclass(frozen=True)
-class View:
-    """Values or updates of the tab's components, named like the components."""
-
-    query: Any
-    history: Any
-    results: Any
-    status: Any
-    tiles: Any
-    next: Any
-    samples: Any
-    picker: Any
-    drawing: Any
-    another: Any
-    browse: Any
-    k: Any
-    score_threshold: Any
-    where: Any
-    address: Any
-
-
-FIELDS = tuple(one.name for one in fields(View))
+# the components that a handler updates, by their attributes of the tab
+FIELDS = ("query", "history", "results", "status", "tiles", "next", "samples", *QUERY_IMAGE)
+FIELDS += ("k", "score_threshold", "where", "address")
 
 
 class SearchHandlers:
@@ -243,21 +222,21 @@ class SearchHandlers:
             tile(query.collection, match.id, match.metadata, match.score if results.scored else None)
             for match in results.matches
         ]
-        view = View(
-            query=query,
-            history=dict([*history.items(), (link, query)][-MAX_HISTORY:]),
-            results=results,
-            status=self._status(query, results),
-            tiles=tiles_value(tiles),
-            next=gr.update(visible=results.has_more),
-            samples=tiles_value(self._sample_tiles(query)),
-            k=query.k,
-            score_threshold="" if query.score_threshold is None else str(query.score_threshold),
-            where=json.dumps(query.where, indent=1) if query.where else "",
-            address=link,
+        values: dict[str, Any] = {
+            "query": query,
+            "history": dict([*history.items(), (link, query)][-MAX_HISTORY:]),
+            "results": results,
+            "status": self._status(query, results),
+            "tiles": tiles_value(tiles),
+            "next": gr.update(visible=results.has_more),
+            "samples": tiles_value(self._sample_tiles(query)),
+            "k": query.k,
+            "score_threshold": "" if query.score_threshold is None else str(query.score_threshold),
+            "where": json.dumps(query.where, indent=1) if query.where else "",
+            "address": link,
             **(dict.fromkeys(QUERY_IMAGE, gr.skip()) if keep_drawing else self._query_image(query)),
-        )
-        return tuple(getattr(view, name) for name in FIELDS)
+        }
+        return tuple(values[name] for name in FIELDS)
 
     def _query_image(self, query: Query) -> dict[str, Any]:
         """Return updates of QUERY_IMAGE: the image to draw on, or the place to upload one."""
