@@ -77,7 +77,7 @@ def attention_maps(
     **options: Any,
 ) -> list[AttentionMap]:
     """Return the map of the image, or one map per target; see `Encoder.attention`."""
-    return embedder.look(AttentionSettings(query, **options), image, targets)
+    return embedder.attention_maps(AttentionSettings(query, **options), image, targets)
 
 
 def comparable_maps(

@@ -36,7 +36,7 @@ from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import load_encoder
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.hub.registry import MODELS
 

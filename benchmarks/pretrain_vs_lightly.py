@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files
 from training.data.image_pack import ImagePack, build_pack

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nnclr_hub.encoder.backbones import backbone_from_folder, create_backbone, load_state, timm_name
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.layout import read_config, read_weights
 from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, ModelInfo

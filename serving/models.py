@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.attending import Attends
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
@@ -29,7 +28,7 @@ from .settings import Settings
 from .telemetry import Metrics
 
 
-class Model(Attends):
+class Model:
     """An `Embedder` on an engine that may be unloaded and loaded again. A Model stays valid throughout.
 
     Its errors are those of `Engine.run`, and ModelError if the files of the model changed while it was unloaded.
@@ -81,17 +80,17 @@ class Model(Attends):
 
         def task(encoder: Encoder) -> Task:
             transform = encoder.transform
-            return Task(encoder.prepare, lambda crop: encoder.tokens(transform.normalise(crop[np.newaxis]))[0])
+            return Task(encoder.prepare, lambda crop: encoder.tokens(transform.normalize(crop[np.newaxis]))[0])
 
         maps = _require_all(self._run(images, task))
         if not maps:
             raise InvalidRequest("tokens needs at least one image.")
         return np.stack(maps)
 
-    def look(
+    def attention_maps(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """Return attention maps; see `Attends.look`. Too many pixels together raise RequestTooLarge."""
+        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
         charge_images(1 + len(targets))
         with self._memory.held(self.name) as engine:
             query = self._attention_query(engine, settings, image, targets)
@@ -104,7 +103,7 @@ class Model(Attends):
         async with self._held_async() as engine:
             return await engine.run_async(images, deadline_s=deadline_s)
 
-    async def look_async(
+    async def attention_maps_async(
         self,
         settings: AttentionSettings,
         image: ImageLike,
@@ -112,7 +111,7 @@ class Model(Attends):
         *,
         deadline_s: float | None = None,
     ) -> list[AttentionMap]:
-        """Return what `look` does, for the event loop."""
+        """Return what `attention_maps` does, for the event loop."""
         async with self._held_async() as engine:
             query = self._attention_query(engine, settings, image, targets)
             results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
@@ -137,7 +136,9 @@ class Model(Attends):
         self, engine: Engine, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]
     ) -> AttentionQuery:
         self._check_same(engine)
-        return AttentionQuery(engine.encoder.looker, self._memory.settings.attention_side, settings, image, targets)
+        return AttentionQuery(
+            engine.encoder.attention_extractor, self._memory.settings.attention_side, settings, image, targets
+        )
 
     @asynccontextmanager
     async def _held_async(self) -> AsyncIterator[Engine]:

@@ -93,7 +93,7 @@ def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
 def make_model(tmp_path_factory) -> Callable[..., Path]:
     """make_model(architecture, model_args, input_size, dtype, seed) -> a model folder of random weights."""
     from nnclr_hub.encoder.backbones import create_backbone
-    from nnclr_hub.encoder.preprocess import Preprocessing
+    from nnclr_hub.encoder.preprocessing import Preprocessing
     from nnclr_hub.publish.export import export_model
 
     def make(architecture="resnet18", model_args=NARROW, input_size=48, dtype="fp32", seed=0) -> Path:

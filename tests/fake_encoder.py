@@ -1,4 +1,4 @@
-"""An encoder of twenty lines, whose images are numbers and do what the test wants of them."""
+"""A small fake encoder, whose images are numbers, or words that call functions of the test."""
 
 import threading
 from types import SimpleNamespace
@@ -12,12 +12,12 @@ SIDE = 4
 
 
 class FakeEncoder:
-    """Image b"7" has the vector (7, 1); b"bad" cannot be read; any other word is done by the function of that name.
+    """Image b"7" has the vector (7, 1); b"bad" cannot be read; any other word calls the function of that name.
 
     Args:
-        decoding: word -> called in the decoding thread.
-        forwarding: word -> called in the device thread for a batch that holds it.
-        weights: how many, of four bytes each.
+        decoding: word -> function to call in the decoding thread.
+        forwarding: word -> function to call in the device thread for a batch with that word.
+        weights: number of weights of four bytes.
     """
 
     embed_dim, config = 2, None
@@ -38,7 +38,7 @@ class FakeEncoder:
             return image
         word = image.decode().partition(":")[0]
         if word == "bad":
-            raise ImageError("It is no image.")
+            raise ImageError("It is not an image.")
         if word in self.decoding:
             self.decoding[word]()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Nothing here unpickles: a file that runs when it is read is never read so."""
+"""No module unpickles, because unpickling a file can run code."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("nnclr_hub", "serving", "app", "training", "benchmarks", "examples")
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-# it names the error of an unpickler that refuses, and unpickles nothing
+# the class of an error may be named
 EXCUSED = {
     "training/checkpoint.py": {"pickle.UnpicklingError"},
     "nnclr_hub/publish/checkpoints.py": {"pickle.UnpicklingError"},
@@ -25,7 +25,7 @@ def keyword(call: ast.Call, name: str) -> object:
 
 
 def unsafe(tree: ast.Module) -> set[str]:
-    """What in a module could unpickle: imports, loads that may, and attributes of unpicklers."""
+    """Return what could unpickle in a module: imports, unsafe loads, and attributes of unpicklers."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in UNSAFE:
@@ -46,7 +46,7 @@ def unsafe(tree: ast.Module) -> set[str]:
     return found
 
 
-def test_the_search_finds_what_it_looks_for():
+def test_unsafe_calls_are_found():
     for text in (
         "pickle.loads(x)",
         "torch.load(f)",

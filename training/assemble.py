@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
-from nnclr_hub.encoder.outputs import vector_length
+from nnclr_hub.encoder.network_output import vector_length
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
 

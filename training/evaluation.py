@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 

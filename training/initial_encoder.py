@@ -18,7 +18,7 @@ from nnclr_hub.encoder.backbones import (
     sized,
     timm_name,
 )
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HEADS, read_weights
 from nnclr_hub.hub.sources import resolve

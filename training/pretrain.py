@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.progress import bar
 
 from .assemble import build_learner, place_learner

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import nn
 
 import nnclr_hub
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import NoRoom, RunExists
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model

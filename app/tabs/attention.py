@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from nnclr_hub.client.call_examples import ApiCall
-from nnclr_hub.encoder.attention import MOST_TARGETS, SIMILARITIES, Box, Point
+from nnclr_hub.encoder.attention import MAX_TARGETS, SIMILARITIES, Box, Point
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
@@ -83,7 +83,7 @@ class AttentionTab:
             gr.Markdown("Or try an example:", elem_classes="small")
         self.tries = Tiles(tiles_value(tries), elem_id="attention-tries", elem_classes="four")
         self.targets = RawFiles(
-            label=f"Other images to compare (at most {MOST_TARGETS})",
+            label=f"Other images to compare (at most {MAX_TARGETS})",
             file_count="multiple",
             elem_id="attention-targets",
             height=150,
@@ -162,8 +162,8 @@ class AttentionTab:
     def _set_targets(
         self, targets: Sequence[Uploaded], selection: Selection, similarity: str, head: str, threshold: str
     ) -> tuple[Any, ...]:
-        if len(targets) > MOST_TARGETS:
-            raise InvalidRequest(f"At most {MOST_TARGETS} other images can be compared, got {len(targets)}.")
+        if len(targets) > MAX_TARGETS:
+            raise InvalidRequest(f"At most {MAX_TARGETS} other images can be compared, got {len(targets)}.")
         return self._show_maps(replace(selection, targets=tuple(targets)), (similarity, head, threshold))
 
     def _change_settings(self, selection: Selection, similarity: str, head: str, threshold: str) -> tuple[Any, ...]:
@@ -189,7 +189,7 @@ class AttentionTab:
         self._page.note(map_call(selection, settings))
         names = ["this image", *(one.name for one in selection.targets)]
         figures = [
-            figure(data_uri(one.picture, SIDE), data_uri(one.colored(), SIDE), name)
+            figure(data_uri(one.image, SIDE), data_uri(one.colored(), SIDE), name)
             for name, one in zip(names, maps, strict=True)
         ]
         return selection, _status(selection, settings), figures

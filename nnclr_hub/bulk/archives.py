@@ -1,7 +1,7 @@
 """Tar archives of images, read where they lie: what is in them, and the bytes of one.
 
     for name, size, mtime, offset in members(Path("more.tar")):
-        Stored("more.tar", changed, offset, size).read()
+        TarMember("more.tar", changed, offset, size).read()
 
 Only what can be read in any order: no compression, one archive a file, whole to its end.
 """
@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TarMember:
     """An image in an archive, whose bytes are read when they are needed.
 
     archive: its path.

@@ -18,7 +18,7 @@ from nnclr_hub.bulk.pictures import Picture, Source, contents, list_pictures, na
 from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.bulk.writing import sweep
-from nnclr_hub.encoder.given import ImageLike, Stored
+from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
 
@@ -29,7 +29,7 @@ NO_DIRECTION = "The network gives numbers for it that are not finite, or all zer
 class Streams(Embeds, Protocol):
     """An encoder that takes any number of images and gives their vectors one after the other."""
 
-    def embed_in_order(self, images: Iterable[ImageLike | Stored]) -> Iterator[np.ndarray | ImageError]: ...
+    def embed_in_order(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[np.ndarray | ImageError]: ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nnclr_hub.bulk.archives import COMPRESSED, Stored, members
+from nnclr_hub.bulk.archives import COMPRESSED, TarMember, members
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import NoImages
 
@@ -112,14 +112,14 @@ def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
     return digest.hexdigest()
 
 
-def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | Stored]:
+def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | TarMember]:
     """What `Encoder` reads of each image: a file's path, or a place in an archive."""
     for one in pictures:
         place = sources[one.source]
         if one.offset is None:
             yield os.path.join(place.absolute, one.path)
         else:
-            yield Stored(place.absolute, place.changed, one.offset, one.size)
+            yield TarMember(place.absolute, place.changed, one.offset, one.size)
 
 
 def _places(given: Sequence[Path]) -> Iterator[Path]:

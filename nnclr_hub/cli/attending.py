@@ -57,7 +57,7 @@ def attention(
     """
     from nnclr_hub.encoder.attention import AttentionSettings, check_opacity
     from nnclr_hub.encoder.attention.figure import query_figure
-    from nnclr_hub.encoder.attention.queries import require_inside
+    from nnclr_hub.encoder.attention.query import require_inside
 
     check_opacity(opacity)
     query = _query(point, box)
@@ -66,7 +66,7 @@ def attention(
     picture, *_ = [_read(one) for one in (image, *target)]
     if query is not None:
         require_inside(query, picture.size)
-    maps = loaded_encoder(model).look(settings, image, target)
+    maps = loaded_encoder(model).attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
     for _, path, one in shown:

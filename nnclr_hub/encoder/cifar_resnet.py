@@ -1,8 +1,8 @@
-"""ResNets for images of 32 pixels, which timm lacks: a 3 x 3 stem of stride 1, and no pooling after it.
+"""ResNets for images of 32 pixels, which timm does not have: a 3 x 3 stem of stride 1 without pooling.
 
-They are registered with timm under our names, `nnclr_resnet18_cifar` and `nnclr_resnet50_cifar`. A model
-folder of theirs loads wherever this module has been imported (`import nnclr_hub.encoder.cifar_resnet`);
-timm and transformers alone do not know the architecture.
+They are registered with timm as `nnclr_resnet18_cifar` and `nnclr_resnet50_cifar`. Their model folders load wherever
+this module is imported (`import nnclr_hub.encoder.cifar_resnet`). timm and transformers alone do not know the
+architecture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class CIFARResNet(ResNet):
-    """timm's ResNet with the stem that CIFAR experiments use ("Deep Residual Learning", section 4.2)."""
+    """timm's ResNet with the stem of CIFAR experiments ("Deep Residual Learning", section 4.2)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,13 +49,13 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def nnclr_resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
-    """ResNet-18 with a CIFAR stem: 11.2 M parameters, (B, 3, 32, 32) -> (B, 512)."""
+    """Build a ResNet-18 with a CIFAR stem: 11.2 M parameters, (B, 3, 32, 32) -> (B, 512)."""
     arguments = {"block": BasicBlock, "layers": (2, 2, 2, 2), **kwargs}
     return build_model_with_cfg(CIFARResNet, "nnclr_resnet18_cifar", pretrained, **arguments)
 
 
 @register_model
 def nnclr_resnet50_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
-    """ResNet-50 with a CIFAR stem: 23.5 M parameters, (B, 3, 32, 32) -> (B, 2048)."""
+    """Build a ResNet-50 with a CIFAR stem: 23.5 M parameters, (B, 3, 32, 32) -> (B, 2048)."""
     arguments = {"block": Bottleneck, "layers": (3, 4, 6, 3), **kwargs}
     return build_model_with_cfg(CIFARResNet, "nnclr_resnet50_cifar", pretrained, **arguments)

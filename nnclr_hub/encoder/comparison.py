@@ -1,4 +1,4 @@
-"""The same images seen by several encoders ("Comparison of Attention in ResNets vs ViT").
+"""Attention maps of the same images from several encoders ("Comparison of Attention in ResNets vs ViT").
 
 from nnclr_hub.encoder.comparison import compare, comparison_figure
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from nnclr_hub.encoder.attention.figure import Cell, draw
 from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap
-from nnclr_hub.encoder.attention.sizes import MAX_SIDE
+from nnclr_hub.encoder.attention.query import MAX_SIDE
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
-UNAVAILABLE = "not available"  # why, `Column.missing` says: misspelled, not trained yet, not on this disk
+UNAVAILABLE = "not available"  # `Column.missing` has the reason
 # the paper's three kinds of weights in both families
 COMPARED = {
     "ResNet-18, random": "random:resnet18",
@@ -34,9 +34,9 @@ COMPARED = {
 class Column:
     """One encoder's maps.
 
-    name: the encoder's, as it is shown.
-    maps: one an image, without a query; () where the encoder is not to be had.
-    missing: why it is not, as the error's sentence.
+    name: of the encoder, as shown.
+    maps: one per image, without a query; () if the encoder is not available.
+    missing: the message of the error if the encoder is not available.
     """
 
     name: str
@@ -51,21 +51,21 @@ def compare(
     max_side: int = MAX_SIDE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Column]:
-    """Each encoder's map of each image: the mean of F for a ResNet, the mean row of [CLS] for a vision transformer.
+    """Make a map of each image with each encoder: the mean of F for a ResNet, the mean row of [CLS] for a transformer.
 
     Args:
         images: paths, bytes, PIL images or arrays.
-        sources: of encoders, as `load_encoder` takes them; or names to show -> sources.
+        sources: of encoders, see `load_encoder`; or names to show -> sources.
         max_side: see `AttentionSettings`.
         progress: called with (done, number of maps).
 
     Raises:
-        ModelError: not one of the sources is to be had, or one is damaged.
+        ModelError: no source is available, or one is damaged.
         ImageError, InvalidRequest: see `Encoder.attention`.
     """
     named = sources if isinstance(sources, Mapping) else {source: source for source in sources}
     if not images or not named:
-        raise InvalidRequest("A comparison needs an image and an encoder at the least.")
+        raise InvalidRequest("A comparison needs at least one image and one encoder.")
     columns: list[Column] = []
     failed: ModelError | None = None
     for name, source in named.items():
@@ -87,19 +87,19 @@ def compare(
 
 
 def comparison_figure(columns: Sequence[Column], opacity: float = OPACITY) -> bytes:
-    """A PNG file: a row an image, which comes first, and a column an encoder.
+    """Draw a PNG file with a row per image and a column per encoder; the first column shows the images.
 
     Args:
-        columns: what `compare` found, of one encoder at least.
+        columns: from `compare`; at least one encoder is available.
         opacity: of the maps.
     """
-    pictures = [one.picture for one in next(column.maps for column in columns if column.maps)]
+    images = [one.image for one in next(column.maps for column in columns if column.maps)]
     rows = []
-    for index, picture in enumerate(pictures):
-        titles = ["picture", *(column.name for column in columns)] if index == 0 else [""] * (len(columns) + 1)
+    for index, image in enumerate(images):
+        titles = ["image", *(column.name for column in columns)] if index == 0 else [""] * (len(columns) + 1)
         cells = [
             Cell(column.maps[index].overlay(opacity), title) if column.maps else Cell(None, title, UNAVAILABLE)
             for column, title in zip(columns, titles[1:], strict=True)
         ]
-        rows.append([Cell(picture, titles[0]), *cells])
+        rows.append([Cell(image, titles[0]), *cells])
     return draw(rows)

@@ -1,4 +1,4 @@
-"""Which device to compute on."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nnclr_hub.errors import InvalidRequest
 
 
 def find_device(wanted: str | torch.device | None) -> torch.device:
-    """The device of that name; None: the GPU if there is one.
+    """Return the device of a name; for None, the GPU if there is one, else the CPU.
 
     Raises:
-        InvalidRequest: there is no such device.
+        InvalidRequest: the device does not exist.
     """
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type != "cuda":
-            torch.zeros(1, device=device).cpu()  # kinds that this torch is not built for have names all the same
-    except (RuntimeError, AssertionError, ImportError) as error:  # some kinds are packages of their own
+            torch.zeros(1, device=device).cpu()  # fails for kinds that torch knows by name only
+    except (RuntimeError, AssertionError, ImportError) as error:  # some kinds need another package
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        there = f"name one of {', '.join(['cpu', *gpus])}" if gpus else "leave it out, or name cpu"
-        raise InvalidRequest(f"There is no device {str(wanted)!r} here: {there}.") from error
+        hint = f"use one of {', '.join(['cpu', *gpus])}" if gpus else "leave it out, or use cpu"
+        raise InvalidRequest(f"The device {str(wanted)!r} does not exist; {hint}.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
+        count = torch.cuda.device_count()
         raise InvalidRequest(
-            f"{device} is not there, torch sees {seen or 'no'} GPUs: leave the device out, or name cpu."
+            f"The device {device} does not exist, torch sees {count or 'no'} GPUs; leave the device out, or use cpu."
         )
     return device

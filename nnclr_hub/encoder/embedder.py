@@ -1,4 +1,4 @@
-"""Embedder: what turns images into vectors, wherever it runs."""
+"""Embedder: the protocol of everything that turns images into vectors."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.given import ImageLike
+from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
 
-if TYPE_CHECKING:  # whoever has no model yet need not wait for torch
+if TYPE_CHECKING:  # programs without a model need not import torch
     from torch import Tensor
 
     from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 
 class Embedder(Protocol):
-    """An encoder, or a server's engine around one.
+    """An encoder, or the engine of a server that runs one.
 
-    name: the source it was loaded from.
-    fingerprint: hash of weights and preprocessing; equal fingerprints give comparable vectors.
+    name: the source that it was loaded from.
+    fingerprint: hash of weights and preprocessing; vectors with equal fingerprints are comparable.
     embed_dim: D.
-    heads: of the last block's attention, where one can be asked for; None: there are none, as in a ResNet.
+    heads: number of attention heads that `AttentionSettings.head` selects from; None without [CLS], as in a ResNet.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Embedder(Protocol):
     def heads(self) -> int | None: ...
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
-        """One entry an image: its (D,) float32 unit vector, or why it has none."""
+        """Return a (D,) float32 unit vector per image, or its ImageError."""
         ...
 
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """(N, D) float32 unit rows; raises the first ImageError."""
+        """Return (N, D) float32 unit rows; raise the first ImageError."""
         ...
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """(N, h, w, D) float32, the feature map before pooling; raises the first ImageError."""
+        """Return (N, h, w, D) float32, the feature maps before pooling; raise the first ImageError."""
         ...
 
-    def look(
+    def attention_maps(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """The attention map of an image, or one for each target; see `encoder.attending.Attends`."""
+        """Return the attention map of an image, or one per target; see `Encoder.attention`."""
         ...

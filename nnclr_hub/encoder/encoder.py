@@ -3,27 +3,28 @@
 encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
 encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
 encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
-encoder.embed_in_order(paths)                   # the same, one after the other, for any number
+encoder.embed_in_order(paths)                   # an iterator over the same, for any number of images
 encoder.tokens(["a.jpg"])                       # (1, h, w, D)
-encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: where it looks the same
+encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: similarity of each cell to a point
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.attending import Attending
+from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
+from nnclr_hub.encoder.attention.extractor import AttentionExtractor
 from nnclr_hub.encoder.backbones import create_backbone, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.backends import parse_backend
 from nnclr_hub.encoder.backends.network import Network
@@ -32,10 +33,16 @@ from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
-from nnclr_hub.encoder.given import Stored, as_list, readable
-from nnclr_hub.encoder.outputs import feature_map, vector_length
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
-from nnclr_hub.encoder.tensors import as_tensor, crops_of, transformed_batches
+from nnclr_hub.encoder.inputs import (
+    StoredImage,
+    as_list,
+    as_source,
+    as_tensor,
+    crops_of,
+    transformed_batches,
+)
+from nnclr_hub.encoder.network_output import feature_map, vector_length
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig, read_weights
 from nnclr_hub.hub.sources import resolve
@@ -44,22 +51,22 @@ from nnclr_hub.read_ahead import batches, read_ahead
 BATCH = 64
 
 
-class Encoder(Attending):
+class Encoder:
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, 3, S, S) float -> (B, D); put in evaluation mode, its weights in float32, whatever they were.
-        preprocessing: what it wants done to an image.
-        name: the source it came from.
+        backbone: (B, 3, S, S) float -> (B, D); it is put in evaluation mode and its weights are cast to float32.
+        preprocessing: the preprocessing that the backbone expects.
+        name: the source that it was loaded from.
         device: None: the GPU if there is one.
-        precision: "fp32" or "bf16"; None: fp32, or what `backend` says.
-        config: the model folder's config.json, if it came from one.
-        batch_size: images a forward pass.
-        backend: what runs images through the network, one of `nnclr_hub.encoder.backends`; "auto" for the
-            fastest here. Tensors of floats, `tokens` and attention stay with torch.
+        precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
+        config: the config.json of its model folder, if any.
+        batch_size: images per forward pass.
+        backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the fastest on this
+            machine. Float tensors, `tokens` and attention always run in torch.
 
     Raises:
-        InvalidRequest: another precision or backend, or a device that is not there.
+        InvalidRequest: an unknown precision or backend, or a device that does not exist.
         MissingDependency: the backend's package is not installed.
     """
 
@@ -75,7 +82,7 @@ class Encoder(Attending):
         batch_size: int = BATCH,
         backend: str = "torch",
     ) -> None:
-        parse_backend(backend, precision)  # a wrong name must not wait for the weights to be moved
+        parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
         self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
         self.backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
@@ -85,27 +92,35 @@ class Encoder(Attending):
         self.batch_size = batch_size
         network = Network(self.backbone, preprocessing).to(self.device)
         self.backend = open_backend(
-            backend, network, self.device, precision=precision, identity=lambda: self.fingerprint
+            backend, network, self.device, precision=precision, fingerprint=lambda: self.fingerprint
+        )
+
+    def __repr__(self) -> str:
+        backbone = self.config.architecture if self.config else type(self.backbone).__name__
+        side = self.transform.preprocessing.input_size
+        return (
+            f"Encoder({self.name!r}, backbone={backbone}, dim={self.embed_dim}, input={side}x{side}, "
+            f"backend={self.backend.name}, device={self.device}, fingerprint={self.fingerprint[:8]})"
         )
 
     @property
     def precision(self) -> str:
-        """What the backend computes in: "fp32" or "bf16"."""
+        """The precision of the backend: "fp32" or "bf16"."""
         return self.backend.precision
 
     @property
     def _torch_precision(self) -> str:
-        """What torch computes in beside another backend; fp32 is the faster there on most processors."""
+        """The precision of torch next to another backend; fp32 is faster in torch on most processors."""
         return "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
 
     @property
     def embed_dim(self) -> int:
-        """D, length of a vector."""
+        """D, the length of a vector."""
         return vector_length(self.backbone)
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of the SHA-256 of weights and preprocessing: the same on every device and backend."""
+        """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
         return self._fingerprint
 
     @cached_property
@@ -116,31 +131,31 @@ class Encoder(Attending):
     def from_pretrained(
         cls, source: str | Path, *, revision: str | None = None, device: str | None = None, precision: str = "fp32"
     ) -> Encoder:
-        """`load_encoder`, for the habit: ORG/NAME that is no folder here is taken from the Hub, as of a revision."""
-        named = str(source)
-        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", named) and not Path(named).exists():
-            named = f"hf-hub:{named}"
-        return load_encoder(f"{named}@{revision}" if revision else named, device=device, precision=precision)
+        """Call `load_encoder`, but take ORG/NAME from the Hub, at a revision, unless it is a local folder."""
+        name = str(source)
+        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not Path(name).exists():
+            name = f"hf-hub:{name}"
+        return load_encoder(f"{name}@{revision}" if revision else name, device=device, precision=precision)
 
     # ---- vectors
 
     def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
-        """One entry an image: its (D,) float32 unit vector, or the ImageError that says why it has none.
+        """Return a (D,) float32 unit vector per image, or the ImageError of an image that cannot be read.
 
         Args:
             images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of gray; or a tensor or array
-                (N, 3, H, W): uint8 RGB gets the whole transform, float is taken as transformed already.
+                (N, 3, H, W): uint8 RGB gets the whole transform, float must be transformed already.
 
         Raises:
-            InvalidRequest: a tensor of another shape, or something that is no image.
+            InvalidRequest: a tensor has another shape, or an object is not an image.
         """
         return list(self.embed_in_order(images))
 
     def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """(N, D) float32, unit rows.
+        """Return (N, D) float32, unit rows.
 
         Raises:
-            ImageError: the first image that cannot be read; its message names the image.
+            ImageError: of the first image that cannot be read; the message names it.
         """
         images = as_tensor(images)
         images = images if isinstance(images, Tensor) else as_list(images)
@@ -152,13 +167,14 @@ class Encoder(Attending):
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
     def embed_in_order(
-        self, images: Iterable[ImageLike | Stored] | Tensor, *, unit: bool = True
+        self, images: Iterable[ImageLike | StoredImage] | Tensor, *, unit: bool = True
     ) -> Iterator[np.ndarray | ImageError]:
-        """`embed_each` for any number of images, one result after the other; those ahead are decoded meanwhile.
+        """Yield the results of `embed_each` one by one for any number of images, decoding ahead in other threads.
 
         Args:
-            images: as there, or what has a `read` that gives the bytes of one; taken a few batches ahead.
-            unit: False: vectors as the network gives them.
+            images: see `embed_each`; also objects whose `read` returns the bytes of an image. Consumed two batches
+                ahead.
+            unit: False: vectors are not normalized.
         """
         images = as_tensor(images)
         if isinstance(images, Tensor):
@@ -176,41 +192,125 @@ class Encoder(Attending):
                 yield crop if isinstance(crop, ImageError) else next(vectors)
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """As `embed_each`, but (D,) as the network gives it, not brought to length 1."""
+        """Return the results of `embed_each` without normalization."""
         return list(self.embed_in_order(images, unit=False))
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """The feature map before pooling, not normalized: (N, h, w, D) float32.
+        """Return the feature maps before pooling, not normalized: (N, h, w, D) float32.
 
         Raises:
-            ImageError: the first image that cannot be read.
-            InvalidRequest: there is no image.
+            ImageError: of the first image that cannot be read.
+            InvalidRequest: the list is empty.
         """
         images = as_tensor(images)
         inputs = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
         maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
-            raise InvalidRequest("No image was given: tokens needs at least one.")
+            raise InvalidRequest("The list of images is empty; tokens needs at least one.")
         return np.concatenate(maps)
 
-    # ---- the two halves, for programs that decode and batch on their own
+    # ---- attention
 
-    def prepare(self, image: ImageLike | Stored) -> np.ndarray:
-        """(S, S, 3) uint8: one image decoded, resized and cropped.
+    @cached_property
+    def attention_extractor(self) -> AttentionExtractor:
+        """The steps of `attention`, for programs that run each in a separate thread."""
+        return AttentionExtractor(self.backbone, self.transform, self.device, self.name)
+
+    @property
+    def heads(self) -> int | None:
+        """Number of attention heads that `attention` selects from; None without [CLS], as in a ResNet."""
+        return self.attention_extractor.heads
+
+    def attention_maps(
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
+    ) -> list[AttentionMap]:
+        """Return the map of the image, or one per target; `attention` with all settings in one object.
 
         Raises:
-            ImageError: it cannot be read.
+            ImageError, InvalidRequest: see `attention`.
         """
-        return self.transform.read(readable(image))
+        return self.attention_extractor(settings, image, targets)
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap: ...
+
+    @overload
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        *,
+        target: list[Any] | tuple[Any, ...],
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> list[AttentionMap]: ...
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> AttentionMap | list[AttentionMap]:
+        """Return where the encoder attends in the whole, uncropped image; see `nnclr_hub.encoder.attention`.
+
+        Args:
+            image: the image with the query.
+            query: Point or Box in pixels of the upright original; None: the whole image.
+            target: another image in which to search for the query, or a list of up to 6; their maps share one scale.
+            similarity: "dot" as in the paper, or "cosine".
+            head: of the last block's attention, from 0; None: the mean of all. Only for the row of [CLS].
+            threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
+            max_side: maximum of the input's long side, in pixels; less if the map would exceed 4096 cells, as with
+                patches of 8 above 512 x 512.
+
+        Returns:
+            The map of the image or of the target; a list for a list of targets.
+
+        Raises:
+            ImageError: an image cannot be read.
+            InvalidRequest: the network or the image does not support the settings.
+        """
+        several = isinstance(target, list | tuple)
+        targets: list[Any] = [] if target is None else list(target) if several else [target]
+        settings = AttentionSettings(query, similarity, head, threshold, max_side)
+        if several and not targets:
+            raise InvalidRequest("The list of target images is empty; leave target out, or name at least one image.")
+        maps = self.attention_maps(settings, image, targets)
+        return maps if several else maps[0]
+
+    # ---- the two halves of `embed`, for programs that decode and batch themselves
+
+    def prepare(self, image: ImageLike | StoredImage) -> np.ndarray:
+        """Decode, resize and crop one image: (S, S, 3) uint8.
+
+        Raises:
+            ImageError: the image cannot be read.
+        """
+        return self.transform.read(as_source(image))
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
-        """(N, S, S, 3) uint8 from `prepare` -> (N, D) float32 in one batch, rows of length 1 unless told otherwise."""
+        """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
 
-    def _prepared(self, images: Iterable[ImageLike | Stored]) -> Iterator[list[np.ndarray | ImageError]]:
+    def _prepared(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[list[np.ndarray | ImageError]]:
         """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
 
-        def attempt(image: ImageLike | Stored) -> np.ndarray | ImageError:
+        def attempt(image: ImageLike | StoredImage) -> np.ndarray | ImageError:
             try:
                 return self.prepare(image)
             except ImageError as error:
@@ -220,73 +320,74 @@ class Encoder(Attending):
             yield crops
 
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
-        """Batches (B, 3, S, S) float of images; raises the first ImageError."""
+        """Yield batches (B, 3, S, S) float of images; raise the first ImageError."""
         seen = 0
         for crops in self._prepared(images):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
                     raise crop.for_image(images[index], index) from crop
             seen += len(crops)
-            yield self.transform.normalise(np.stack(crops))  # type: ignore[arg-type]
+            yield self.transform.normalize(np.stack(crops))  # type: ignore[arg-type]
 
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
-        """Batches (B, 3, S, S) float of a uint8 or an already transformed tensor."""
+        """Return batches (B, 3, S, S) float of a uint8 tensor or a transformed tensor."""
         if images.dtype == torch.uint8:
-            return map(self.transform.normalise, crops_of(images, self.transform, self.batch_size))
+            return map(self.transform.normalize, crops_of(images, self.transform, self.batch_size))
         return transformed_batches(images, input_side(self.backbone), self.name, self.batch_size)
 
     def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
         if features.shape[1:] != (self.embed_dim,):
             raise InvalidRequest(
-                f"{self.name} gives {features.shape[1:]} numbers an image where a vector of {self.embed_dim} was "
-                "expected: take a network that pools, built without classifier."
+                f"{self.name} returns {features.shape[1:]} numbers per image instead of a vector of {self.embed_dim}; "
+                "use a network with pooling and without classifier."
             )
         return F.normalize(torch.from_numpy(features)).numpy() if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
-        """What only torch does: compute(backbone, x) as float32."""
+        """Run compute(backbone, x) in torch; return float32."""
         return forward(partial(compute, self.backbone), x, self.device, self._torch_precision)
 
 
 def load_encoder(
     source: str | Path, *, device: str | None = None, backend: str = "torch", precision: str | None = None
 ) -> Encoder:
-    """The encoder of any source that `nnclr_hub.hub.sources` reads, verified.
+    """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...
         device: None: the GPU if there is one.
-        backend: what runs the network: "torch", which gives timm's vectors to 1e-5; "openvino", "openvino-bf16",
-            "onnx", "compile", ...; or "auto" for the fastest here whose vectors have cosine 0.999 or more to those.
-        precision: "fp32" or "bf16", where the backend's name does not say; None: fp32, and any under "auto".
+        backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
+            "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
+            cosine of 0.999 or more to torch's.
+        precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
 
     Raises:
         UnknownModel, ModelFilesMissing, TamperedModel, WeightsMismatch.
-        InvalidRequest: the source cannot be read, the device is not there, or the backend cannot run the network.
+        InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
-    how: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
+    options: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
     found = resolve(str(source))
     if found.folder is None:
-        return _load_from_timm(found.architecture, found.seed, how)
+        return _load_from_timm(found.architecture, found.seed, options)
     config = found.config
     preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
-    with torch.random.fork_rng(devices=[]):  # the fresh weights, soon gone, must not move the caller's generator
+    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
         if found.seed is not None:
             torch.manual_seed(found.seed)
-            config = replace(config, nnclr={})  # what is told there is true of the trained weights alone
+            config = replace(config, nnclr={})  # its records describe the trained weights only
         backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
         load_state(backbone, read_weights(found.folder, found.weights), str(source))
-    return Encoder(backbone, preprocessing, config=config, **how)
+    return Encoder(backbone, preprocessing, config=config, **options)
 
 
-def _load_from_timm(architecture: str, seed: int | None, how: dict[str, Any]) -> Encoder:
-    """timm's own weights, or random ones from a seed that leave the global generator as it was."""
+def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]) -> Encoder:
+    """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
     if seed is None:
         backbone = create_backbone(architecture, pretrained=True)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             backbone = create_backbone(architecture)
-    return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **how)  # type: ignore[arg-type]
+    return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **options)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""Features of many images, each computed once: an encoder's are kept in one file, by the images' identity.
+"""Features of many images, computed once per image and cached in one file per encoder.
 
     features = extract_features(encoder, paths, progress=advance)
-    features.raw                # (N, D) float32, on the disk; rows of unreadable images are NaN
+    features.raw                # (N, D) float32, memory-mapped; rows of unreadable images are NaN
     unit_rows(features.raw)     # the same with rows of length 1
 
-So an interrupted extraction goes on where it stopped, and a list with new images costs only those. A file that
-changes (by size or time) is another image. What is broken is not kept: the reason may pass.
+An interrupted extraction continues where it stopped, and new images cost only their own time. An image is identified by
+path, size and modification time. Errors are not cached, because their cause may pass.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
 CHUNK = 512  # images between two commits
 TINY = 1e-12
-PATIENCE = 60.0  # seconds to wait while another program writes features of the same encoder
-HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-# damaged, no database at all, or with a table of another form, as "no such column" says: all anew
-WORTHLESS = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
+LOCK_TIMEOUT = 60.0  # seconds to wait while another program writes features of the same encoder
+LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+# the file is damaged, is not a database, or has a table of another form: delete it and start from scratch
+UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}
 
 
 class FeatureSource(Protocol):
-    """What features can be taken from: an Encoder, or anything that makes vectors of images."""
+    """A source of features: an Encoder, or any object that turns images into vectors."""
 
     name: str
 
@@ -46,16 +46,16 @@ class FeatureSource(Protocol):
     def embed_dim(self) -> int: ...
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """One entry an image: (D,) float32 as the network gives it, not normalized, or why it has none."""
+        """Return (D,) float32 per image, not normalized, or its ImageError."""
         ...
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What an encoder makes of N images.
+    """The features of N images.
 
-    raw: (N, D) float32, as the network gives them, on the disk; rows of unreadable images are NaN.
-    broken: place in the list -> why it could not be read.
+    raw: (N, D) float32, not normalized, memory-mapped; rows of unreadable images are NaN.
+    broken: index -> why the image could not be read.
     """
 
     raw: np.ndarray
@@ -63,7 +63,7 @@ class Extracted:
 
 
 def unit_rows(raw: np.ndarray) -> np.ndarray:
-    """(N, D) float32 with rows of length 1."""
+    """Return (N, D) float32 with rows of length 1."""
     return raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), TINY)
 
 
@@ -74,81 +74,83 @@ def extract_features(
     folder: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Extracted:
-    """The features of all files, from the cache where they are there.
+    """Return the features of all files, from the cache if it has them.
 
     Args:
         source: an encoder.
         paths: N files.
-        folder: where they are kept; default "features" in the cache folder.
-        progress: called with (done, N), unless all of them are there already.
+        folder: of the cache files; default "features" in the cache folder.
+        progress: called with (done, N), unless all features are cached.
 
     Raises:
-        NoImages: no files, or not one that can be read.
-        DiskFull: they cannot be kept there.
-        StoreLocked: another program has the file that they are kept in.
+        NoImages: there are no files, or none can be read.
+        DiskFull: the features do not fit on the disk.
+        StoreLocked: another program locks the cache file.
     """
     if not paths:
-        raise NoImages("There are no images to take features of.")
+        raise NoImages("The list of images is empty.")
     place = folder or cache_folder() / "features"
     place.mkdir(parents=True, exist_ok=True)
-    raw = _rows(place, (len(paths), source.embed_dim))
-    kept = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
-    with _refusals(kept):
+    raw = _allocate_rows(place, (len(paths), source.embed_dim))
+    cache = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
+    with _cache_errors(cache):
         try:
-            broken = _fill(raw, source, paths, kept, progress)
+            broken = _fill(raw, source, paths, cache, progress)
         except sqlite3.DatabaseError as error:
-            if _reason(error) not in WORTHLESS:
+            if _error_code(error) not in UNUSABLE:
                 raise
-            kept.unlink()
-            broken = _fill(raw, source, paths, kept, progress)
+            cache.unlink()
+            broken = _fill(raw, source, paths, cache, progress)
     if len(broken) == len(paths):
-        raise NoImages(f"Not one of the {len(paths)} images could be read, such as {paths[0]}: {broken[0]}")
+        raise NoImages(f"None of the {len(paths)} images could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
 
 
-def _rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
-    """(N, D) float32 on the disk, gone with the last that looks at them; their room is taken now: later, a full disk
-    would end the process."""
+def _allocate_rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
+    """Return (N, D) float32 in a temporary file, which is removed with the last reference.
+
+    The disk space is reserved now. A disk that fills up later would kill the process when it writes to the map.
+    """
     with tempfile.TemporaryFile(dir=place) as file:
         try:
             file.truncate(4 * shape[0] * shape[1])
-            if hasattr(os, "posix_fallocate"):  # macOS has none
+            if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
         except OSError as error:
             raise DiskFull(
-                f"Features of {shape[0]} images do not fit into {place} ({error.strerror}): make room there, or set "
+                f"Features of {shape[0]} images do not fit into {place} ({error.strerror}); free some space, or set "
                 "NNCLR_CACHE to another folder."
             ) from error
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 @contextmanager
-def _refusals(kept: Path) -> Iterator[None]:
-    """What the disk or another program refuses, in one sentence."""
+def _cache_errors(cache: Path) -> Iterator[None]:
+    """Turn the errors of SQLite into errors of the library."""
     try:
         yield
     except sqlite3.OperationalError as error:
-        if _reason(error) in HELD:
+        if _error_code(error) in LOCKED:
             raise StoreLocked(
-                f"Features cannot be kept in {kept} ({error}): another program has had it for {PATIENCE:g} s, so let "
-                "it end, or set NNCLR_CACHE to another folder."
+                f"The feature cache {cache} has been locked by another program for {LOCK_TIMEOUT:g} s; wait until it "
+                "ends, or set NNCLR_CACHE to another folder."
             ) from error
         raise DiskFull(
-            f"Features cannot be kept in {kept} ({error}): make room there, or set NNCLR_CACHE to another folder."
+            f"Features cannot be written to {cache} ({error}); free some space, or set NNCLR_CACHE to another folder."
         ) from error
 
 
-def _reason(error: sqlite3.Error) -> int:
-    """SQLite's number for it, without the details above its lowest byte; Python's own errors, as at text, have none."""
+def _error_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary error code, in the lowest byte; Python's own errors, such as for text, have none."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _fill(
     raw: np.ndarray, source: FeatureSource, paths: Sequence[Path], place: Path, progress: Callable[[int, int], None]
 ) -> dict[int, str]:
-    """Rows from the file at `place`, and what is missing there from the source; gives what is broken."""
+    """Fill rows from the cache file, compute the missing ones, and return what is broken."""
     broken: dict[int, str] = {}
-    with closing(sqlite3.connect(place, timeout=PATIENCE)) as kept:
+    with closing(sqlite3.connect(place, timeout=LOCK_TIMEOUT)) as kept:
         kept.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
         keys = [_key(path) for path in paths]
         missing = [index for index, key in enumerate(keys) if not _read(kept, key, raw[index])]
@@ -166,7 +168,7 @@ def _fill(
 
 
 def _key(path: Path) -> bytes:
-    """An image's identity: its place, size and time."""
+    """Return the identity of an image: a hash of its path, size and modification time."""
     try:
         stat = os.stat(path)
         identity = f"{stat.st_size} {stat.st_mtime_ns}"
@@ -176,7 +178,7 @@ def _key(path: Path) -> bytes:
 
 
 def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:
-    """Fills a row with what is kept of an image, if anything is."""
+    """Fill a row with the cached vector of an image; return whether there is one."""
     found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
     if found is None or not isinstance(found[0], bytes) or len(found[0]) != row.nbytes:
         return False
@@ -188,5 +190,5 @@ def _take(result: np.ndarray | ImageError, index: int, raw: np.ndarray, broken: 
     if isinstance(result, ImageError):
         broken[index] = str(result)
     elif not np.isfinite(result).all():
-        broken[index] = "The network gives numbers for it that are not finite."
+        broken[index] = "The network's output for this image is NaN or infinite."
     raw[index] = np.nan if index in broken else result

@@ -1,4 +1,4 @@
-"""A folder of images: which files are in it, and what their folders call them."""
+"""A folder of images: its files, and their labels by folder."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ IMAGE_SUFFIXES = frozenset(
         ".j2k",
     ]
 )
-SPLITS = ("train", "val", "test", "unlabelled")
+SPLITS = ("train", "val", "test", "unlabeled", "unlabelled")
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Every image below `folder`, by suffix, in a stable order; hidden files and folders are left out.
+    """Return every image below a folder, by suffix, in a stable order, without hidden files and folders.
 
-    Links to folders are not followed, for they may lead in circles or out of what somebody may read: the log says how
-    many there are.
+    Links to folders are not followed, because they may form a cycle or leave the tree that a user may read. A warning
+    reports their number.
 
     Raises:
-        NoImages: the folder is not there, is a file, or holds no image.
+        NoImages: the folder does not exist, is a file, or contains no image.
     """
     folder = Path(folder)
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise NoImages(f"{folder} {problem}: give a folder of images.")
+        raise NoImages(f"{folder} {problem}; expected a folder of images.")
     found = []
     links = []
     for parent, folders, files in os.walk(folder):
@@ -61,21 +61,20 @@ def list_images(folder: Path) -> list[Path]:
             if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
         ]
     if links:
-        whole = folder.resolve()  # however it was named
-        _tell_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
+        whole = folder.resolve()  # the same path for every spelling of the folder
+        _warn_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
     if not found:
         raise NoImages(
-            f"{folder} holds no image (looked in all its folders for {' '.join(sorted(IMAGE_SUFFIXES))}): "
-            "give a folder of images."
+            f"{folder} and its subfolders contain no image; supported suffixes are {' '.join(sorted(IMAGE_SUFFIXES))}."
         )
     return found
 
 
 @cache
-def _tell_of_links(folder: str, count: int, first: str) -> None:
-    """Once: most programs list a folder more often."""
+def _warn_of_links(folder: str, count: int, first: str) -> None:
+    """Log a warning once per folder; programs list the same folder several times."""
     log.warning(
-        "%s holds links to folders, which are not followed (%d, such as %s): name the folders themselves instead",
+        "%s contains %d links to folders, such as %s, which are not followed; pass those folders instead",
         folder,
         count,
         first,
@@ -83,7 +82,7 @@ def _tell_of_links(folder: str, count: int, first: str) -> None:
 
 
 def label_of(path: Path, root: Path) -> str | None:
-    """An image's label: its immediate parent folder below the root or split; None for one that lies in neither."""
+    """Return the label of an image: the name of its parent folder; None directly below the root or a split."""
     parents = Path(path).relative_to(root).parts[:-1]
     if parents and parents[0] in SPLITS:
         parents = parents[1:]

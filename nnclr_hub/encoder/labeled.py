@@ -1,9 +1,9 @@
-"""Images with their labels: from a folder a class, or from a table.
+"""Images with labels, from one folder per class or from a table.
 
-A table is a CSV file with a header. `path` is relative to the table; `label` holds one label, or `labels`
-several, separated by semicolons; empty is unlabeled. `uncertain` may hold labels that are neither there nor
-absent (what VOC calls difficult). A folder with a `labels.csv` in it is read by that, and so are the parts of a
-data set (train, val, test) with one beside them.
+A table is a CSV file with a header. `path` is relative to the table. `label` contains one label, or `labels` contains
+several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are neither present nor
+absent ("difficult" in VOC). A `labels.csv` in a folder, or next to the parts of a data set (train, val, test), takes
+precedence over the folder names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TABLE = "labels.csv"
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """N images.
+    """N images with labels.
 
-    paths: their files.
-    labels: of each, its labels; () for one without.
-    uncertain: of each, labels that do not count either way.
+    paths: the files.
+    labels: the labels of each image; () if unlabeled.
+    uncertain: labels of each image that count neither as present nor as absent.
     several: whether an image may have more than one label.
     """
 
@@ -37,7 +37,7 @@ class LabeledImages:
     several: bool
 
     def keep(self, index: Sequence[int] | np.ndarray) -> LabeledImages:
-        """Those at `index`, in that order."""
+        """Return the images at `index`, in that order."""
         return LabeledImages(
             tuple(self.paths[i] for i in index),
             tuple(self.labels[i] for i in index),
@@ -47,7 +47,7 @@ class LabeledImages:
 
     @property
     def labeled(self) -> LabeledImages:
-        """Those with a label; with several labels an image, all: none of them is an answer too."""
+        """The images with a label. With several labels per image these are all images, as no label is valid too."""
         return self if self.several else self.keep([i for i, labels in enumerate(self.labels) if labels])
 
     @property
@@ -56,19 +56,22 @@ class LabeledImages:
         return tuple(sorted({label for labels in self.labels for label in labels}))
 
     def numbers(self, classes: Sequence[str]) -> np.ndarray:
-        """Labels as numbers: (N,) int64 places in `classes`; or, with several an image, (N, C) float32 of zeros
-        and ones, NaN where uncertain.
+        """Return labels as numbers.
+
+        Returns:
+            (N,) int64 indices into `classes`; or, with several labels per image, (N, C) float32 of zeros and ones, NaN
+            where uncertain.
 
         Raises:
-            InvalidRequest: a label that `classes` lacks, or an image without one.
+            InvalidRequest: a label is not in `classes`, or an image is unlabeled.
         """
         place = {name: i for i, name in enumerate(classes)}
         unknown = [name for name in self.classes if name not in place]
         if unknown:
-            raise InvalidRequest(f"These labels are none of the {len(classes)} classes: {some(unknown)}.")
+            raise InvalidRequest(f"Some labels are not among the {len(classes)} classes: {first_names(unknown)}.")
         if not self.several:
             if bare := [path.name for path, labels in zip(self.paths, self.labels, strict=True) if not labels]:
-                raise InvalidRequest(f"These images have no label: {some(bare)}; label them, or leave them out.")
+                raise InvalidRequest(f"Some images are unlabeled: {first_names(bare)}; label them, or leave them out.")
             return np.array([place[labels[0]] for labels in self.labels], np.int64)
         matrix = np.zeros((len(self.paths), len(classes)), np.float32)
         for row, labels, uncertain in zip(matrix, self.labels, self.uncertain, strict=True):
@@ -78,19 +81,19 @@ class LabeledImages:
 
 
 def read_labeled(source: Path) -> LabeledImages:
-    """The images of a folder or of a table, labeled or not.
+    """Read the images of a folder or of a table, labeled or not.
 
     Args:
-        source: a folder, one split of a data folder, or a CSV file.
+        source: a folder, one split of a data set, or a CSV file.
 
     Raises:
-        NoImages: there is nothing to read.
-        InvalidRequest: a table without the columns, or with rows that cannot be read.
+        NoImages: there is no image.
+        InvalidRequest: a table has other columns, or a row that cannot be read.
     """
     source = Path(source)
     if source.suffix.lower() == ".csv":
         return _read_table(source)
-    # beside a part of a data set; beside any other folder a file of that name may be anything
+    # next to a split; next to any other folder, a file of that name may have another purpose
     for root in (source, source.parent) if source.name in SPLITS else (source,):
         if (root / TABLE).is_file() and source.is_dir():
             return _below(_read_table(root / TABLE), source)
@@ -99,8 +102,8 @@ def read_labeled(source: Path) -> LabeledImages:
     return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first few, for a message."""
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """Return the first few names, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -111,23 +114,23 @@ def _read_table(table: Path) -> LabeledImages:
             columns = set(reader.fieldnames or ())
             rows = list(reader)
     except FileNotFoundError as error:
-        raise NoImages(f"{table} does not exist: give a CSV file with the columns path and label.") from error
+        raise NoImages(f"{table} does not exist; expected a CSV file with the columns path and label.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRequest(f"{table} cannot be read as CSV in UTF-8 ({error}): save it as that.") from error
+        raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}); save it in this format.") from error
     if "path" not in columns or not columns & {"label", "labels"}:
         raise InvalidRequest(
-            f"{table} has the columns {', '.join(sorted(columns)) or '(none)'}: it needs path, and label or labels."
+            f"{table} must have the column path, and label or labels, got {', '.join(sorted(columns)) or 'no columns'}."
         )
     several = "labels" in columns
     paths, labels, uncertain = [], [], []
     for number, row in enumerate(rows, 2):
         if not row["path"]:
-            raise InvalidRequest(f"{table}, line {number}, names no path.")
+            raise InvalidRequest(f"Line {number} of {table} has an empty path.")
         paths.append(table.parent / row["path"])
         labels.append(_split(row["labels"]) if several else tuple(filter(None, [(row["label"] or "").strip()])))
         uncertain.append(_split(row.get("uncertain") or ""))
     if not paths:
-        raise NoImages(f"{table} has a header and no rows: list images in it.")
+        raise NoImages(f"{table} has a header but no rows; add images.")
     return LabeledImages(tuple(paths), tuple(labels), tuple(uncertain), several)
 
 
@@ -136,9 +139,9 @@ def _split(cell: str | None) -> tuple[str, ...]:
 
 
 def _below(images: LabeledImages, folder: Path) -> LabeledImages:
-    """Those whose file lies in the folder."""
+    """Return the images whose file is in the folder."""
     root = folder.resolve()
     kept = images.keep([i for i, path in enumerate(images.paths) if root in path.resolve().parents])
     if not kept.paths:
-        raise NoImages(f"The table beside {folder} lists no image in it: add rows, or remove the table.")
+        raise NoImages(f"The table next to {folder} lists no image of it; add rows, or remove the table.")
     return kept

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.snippets import loading

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import sha256_of
 from nnclr_hub.publish.architectures import arguments_of, find_architecture, timm_names, with_counters

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized, timm_name
-from nnclr_hub.encoder.outputs import pooling, vector_length
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.network_output import pooling, vector_length
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
 from nnclr_hub.hub.layout import (
     CARD,

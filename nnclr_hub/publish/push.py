@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve

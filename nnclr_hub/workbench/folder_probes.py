@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, read_labeled, some
+from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
@@ -141,10 +141,10 @@ def evaluate_probe(
         left_out.append(f"{len(every.paths) - len(images.paths)} images without a label")
     if unknown:
         number = len(images.paths) - len(known)
-        left_out.append(f"{number} images of classes unknown to the probe ({some(unknown)})")
+        left_out.append(f"{number} images of classes unknown to the probe ({first_names(unknown)})")
     images = images.keep(known)
     if not images.paths:
-        raise InvalidRequest(f"{parts} has no image of the probe's classes ({some(names)}); check the labels.")
+        raise InvalidRequest(f"{parts} has no image of the probe's classes ({first_names(names)}); check the labels.")
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
     return score_probe(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))

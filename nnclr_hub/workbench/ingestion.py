@@ -22,7 +22,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.given import readable
+from nnclr_hub.encoder.inputs import readable
 from nnclr_hub.errors import ImageError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item

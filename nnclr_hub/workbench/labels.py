@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import unit_rows
-from nnclr_hub.encoder.labeled import some
+from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where
@@ -163,7 +163,7 @@ def _fields(collection: Collection) -> str:
     for item in collection.scroll(None, SAMPLE, with_vector=False).items:
         counts.update(item.metadata.keys())
     names = [name for name, _ in counts.most_common()]
-    return f"existing fields: {some(names, 20)}." if names else "its items have no metadata."
+    return f"existing fields: {first_names(names, 20)}." if names else "its items have no metadata."
 
 
 def _with_field(field: str, where: Where | None) -> Mapping[str, Any]:

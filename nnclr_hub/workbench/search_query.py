@@ -84,7 +84,7 @@ class Example:
         if self.box is None:
             return self.image  # decoded by the embedder, in its own threads
         from nnclr_hub.encoder.decoding import decode_image
-        from nnclr_hub.encoder.given import readable
+        from nnclr_hub.encoder.inputs import readable
 
         return crop_to_box(decode_image(readable(self.image)), self.box)
 

@@ -186,7 +186,7 @@ class Workbench:
         Raises:
             ImageError, InvalidRequest, FingerprintMismatch, CollectionNotFound.
         """
-        return self.embedder(model, collection).look(settings, image, targets)
+        return self.embedder(model, collection).attention_maps(settings, image, targets)
 
     # ---- writing
 

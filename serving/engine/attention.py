@@ -1,6 +1,6 @@
 """Attention maps through the engine.
 
-    query = AttentionQuery(encoder.looker, 1024, settings, image, targets)
+    query = AttentionQuery(encoder.attention_extractor, 1024, settings, image, targets)
     maps = query.maps(engine.run(query.images, query.task))
 
 Decode workers decode the images, and the device thread runs the network, one image between two batches of vectors.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.attention.looker import Looker, Prepared, Seen
+from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import ImageError, RequestTooLarge
@@ -31,7 +31,7 @@ class AttentionQuery:
     task: what the engine does with each of them.
 
     Args:
-        looker: of the encoder.
+        extractor: of the encoder.
         max_side: upper limit of `settings.max_side`. Each map reports the side that was used.
         settings: the query.
         image: the image of the query.
@@ -43,21 +43,21 @@ class AttentionQuery:
 
     def __init__(
         self,
-        looker: Looker,
+        extractor: AttentionExtractor,
         max_side: int,
         settings: AttentionSettings,
         image: ImageLike,
         targets: Sequence[ImageLike] = (),
     ) -> None:
         settings = replace(settings, max_side=min(settings.max_side, max_side))
-        looker.check(settings, len(targets))
+        extractor.check(settings, len(targets))
         self.images = [image, *targets]
-        self.task = Task(self._prepare, looker.forward)
-        self._looker, self._settings, self._image = looker, settings, image
+        self.task = Task(self._prepare, extractor.forward)
+        self._extractor, self._settings, self._image = extractor, settings, image
         self._pixels = 0
         self._lock = threading.Lock()
 
-    def maps(self, results: Sequence[Seen | ImageError]) -> list[AttentionMap]:
+    def maps(self, results: Sequence[ImageFeatures | ImageError]) -> list[AttentionMap]:
         """Return the map of the image, or those of the targets on one scale.
 
         Args:
@@ -67,16 +67,16 @@ class AttentionQuery:
             ImageError: the first unreadable image; the message names the number of a target.
             InvalidRequest: the network returned NaN or infinity.
         """
-        seen: list[Seen] = []
+        seen: list[ImageFeatures] = []
         for index, one in enumerate(results):
             if isinstance(one, ImageError):
                 raise one if index == 0 else one.for_image(self.images[index], index - 1) from one
             seen.append(one)
-        return self._looker.maps(self._settings, seen[0], seen[1:])
+        return self._extractor.maps(self._settings, seen[0], seen[1:])
 
-    def _prepare(self, image: ImageLike) -> Prepared:
-        prepared = self._looker.prepare(image, self._settings, asked=image is self._image)
-        width, height = prepared.picture.size
+    def _prepare(self, image: ImageLike) -> PreparedImage:
+        prepared = self._extractor.prepare(image, self._settings, has_query=image is self._image)
+        width, height = prepared.image.size
         with self._lock:
             self._pixels += width * height
             if self._pixels > MAX_TOTAL_PIXELS:

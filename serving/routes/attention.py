@@ -136,7 +136,7 @@ async def attention(
     async def answer() -> Response:
         async with slots.slot(settings.deadline_s):
             left = max(end - time.monotonic(), 0.001)
-            maps = await model.look_async(attention_settings, query.image, query.targets, deadline_s=left)
+            maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
             return await run_in_threadpool(render, maps)
 
     return await while_connected(request, answer())

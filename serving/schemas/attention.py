@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from nnclr_hub.encoder.attention import MOST_TARGETS, OPACITY
+from nnclr_hub.encoder.attention import MAX_TARGETS, OPACITY
 
 from .fields import FIRST_WRONG, Box, ImageText, Name, Strict
 
@@ -41,7 +41,7 @@ class AttentionOptions(Strict):
 class AttentionRequest(AttentionOptions):
     image: ImageText
     target: Annotated[list[ImageText], FIRST_WRONG] = Field(
-        [], max_length=MOST_TARGETS, description="images in which to look for the point, the box or the whole image"
+        [], max_length=MAX_TARGETS, description="images in which to look for the point, the box or the whole image"
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.outputs import feature_map
+from nnclr_hub.encoder.network_output import feature_map
 
 
 def test_the_first_stage_sees_every_pixel():

@@ -1,4 +1,4 @@
-"""Which files of a folder are its images."""
+"""The images of a folder."""
 
 import logging
 
@@ -21,15 +21,13 @@ def names(folder):
     return [path.relative_to(folder).as_posix() for path in list_images(folder)]
 
 
-def test_links_to_folders_are_not_followed_and_counted_once(folder, tmp_path, caplog):
-    """Neither in a circle nor elsewhere; links to files are images like others."""
+def test_links_to_folders_are_not_followed_and_reported_once(folder, tmp_path, caplog):
+    """Neither in a cycle nor elsewhere; links to files are images like others."""
     (folder / "circle").symlink_to(folder)
     (folder / "cat" / "elsewhere").symlink_to(tmp_path)
     (folder / ".hidden").symlink_to(tmp_path)
     (folder / "linked.png").symlink_to(folder / "cat" / "a.png")
     with caplog.at_level(logging.WARNING):
         assert names(folder) == names(folder) == ["linked.png", "cat/a.png", "dog/b.png"]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{folder} holds links to folders, which are not followed (2, such as {folder}/circle): name the folders "
-        "themselves instead"
-    ]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith(f"{folder} contains 2 links to folders, such as {folder}/circle")

@@ -27,7 +27,7 @@ def test_folders_are_labels(folder):
     assert images.labeled.numbers(images.classes).tolist() == [0, 1]
 
 
-def test_a_table_beside_the_parts_goes_before_their_folders(folder):
+def test_a_table_next_to_the_parts_takes_precedence_over_folders(folder):
     (folder / "labels.csv").write_text("path,label\ntrain/cat/a.png,tabby\ntest/cat/d.png,siamese\ntrain/c.png,\n")
     train = read_labeled(folder / "train")
     assert train.labels == (("tabby",), ())
@@ -45,30 +45,30 @@ def test_several_labels_and_uncertain_ones_become_a_matrix(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "word"),
     [
-        ("file,label\na.png,cat\n", "it needs path, and label or labels"),
-        ("path,label\n", "no rows"),
-        ("path,label\na.png,cat\n,dog\n", "line 3"),
+        ("file,label\na.png,cat\n", "column"),
+        ("path,label\n", "rows"),
+        ("path,label\na.png,cat\n,dog\n", "Line 3"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_explained(tmp_path, text, message):
+def test_an_invalid_table_is_refused(tmp_path, text, word):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(InvalidRequest, match=message):
+    with pytest.raises(InvalidRequest, match=word):
         read_labeled(tmp_path / "t.csv")
 
 
-def test_what_is_not_there_is_named(folder):
-    with pytest.raises(NoImages, match="does not exist"):
+def test_missing_tables_classes_and_images_are_refused(folder):
+    with pytest.raises(NoImages):
         read_labeled(folder / "none.csv")
     with pytest.raises(InvalidRequest, match="dog"):
         read_labeled(folder / "train").labeled.numbers(["cat"])
     (folder / "labels.csv").write_text("path,label\ntrain/c.png,cat\n")
-    with pytest.raises(NoImages, match="no image in it"):
+    with pytest.raises(NoImages):
         read_labeled(folder / "test")
 
 
-def test_images_without_a_label_have_no_number(folder):
+def test_unlabeled_images_have_no_number(folder):
     images = read_labeled(folder)
-    with pytest.raises(InvalidRequest, match=r"These images have no label: c\.png; label them"):
+    with pytest.raises(InvalidRequest):
         images.numbers(images.classes)

@@ -69,7 +69,7 @@ def test_a_card_that_somebody_edited_is_known_and_kept(model, tmp_path):
         assert not is_ours(edited)
         assert is_ours(sealed(edited))
     (folder / "README.md").write_text(text + "\nMy own words.\n")
-    with pytest.raises(InvalidRequest, match="edited by hand"):
+    with pytest.raises(InvalidRequest):
         write_card(folder)
     write_card(folder, overwrite=True)
     assert card_of(folder) == text

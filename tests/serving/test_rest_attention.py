@@ -51,7 +51,7 @@ QUESTIONS = [
 @pytest.mark.parametrize("send", [form, body])
 @pytest.mark.parametrize(("query", "settings"), QUESTIONS)
 def test_json_tells_all_of_the_librarys_own_map(client, encoder, pictures, send, query, settings):
-    [want] = encoder.look(settings, pictures[0])
+    [want] = encoder.attention_maps(settings, pictures[0])
     response = client.post(PATH, **send(pictures[0], **query))
     assert response.status_code == 200, response.text
     [found] = response.json()["maps"]
@@ -64,7 +64,7 @@ def test_json_tells_all_of_the_librarys_own_map(client, encoder, pictures, send,
 
 
 def test_it_comes_as_an_array_or_as_a_image(client, encoder, pictures):
-    [want] = encoder.look(AttentionSettings(Point(20, 30)), pictures[0])
+    [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), pictures[0])
     array = client.post(PATH, headers=NPY, **form(pictures[0], point=[20, 30]))
     assert array.headers["X-Shape"] == "7,7"
     np.testing.assert_allclose(np.load(io.BytesIO(array.content)), want.values, rtol=1e-4)
@@ -83,7 +83,7 @@ def test_what_is_in_one_image_is_looked_for_in_others_on_one_scale(client, encod
     question, query = AttentionSettings(Box(0, 0, 32, 32)), {"box": [0, 0, 32, 32]}
     for send in (form, body):
         targets = [pictures[1], wide]
-        want = encoder.look(question, pictures[0], targets)
+        want = encoder.attention_maps(question, pictures[0], targets)
         found = client.post(PATH, **send(pictures[0], targets, **query)).json()["maps"]
         assert [one["size"] for one in found] == [[64, 64], [96, 64]]
         assert found[0]["limits"] == found[1]["limits"] == pytest.approx(want[0].limits, rel=1e-4)
@@ -101,7 +101,7 @@ def test_what_is_in_one_image_is_looked_for_in_others_on_one_scale(client, encod
 
 
 def test_the_encoder_is_the_one_that_is_named_or_the_collections_own(client, server, vit, pictures, encoder):
-    row = vit.look(AttentionSettings(head=1, threshold=0.6), pictures[0])[0]
+    row = vit.attention_maps(AttentionSettings(head=1, threshold=0.6), pictures[0])[0]
     answer = client.post(PATH, **form(pictures[0], model=VIT, head=1, threshold=0.6)).json()
     assert answer["model"] == VIT
     [found] = answer["maps"]

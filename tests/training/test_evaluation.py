@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from training.evals.features import Features, PartFeatures
 from training.evals.linear import quick_linear

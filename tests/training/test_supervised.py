@@ -71,7 +71,7 @@ def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch)
 
     def center(part, preprocessing, plan):
         def make(image):
-            return transform.normalise(transform.crop(image)[None])[0]
+            return transform.normalize(transform.crop(image)[None])[0]
 
         return torch.utils.data.DataLoader(Images(part, make), plan.micro_batch, shuffle=True, collate_fn=list)
 

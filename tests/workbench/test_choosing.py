@@ -32,7 +32,7 @@ def test_maps_are_those_of_the_encoder_that_is_meant(bench, model, pictures):
     ):
         for targets in ([], pictures[1:3]):
             found = bench.look(question, pictures[0], targets, **meant)
-            for one, want in zip(found, encoder.look(question, pictures[0], targets), strict=True):
+            for one, want in zip(found, encoder.attention_maps(question, pictures[0], targets), strict=True):
                 np.testing.assert_allclose(one.values, want.values, atol=1e-5)
     assert bench.embedder(collection="moved").fingerprint == vit.fingerprint
     with pytest.raises(FingerprintMismatch):

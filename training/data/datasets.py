@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.image_folder import label_of, list_images
-from nnclr_hub.encoder.quiet import pillow_kept_quiet
+from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import NoImages
 
 UNLABELED_FOLDERS = ("unlabeled", "unlabelled")
@@ -91,7 +91,7 @@ def typical_side(paths: Sequence[Path]) -> int:
         if not path.is_file():  # opening a named pipe would block
             continue
         try:
-            with pillow_kept_quiet(), Image.open(path) as image:
+            with ignore_warnings(), Image.open(path) as image:
                 sides.append(min(image.size))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
             continue  # decoding will report the reason

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.features import FeatureSource
-from nnclr_hub.encoder.labeled import some
+from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
@@ -163,7 +163,10 @@ class _EvalRun:
         record = replace(
             empty,
             values=values,
-            left_out=[*task.left_out, *([f"{len(unread)} files cannot be read: {some(unread)}"] if unread else [])],
+            left_out=[
+                *task.left_out,
+                *([f"{len(unread)} files cannot be read: {first_names(unread)}"] if unread else []),
+            ],
             seconds=round(time.perf_counter() - began, 3),
             made=[str(folder) for folder in getattr(subject, "made", [])],
         )

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.preprocess import EvalTransform, Preprocessing
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles

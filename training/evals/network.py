@@ -12,7 +12,7 @@ from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, load_state, sized
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.publish.export import export_model
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
+from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
 from ..recipes.settings import as_text, one_of, parse_settings
@@ -112,9 +112,9 @@ def _check_range(key: str, value: object) -> None:
         raise UnknownSetting(f"{key} must be {'0 or more' if least == 0 else 'above 0'}; got {as_text(value)}.")
     if key == "image_size" and value and not 8 <= value <= 2048:
         raise UnknownSetting(f"image_size must be 0 (the encoder's size) or 8 to 2048 pixels; got {value}.")
-    if key == "short_side" and value and not SHORTEST <= value <= MAX_SIDE:
+    if key == "short_side" and value and not MIN_SIDE <= value <= MAX_SIDE:
         raise UnknownSetting(
-            f"short_side must be 0 (the image's size) or {SHORTEST} to {MAX_SIDE} pixels; got {value}."
+            f"short_side must be 0 (the image's size) or {MIN_SIDE} to {MAX_SIDE} pixels; got {value}."
         )
     if key == "seed" and value >= 2**31:
         raise UnknownSetting(f"seed must be below {2**31}; got {value}.")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.outputs import vector_length
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.network_output import vector_length
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, NoImages, TrainingDiverged
 from nnclr_hub.progress import bar
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.labeled import LabeledImages, read_labeled, some
+from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
 
@@ -116,7 +116,9 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
         raise InvalidRequest(f"{folder / scored} has no image of a class in train/; check the labels.")
     missing = [name for i, name in enumerate(classes) if not _occurs(parts[scored].labels, i)]
     if missing:
-        left_out.append(f"{folder.name}/{scored} has no image of {some(missing)}; no mean over classes includes them")
+        left_out.append(
+            f"{folder.name}/{scored} has no image of {first_names(missing)}; no mean over classes includes them"
+        )
     return Task(
         folder.resolve().name,
         classes,
@@ -183,7 +185,7 @@ def _known(
         return images, []
     kept = images.keep([i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)])
     number = len(images.paths) - len(kept.paths)
-    return kept, [f"{where}: {number} images of classes missing from {lacking} ({some(unknown)}) are left out"]
+    return kept, [f"{where}: {number} images of classes missing from {lacking} ({first_names(unknown)}) are left out"]
 
 
 def _occurs(labels: np.ndarray, place: int) -> bool:

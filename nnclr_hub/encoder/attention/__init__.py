@@ -1,22 +1,34 @@
-"""What an encoder looks at: the paper's attention maps ("Attention in NNCLR ResNet" and the two sections after it).
+"""Attention maps of an encoder, as in the paper ("Attention in NNCLR ResNet" and the two sections after it).
 
-    encoder.attention("cat.jpg").overlay().save("map.png")                            # the image as a whole
-    encoder.attention("cat.jpg", Point(120, 80)).values                               # (h, w): where it looks the same
-    encoder.attention("cat.jpg", Box(40, 60, 200, 220), target=["a.jpg", "b.jpg"])    # where else the object is
+    encoder.attention("cat.jpg").overlay().save("map.png")                            # the whole image
+    encoder.attention("cat.jpg", Point(120, 80)).values                               # (h, w): similarity to a point
+    encoder.attention("cat.jpg", Box(40, 60, 200, 220), target=["a.jpg", "b.jpg"])    # the object in other images
 
-F is the feature map of an image, q the query's features; a map is A[i, j] = <F[i, j], q>. Of a vision transformer
-without a query it is the softmax row of [CLS] in the last block. What is asked and what is answered is here, without
-torch; `looker.py` looks.
+F is the feature map of an image and q the feature vector of the query; a map is A[i, j] = <F[i, j], q>. For a vision
+transformer without a query, the map is the softmax row of [CLS] in the last block.
+
+    query.py        what to show: Point, Box, AttentionSettings
+    geometry.py     input size, and where cells of a feature map are in the image
+    maps.py         AttentionMap
+    network.py      what the extractor reads from a network (needs torch)
+    extractor.py    AttentionExtractor: image -> AttentionMap (needs torch)
+    figure.py       several maps as one PNG file
 """
 
 from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap, check_opacity, on_one_scale
-from nnclr_hub.encoder.attention.queries import Box, Point, Query
-from nnclr_hub.encoder.attention.settings import MOST_TARGETS, SIMILARITIES, AttentionSettings
-from nnclr_hub.encoder.attention.sizes import MAX_SIDE
+from nnclr_hub.encoder.attention.query import (
+    MAX_SIDE,
+    MAX_TARGETS,
+    SIMILARITIES,
+    AttentionSettings,
+    Box,
+    Point,
+    Query,
+)
 
 __all__ = [
     "MAX_SIDE",
-    "MOST_TARGETS",
+    "MAX_TARGETS",
     "OPACITY",
     "SIMILARITIES",
     "AttentionMap",

@@ -1,26 +1,68 @@
-"""Where the cells of a feature map lie in the image.
+"""The size at which an image enters the network, and where the cells of its feature map are in the image.
 
-A convolution of odd kernel k, padding k // 2 and stride 2 keeps the center of its first cell where it was, so cell i of
-a ResNet sees around 32 i + 0.5 pixels of its input, and not around (i + 0.5) 32: the map lies half a cell further up
-and left than it would if it were merely stretched. A patch of a vision transformer is centerd at P (i + 0.5).
+The paper uses "the original resolution of the images to get a larger feature map": the image is not cropped.
+
+A convolution of odd kernel k, padding k // 2 and stride 2 keeps the center of its first cell in place. So cell i of a
+ResNet is centered at 32 i + 0.5 pixels of its input, not at (i + 0.5) 32. A map that is merely stretched over the image
+would be half a cell off. A patch of a vision transformer is centered at P (i + 0.5).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from nnclr_hub.encoder.attention.queries import Box, Point, Query
+from nnclr_hub.encoder.attention.query import MAX_SIDE, Box, Point, Query
+from nnclr_hub.errors import InvalidRequest
+
+# Of a map, whatever max_side is: as many as patches of 16 have at 1024 x 1024. A transformer's cost grows with the
+# square of this number. Patches of 8 at 1024 x 1024 would cost 16 times as much, and 6 GB per block without fused
+# attention.
+MAX_CELLS = 4096
+MIN_SIDE = 224  # short side of the network's input, in pixels, where max_side allows it
+
+
+def input_size(
+    size: tuple[int, int], cell: tuple[int, int], max_side: int = MAX_SIDE, *, whole: bool = False
+) -> tuple[int, int]:
+    """Return the width and height to which an image is resized.
+
+    Args:
+        size: width and height of the upright original.
+        cell: pixels across and down from one cell of the map to the next.
+        max_side: maximum of the long side, in pixels. Within it, the short side is enlarged to MIN_SIDE. Each side is
+            at least one cell, so a thin strip is widened.
+        whole: whether the sides must be multiples of a cell's, as those of a vision transformer.
+
+    Raises:
+        InvalidRequest: max_side is less than a cell.
+    """
+    if max_side < max(cell):
+        raise InvalidRequest(f"max_side must be at least {max(cell)}, a cell of this network, got {max_side}.")
+    step = cell if whole else (1, 1)
+    most = tuple(min(max_side // part * part, MAX_CELLS * side) for part, side in zip(step, cell, strict=True))
+    scale = max(min(1.0, max_side / max(size)), min(MIN_SIDE / min(size), max_side / max(size)))
+    width, height = (
+        min(max(round(scale * side / part) * part, least), bound)
+        for side, part, least, bound in zip(size, step, cell, most, strict=True)
+    )
+    excess = math.sqrt(math.ceil(width / cell[0]) * math.ceil(height / cell[1]) / MAX_CELLS)
+    if excess > 1:
+        width, height = (
+            max(math.floor(side / excess / part) * part, part) for side, part in zip((width, height), cell, strict=True)
+        )
+    return width, height
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of a map.
+    """One axis of a map.
 
-    cells: how many there are.
+    cells: number of cells.
     first: center of cell 0, in pixels of the network's input.
-    stride: from one center to the next, likewise.
+    stride: from one center to the next, in pixels of the network's input.
     input: length of the network's input, in pixels.
     original: length of the upright original, in pixels.
     """
@@ -33,21 +75,21 @@ class Axis:
 
     @property
     def centers(self) -> np.ndarray:
-        """(cells,) float64: their centers in pixels of the original."""
+        """(cells,) float64: the centers of the cells in pixels of the original."""
         return (self.first + self.stride * np.arange(self.cells)) * (self.original / self.input)
 
     def nearest(self, place: float) -> int:
-        """The cell whose center is nearest to a place in the original; of two, the first."""
+        """Return the cell whose center is nearest to a place in the original; of two, the first."""
         return int(np.abs(self.centers - place).argmin())
 
     def inside(self, start: float, stop: float) -> np.ndarray:
-        """Cells whose centers lie from `start` to `stop` in the original."""
+        """Return the cells whose centers are from `start` to `stop` in the original."""
         return np.flatnonzero((self.centers >= start) & (self.centers <= stop))
 
     def interpolation(self) -> np.ndarray:
-        """(original, cells) float32: weights that interpolate linearly to the middle of each pixel; rows sum to 1.
+        """Return (original, cells) float32 weights that interpolate linearly at the middle of each pixel.
 
-        Before the first center and behind the last one the value is theirs.
+        Rows sum to 1. Before the first center and after the last one, the value is that of the nearest cell.
         """
         place = (np.arange(self.original) + 0.5) * (self.input / self.original)
         at = np.clip((place - self.first) / self.stride, 0, self.cells - 1)
@@ -61,7 +103,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a map, by `down` and `across`, in the upright original."""
+    """The cells of a map in the upright original, as an axis `down` and an axis `across`."""
 
     down: Axis
     across: Axis
@@ -73,14 +115,14 @@ class Grid:
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Width and height that the network was given."""
+        """Width and height of the network's input."""
         return self.across.input, self.down.input
 
     def cells(self, query: Query) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns that a query means: their product.
+        """Return the rows and the columns of the cells that a query selects.
 
-        A point means the cell whose center is nearest; a box those whose centers lie in it, or else the one nearest
-        to its own center.
+        A point selects the cell with the nearest center. A box selects the cells whose centers are inside, or else the
+        cell nearest to the box's own center.
         """
         if isinstance(query, Box):
             rows = self.down.inside(query.y0, query.y1)
@@ -91,5 +133,5 @@ class Grid:
         return np.array([self.down.nearest(point.y)]), np.array([self.across.nearest(point.x)])
 
     def upsampled(self, values: np.ndarray) -> np.ndarray:
-        """(h, w) values of the cells -> (H, W) float32, of every pixel of the original, bilinear between centers."""
+        """Return (H, W) float32 values of every pixel of the original, bilinear between the (h, w) cell centers."""
         return self.down.interpolation() @ values.astype(np.float32) @ self.across.interpolation().T

@@ -1,4 +1,4 @@
-"""AttentionMap: what came out, as numbers and as an image."""
+"""AttentionMap: an attention map as numbers and as an image."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from PIL.PngImagePlugin import PngInfo
 from nnclr_hub.encoder.attention.geometry import Grid
 from nnclr_hub.errors import InvalidRequest
 
-COLORS = "inferno"  # of even steps to the eye, from black: what is not attended to goes dark
+COLORS = "inferno"  # perceptually uniform, from black: what gets no attention becomes dark
 OPACITY = 0.6
-MADE_BY = ("Software", "nnclr_hub attention")  # in the PNG files of maps and figures, so that they are known again
-NOISE = 1e-6  # relative to the values: below it a map's differences are those of float32 sums
+MADE_BY = ("Software", "nnclr_hub attention")  # in the PNG files of maps and figures, for is_map_file
+NOISE = 1e-6  # relative to the values: smaller differences come from the order of float32 sums
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """How much each cell of an image answers to a query.
+    """The response of each cell of an image to a query.
 
-    values: (h, w) float32, raw: similarities, any number; or shares of [CLS]'s attention, in [0, 1].
+    values: (h, w) float32, not scaled: similarities of any size, or [CLS]'s attention weights in [0, 1].
     kind: "dot", "cosine", or "class_token".
-    grid: where the cells lie in the upright original.
-    limits: the values that become 0 and 1; of several maps of one call the same.
+    grid: where the cells are in the upright original.
+    limits: the values that become 0 and 1; equal for all maps of one call.
     image: the upright original, RGB.
     """
 
@@ -38,7 +38,19 @@ class AttentionMap:
     kind: str
     grid: Grid
     limits: tuple[float, float]
-    picture: Image.Image
+    image: Image.Image
+
+    def __repr__(self) -> str:
+        (height, width), (x, y) = self.values.shape, self.peak
+        size, (low, high) = self.size, self.limits
+        return (
+            f"AttentionMap({self.kind}, {width} x {height} cells of an image of {size[0]} x {size[1]} pixels, "
+            f"values from {low:.3g} to {high:.3g}, peak at ({x:.0f}, {y:.0f}))"
+        )
+
+    def _repr_png_(self) -> bytes:
+        """Show the overlay in Jupyter."""
+        return self.png()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -47,52 +59,52 @@ class AttentionMap:
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Width and height at which the image went through the network."""
+        """Width and height of the network's input."""
         return self.grid.input_size
 
     @property
     def peak(self) -> tuple[float, float]:
-        """x and y of the center of the largest cell, in pixels of the upright original; of several, the first."""
+        """x and y of the center of the first cell with the largest value, in pixels of the original."""
         row, column = np.unravel_index(self.values.argmax(), self.values.shape)
         return float(self.grid.across.centers[column]), float(self.grid.down.centers[row])
 
     def scaled(self) -> np.ndarray:
-        """(H, W) float32 in [0, 1], of every pixel of the upright original; a constant map is 0."""
+        """Return (H, W) float32 in [0, 1], a value for every pixel of the upright original; 0 for a constant map."""
         low, high = self.limits
         if high - low <= NOISE * max(abs(low), abs(high)):
             return np.zeros(self.size[::-1], np.float32)
         return self.grid.upsampled((self.values - low) / (high - low)).clip(0, 1)
 
     def colored(self) -> Image.Image:
-        """The map alone in colors, as large as the upright original."""
+        """Return the map alone as a color image of the original's size."""
         return Image.fromarray(_colors()[(self.scaled() * 255).round().astype(np.uint8)])
 
     def overlay(self, opacity: float = OPACITY) -> Image.Image:
-        """The map in colors over the upright original, RGB.
+        """Return the colored map over the upright original, RGB.
 
-        The image loses its own colors by as much, so that what is colored is what is attended to.
+        The original loses its own colors in the same proportion, so that every visible color is the map's.
 
         Args:
             opacity: from 0, the image alone, to 1, the map alone.
 
         Raises:
-            InvalidRequest: another opacity.
+            InvalidRequest: the opacity is not in [0, 1].
         """
         check_opacity(opacity)
-        paler = Image.blend(self.picture, self.picture.convert("L").convert("RGB"), opacity)
+        paler = Image.blend(self.image, self.image.convert("L").convert("RGB"), opacity)
         return Image.blend(paler, self.colored(), opacity)
 
     def png(self, opacity: float = OPACITY) -> bytes:
-        """`overlay` as a PNG file."""
+        """Return `overlay` as a PNG file."""
         buffer = io.BytesIO()
-        mark = PngInfo()
-        mark.add_text(*MADE_BY)
+        info = PngInfo()
+        info.add_text(*MADE_BY)
         # level 3 takes half the time of 6 for a tenth more bytes
-        self.overlay(opacity).save(buffer, "PNG", pnginfo=mark, compress_level=3)
+        self.overlay(opacity).save(buffer, "PNG", pnginfo=info, compress_level=3)
         return buffer.getvalue()
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the image, ready for JSON."""
+        """Return everything except the image, ready for JSON."""
         return {
             "kind": self.kind,
             "values": self.values.tolist(),
@@ -106,34 +118,34 @@ class AttentionMap:
 
 
 def check_opacity(opacity: float) -> None:
-    """Refuses what is not in [0, 1].
+    """Check that an opacity is in [0, 1].
 
     Raises:
         InvalidRequest: it is not.
     """
     if isinstance(opacity, bool) or not isinstance(opacity, Real) or not 0 <= opacity <= 1:
-        raise InvalidRequest(f"opacity={opacity!r} is not in [0, 1]: 0 is the image alone, 1 the map alone.")
+        raise InvalidRequest(f"opacity must be from 0 (the image alone) to 1 (the map alone), got {opacity!r}.")
 
 
 def is_map_file(path: Path) -> bool:
-    """Whether a file is a map, or a figure of maps, that was written here."""
+    """Return whether a file is a map, or a figure of maps, that this package wrote."""
     name, value = MADE_BY
     try:
         with Image.open(path, formats=["PNG"]) as image:
             return image.info.get(name) == value
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no image, or none of ours
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # not a PNG file of ours
         return False
 
 
 def on_one_scale(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
-    """The same maps, of which equal values get equal colors."""
+    """Return the same maps with common limits, so that equal values get equal colors."""
     limits = min(one.limits[0] for one in maps), max(one.limits[1] for one in maps)
     return [replace(one, limits=limits) for one in maps]
 
 
 @cache
 def _colors() -> np.ndarray:
-    """(256, 3) uint8."""
-    from matplotlib import colormaps  # not before it is needed: it costs a third of a second
+    """Return (256, 3) uint8, the color map."""
+    from matplotlib import colormaps  # imported late because it takes a third of a second
 
     return colormaps[COLORS](np.arange(256), bytes=True)[:, :3].copy()

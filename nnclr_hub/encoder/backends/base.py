@@ -1,4 +1,4 @@
-"""What every backend promises, and how backends are named."""
+"""The interface of a backend, and the names of backends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BACKENDS = (AUTO, *(kind if precision == "fp32" else f"{kind}-bf16" for kind in 
 
 
 class Backend(Protocol):
-    """One way to run a network; safe to call from many threads.
+    """A library that runs a network; safe to call from many threads.
 
-    name: as it may be asked for again, such as "openvino-bf16".
-    precision: "fp32" or "bf16", what it computes in.
-    buckets: batch sizes that are cheap, ascending; None: any is. The backend itself fills a batch up to the
-        next of them and drops the rows that it added, so a caller needs them only to know what to warm up.
-    memory: bytes of weights that it holds beside the torch network's own; None: not known.
+    name: one of BACKENDS, such as "openvino-bf16".
+    precision: "fp32" or "bf16".
+    buckets: batch sizes that run fast, ascending; None: all do. The backend pads a batch to the next bucket and drops
+        the added rows, so callers need buckets only for warm-up.
+    memory: bytes of weights in addition to the torch network; None: unknown.
     """
 
     name: str
@@ -34,35 +34,35 @@ class Backend(Protocol):
     memory: int | None
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """(N, S, S, 3) uint8 pixels, N >= 1 -> (N, D) float32, not brought to length 1."""
+        """Run (N, S, S, 3) uint8 pixels, N >= 1, through the network: (N, D) float32, not normalized."""
         ...
 
 
 def parse_backend(name: str, precision: str | None = None) -> tuple[str, str | None]:
-    """The kind and the precision that a caller means; "auto" may come with no precision: any will do.
+    """Split a backend's name into kind and precision; the precision of "auto" may be None, for any.
 
     Args:
         name: one of BACKENDS.
-        precision: "fp32" or "bf16", beside or instead of what the name says.
+        precision: "fp32" or "bf16", in addition to the name or instead of its suffix.
 
     Raises:
-        InvalidRequest: there is no such backend or precision, or they contradict one another.
+        InvalidRequest: the backend or the precision does not exist, or they contradict each other.
     """
     if precision not in (None, "fp32", "bf16"):
-        raise InvalidRequest(f"Precision {precision!r} is none of fp32, bf16.")
+        raise InvalidRequest(f"precision must be fp32 or bf16, got {precision!r}.")
     if name not in BACKENDS:
-        raise InvalidRequest(f"Backend {name!r} is none of {', '.join(BACKENDS)}.")
+        raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}.")
     if name == AUTO:
         return AUTO, precision
     kind, _, suffix = name.partition("-")
     if suffix and precision not in (None, suffix):
-        raise InvalidRequest(f"Backend {name!r} cannot have precision {precision!r}: give one or the other.")
+        raise InvalidRequest(f"Backend {name!r} contradicts precision {precision!r}; leave one of them out.")
     wanted = suffix or precision or "fp32"
     if wanted not in KINDS[kind]:
-        raise InvalidRequest(f"Backend {kind!r} computes in {' or '.join(KINDS[kind])}, not in {wanted}.")
+        raise InvalidRequest(f"Backend {kind!r} supports {' and '.join(KINDS[kind])} only, got {wanted}.")
     return kind, wanted
 
 
 def full_name(kind: str, precision: str) -> str:
-    """The name of a kind at a precision: "torch", "torch-bf16", ..."""
+    """Return the name of a kind with a precision: "torch", "torch-bf16", ..."""
     return kind if precision == "fp32" else f"{kind}-{precision}"

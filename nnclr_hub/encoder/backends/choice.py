@@ -1,8 +1,8 @@
-"""auto: the fastest backend on this machine whose vectors are those of the reference.
+"""auto: choose the fastest backend on this machine whose vectors match the reference.
 
-The candidates whose packages are there run a batch of made images. One whose vectors leave the reference's
-(torch in float32) is out, and of the others the fastest is taken. Measuring takes seconds, so the choice is
-remembered in the cache folder, for this encoder, processor, number of threads and these versions.
+The installed candidates run a batch of synthetic images. Those whose vectors differ from the reference (torch in
+float32) are rejected, and the fastest of the others is chosen. Measuring takes seconds, so the choice is cached per
+encoder, processor, number of threads and package versions.
 """
 
 from __future__ import annotations
@@ -29,115 +29,115 @@ from nnclr_hub.errors import NNCLRHubError
 
 log = logging.getLogger(__name__)
 
-LOWEST_COSINE = 0.999  # of the worst probe image's vector with the reference's
-TIMED = 4  # images of a timed run
+MIN_COSINE = 0.999  # between the vectors of a candidate and the reference, for the worst image
+TIMED = 4  # images per timed run
 ROUNDS = 3
-FAR_BEHIND = 1.5
+TOO_SLOW = 1.5  # times the best time so far: not measured again
 REFERENCE = "torch"
 PACKAGES = ("nnclr_hub", "torch", "timm", "openvino", "onnxruntime")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 def choose(
-    open_named: Callable[[str], Backend], side: int, device: torch.device, precision: str | None, identity: str
+    open_named: Callable[[str], Backend], side: int, device: torch.device, precision: str | None, fingerprint: str
 ) -> Backend:
-    """The backend to use here, opened.
+    """Open the backend to use on this machine.
 
     Args:
         open_named: opens a backend by its name.
         side: of the network's input, in pixels.
-        device: where the network is.
-        precision: only candidates of this one; None: any.
-        identity: the encoder's fingerprint.
+        device: of the network.
+        precision: required of the candidates; None: any.
+        fingerprint: of the encoder.
     """
     names = candidates(device, precision)
-    place = cache_folder() / "backends" / f"{_key(identity, device, names)}.json"
-    remembered = _remembered(place, names)
-    if remembered is not None:
+    place = cache_folder() / "backends" / f"{_key(fingerprint, device, names)}.json"
+    cached = _read_choice(place, names)
+    if cached is not None:
         try:
-            backend = open_named(remembered)
-        except NNCLRHubError as error:  # such as a package that broke without changing its version
-            log.warning("backend %s was chosen before and cannot be opened now: %s", remembered, error)
+            backend = open_named(cached)
+        except NNCLRHubError as error:  # such as a package that broke without a new version
+            log.warning("the cached choice %s cannot be opened: %s", cached, error)
         else:
-            log.info("backend %s, chosen before", backend.name)
+            log.info("backend %s, from the cached choice", backend.name)
             return backend
-    backend, figures = _fastest(open_named, names, side)
-    _remember(place, {"name": backend.name, "measured": figures})
-    log.info("backend %s, fastest of %s", backend.name, _in_words(figures))
+    backend, measured = _fastest(open_named, names, side)
+    _write_choice(place, {"name": backend.name, "measured": measured})
+    log.info("backend %s, fastest of %s", backend.name, _summary(measured))
     return backend
 
 
 def candidates(device: torch.device, precision: str | None) -> list[str]:
-    """What may be chosen, the reference first. torch.compile is not among them: it takes minutes to find out."""
+    """Return the candidates, the reference first; without torch.compile, which would take minutes to measure."""
     names = [REFERENCE, "torch-bf16"]
     if device.type == "cpu" and find_spec("openvino"):
         names += ["openvino", "openvino-bf16"]
     elif device.type == "cpu" and find_spec("onnxruntime") and find_spec("onnxscript"):
-        names += ["onnx"]  # slower than OpenVINO wherever both are there, and slow to export
+        names += ["onnx"]  # slower than OpenVINO where both are installed, and slow to export
     return [name for name in names if precision in (None, parse_backend(name)[1])] or [f"{REFERENCE}-{precision}"]
 
 
 def _fastest(open_named: Callable[[str], Backend], names: list[str], side: int) -> tuple[Backend, dict[str, Any]]:
-    """The fastest of those that are near enough, and what was measured: name -> seconds an image, worst cosine."""
-    pictures = probe_images(side)
+    """Return the fastest accurate backend, and the measurements: name -> seconds per image, worst cosine."""
+    images = probe_images(side)
     reference = open_named(REFERENCE)
-    wanted = reference.run(pictures)
+    wanted = reference.run(images)
     running: dict[str, Backend] = {}
-    figures: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for name in names:
         try:
             backend = reference if name == REFERENCE else open_named(name)
-            cosine = 1.0 if name == REFERENCE else worst_cosine(backend.run(pictures), wanted)
+            cosine = 1.0 if name == REFERENCE else worst_cosine(backend.run(images), wanted)
         except NNCLRHubError as error:
-            figures[name] = {"refused": str(error)}
+            measured[name] = {"refused": str(error)}
             continue
-        figures[name] = {"cosine": cosine}
-        if cosine >= LOWEST_COSINE:
+        measured[name] = {"cosine": cosine}
+        if cosine >= MIN_COSINE:
             running[name] = backend
-    if not running:  # a precision was asked for that is not near enough: what was asked for is done all the same
+    if not running:  # the caller requires a precision that is not accurate enough; respect the request
         running = {names[0]: open_named(names[0])}
-    for name, seconds in _by_turns(running, pictures[:TIMED]).items():
-        figures.setdefault(name, {})["seconds"] = seconds / TIMED
-    best = min(running, key=lambda name: figures[name]["seconds"])
-    return running[best], figures
+    for name, seconds in _measure(running, images[:TIMED]).items():
+        measured.setdefault(name, {})["seconds"] = seconds / TIMED
+    best = min(running, key=lambda name: measured[name]["seconds"])
+    return running[best], measured
 
 
-def _by_turns(running: dict[str, Backend], pictures: np.ndarray) -> dict[str, float]:
-    """The best time of each; what is far behind after a round is not run again.
+def _measure(running: dict[str, Backend], images: np.ndarray) -> dict[str, float]:
+    """Return the best time of each backend; one that is too slow after a round is not run again.
 
-    By turns, so that what else the machine does hits all of them.
+    The backends take turns, so that other load on the machine affects all of them.
     """
     seconds = dict.fromkeys(running, float("inf"))
     for _ in range(ROUNDS):
         best = min(seconds.values())
-        for name in [name for name in running if best == float("inf") or seconds[name] < FAR_BEHIND * best]:
+        for name in [name for name in running if best == float("inf") or seconds[name] < TOO_SLOW * best]:
             began = time.perf_counter()
-            running[name].run(pictures)
+            running[name].run(images)
             seconds[name] = min(seconds[name], time.perf_counter() - began)
     return seconds
 
 
 def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The lowest cosine between rows of two (N, D) arrays; -1 where one is not finite."""
+    """Return the lowest cosine between rows of two (N, D) arrays; -1 if a value is not finite."""
     lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
     cosines = (got * wanted).sum(axis=1) / np.maximum(lengths, 1e-12)
     return float(np.nan_to_num(cosines, nan=-1.0).min())
 
 
-def _key(identity: str, device: torch.device, names: list[str]) -> str:
+def _key(fingerprint: str, device: torch.device, names: list[str]) -> str:
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    about = [identity, str(device), machine, torch.get_num_threads(), os.cpu_count(), names, _versions()]
+    about = [fingerprint, str(device), machine, torch.get_num_threads(), os.cpu_count(), names, _versions()]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
 def _processor() -> str:
-    """The processor's model and what it can do: a machine of the same name may lack bfloat16."""
+    """Return the processor's model and its features; machines with the same model name may lack bfloat16."""
     try:
         lines = CPU_INFO.read_text("utf-8", "replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return f"{platform.machine()} {platform.processor()} {' '.join(told[:2])}"
+    relevant = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return f"{platform.machine()} {platform.processor()} {' '.join(relevant[:2])}"
 
 
 def _versions() -> dict[str, str]:
@@ -150,8 +150,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _remembered(place: Path, names: list[str]) -> str | None:
-    """The name written there; None without, or for a file that is damaged."""
+def _read_choice(place: Path, names: list[str]) -> str | None:
+    """Return the cached name; None if there is none, or the file is damaged."""
     try:
         name = json.loads(place.read_text("utf-8"))["name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -159,19 +159,19 @@ def _remembered(place: Path, names: list[str]) -> str | None:
     return name if name in names else None
 
 
-def _remember(place: Path, choice: dict[str, Any]) -> None:
+def _write_choice(place: Path, choice: dict[str, Any]) -> None:
     half = place.with_suffix(f".{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         half.write_text(json.dumps(choice, indent=1), "utf-8")
         half.replace(place)
-    except OSError as error:  # a full or read-only disk costs the next start some seconds, and nothing more
-        log.warning("the choice of a backend cannot be kept: %s", error.strerror)
+    except OSError as error:  # only costs the next start some seconds
+        log.warning("the choice of a backend cannot be cached: %s", error.strerror)
 
 
-def _in_words(figures: dict[str, Any]) -> str:
-    told = [
-        f"{name} {1e3 * one['seconds']:.1f} ms" if "seconds" in one else f"{name} (out)"
-        for name, one in figures.items()
+def _summary(measured: dict[str, Any]) -> str:
+    parts = [
+        f"{name} {1e3 * one['seconds']:.1f} ms" if "seconds" in one else f"{name} (rejected)"
+        for name, one in measured.items()
     ]
-    return ", ".join(told) + " an image"
+    return ", ".join(parts) + " per image"

@@ -1,19 +1,19 @@
-"""Network: the backbone with the normalization before it, so that a backend takes pixels as they are."""
+"""Network: the backbone with normalization as its first step, so that a backend takes plain pixels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.preprocess import Preprocessing
+from nnclr_hub.encoder.preprocessing import Preprocessing
 
 
 class Network(nn.Module):
-    """(N, S, S, 3) uint8 crops -> (N, D) float features, before they are brought to length 1.
+    """(N, S, S, 3) uint8 crops -> (N, D) float features, not normalized.
 
     Args:
         backbone: (N, 3, S, S) float -> (N, D), in evaluation mode; shared, not copied.
-        preprocessing: its side and colors.
+        preprocessing: its input size, mean and std are used.
     """
 
     mean: Tensor
@@ -23,7 +23,7 @@ class Network(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.side = preprocessing.input_size
-        # not in the state dict: they are no weights
+        # not part of the state dict, because they are not weights
         self.register_buffer("mean", self._colors(preprocessing.mean), persistent=False)
         self.register_buffer("std", self._colors(preprocessing.std), persistent=False)
         self.eval()
@@ -33,14 +33,14 @@ class Network(nn.Module):
         return torch.tensor(values).mul_(255).view(1, 3, 1, 1)
 
     def forward(self, crops: Tensor) -> Tensor:
-        """Crops on the network's device; its layout stays channels last in memory."""
+        """Compute features of crops on the network's device; the layout in memory stays channels last."""
         return self.backbone((crops.permute(0, 3, 1, 2).float() - self.mean) / self.std)
 
     def example(self) -> Tensor:
-        """(2, S, S, 3) uint8, for what records the network by running it; not one image, for 1 is a special size."""
+        """Return (2, S, S, 3) uint8 for tracing; not one image, because tracers treat batch size 1 specially."""
         return torch.zeros(2, self.side, self.side, 3, dtype=torch.uint8)
 
     @property
     def bytes(self) -> int:
-        """Size of the weights."""
+        """Size of the weights in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.backbone.state_dict().values())

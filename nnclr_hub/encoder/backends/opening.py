@@ -1,4 +1,4 @@
-"""A backend by its name."""
+"""Open a backend by its name."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def open_backend(
     device: torch.device,
     *,
     precision: str | None = None,
-    identity: Callable[[], str] = lambda: "",
+    fingerprint: Callable[[], str] = lambda: "",
 ) -> Backend:
-    """The backend of that name for a network.
+    """Open the backend of a name for a network.
 
     Args:
         name: one of `base.BACKENDS`.
-        network: on `device` already.
-        device: where it is.
-        precision: "fp32" or "bf16", where the name does not say; None: as the backend likes.
-        identity: the encoder's fingerprint, asked for under "auto": its choice is remembered under it.
+        network: already on `device`.
+        device: of the network.
+        precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
+        fingerprint: returns the encoder's fingerprint; called for "auto", which caches its choice under it.
 
     Raises:
-        InvalidRequest: no such backend, or it cannot run this network or on this device.
+        InvalidRequest: the backend does not exist, or does not support this network or device.
         MissingDependency: its package is not installed.
     """
     kind, wanted = parse_backend(name, precision)
@@ -49,4 +49,4 @@ def open_backend(
     def opened(name: str) -> Backend:
         return open_backend(name, network, device)
 
-    return choose(opened, network.side, device, wanted, identity())
+    return choose(opened, network.side, device, wanted, fingerprint())

@@ -1,24 +1,23 @@
-"""Images made by code, to compare backends on where there is no photograph at hand.
+"""Synthetic images for comparing backends without photographs.
 
-Noise alone would say little: a network answers it with much the same vector whatever the seed. These have the
-statistics of photographs, amplitudes that fall with the frequency in colors that go together, and in front of
-them shapes with edges and stripes.
+Noise alone is not enough, because a network returns similar vectors for all of it. These images have statistics of
+photographs: amplitudes that fall with frequency, correlated color channels, and shapes with edges and stripes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-PICTURES = 8
+IMAGES = 8
 
 
-def probe_images(side: int, count: int = PICTURES) -> np.ndarray:
-    """(count, side, side, 3) uint8, the same on every machine."""
-    return np.stack([_picture(np.random.default_rng(seed), side) for seed in range(count)])
+def probe_images(side: int, count: int = IMAGES) -> np.ndarray:
+    """Return (count, side, side, 3) uint8, the same on every machine."""
+    return np.stack([_image(np.random.default_rng(seed), side) for seed in range(count)])
 
 
-def _picture(rng: np.random.Generator, side: int) -> np.ndarray:
-    mixing = np.eye(3) * 0.5 + rng.uniform(0.2, 0.8, 3)  # channels of one light: mostly gray, a little color
+def _image(rng: np.random.Generator, side: int) -> np.ndarray:
+    mixing = np.eye(3) * 0.5 + rng.uniform(0.2, 0.8, 3)  # correlated channels: mostly gray, a little color
     scene = np.stack([_clouds(rng, side) for _ in range(3)], axis=-1) @ mixing
     scene = rng.uniform(60, 190, 3) + scene * rng.uniform(25, 60)
     y, x = np.mgrid[0:side, 0:side] / side
@@ -28,7 +27,7 @@ def _picture(rng: np.random.Generator, side: int) -> np.ndarray:
 
 
 def _clouds(rng: np.random.Generator, side: int) -> np.ndarray:
-    """(side, side) with mean 0, deviation 1 and the spectrum of photographs."""
+    """Return (side, side) with mean 0, deviation 1 and the spectrum of photographs."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequency[0, 0] = np.inf
     field = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side))) / frequency**1.3, s=(side, side))
@@ -36,7 +35,7 @@ def _clouds(rng: np.random.Generator, side: int) -> np.ndarray:
 
 
 def _shape(rng: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Where an ellipse or a rectangle lies, turned by any angle."""
+    """Return the mask of an ellipse or a rectangle at a random angle."""
     angle, (cx, cy), (width, height) = rng.uniform(0, np.pi), rng.uniform(0.2, 0.8, 2), rng.uniform(0.08, 0.35, 2)
     u = (x - cx) * np.cos(angle) + (y - cy) * np.sin(angle)
     v = (y - cy) * np.cos(angle) - (x - cx) * np.sin(angle)
@@ -46,7 +45,7 @@ def _shape(rng: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray
 
 
 def _surface(rng: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(side, side, 3): a color in shading light, plain or in stripes."""
+    """Return (side, side, 3): a shaded color, plain or striped."""
     light = rng.uniform(-60, 60) * x + rng.uniform(-60, 60) * y
     across = x * rng.uniform(-1, 1) + y * rng.uniform(-1, 1)
     stripes = rng.choice([0, 40]) * np.sign(np.sin(across * rng.uniform(20, 120)))

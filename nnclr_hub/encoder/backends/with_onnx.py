@@ -1,4 +1,4 @@
-"""ONNX: the network as a file for other runtimes, and ONNX Runtime on the CPU."""
+"""ONNX: export of the network to a file, and ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.quiet import tracer_kept_quiet
+from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
 INPUT, FEATURES, EMBEDDING = "pixels", "features", "embedding"
@@ -21,7 +21,7 @@ OPSET = 18
 
 
 class _BothOutputs(nn.Module):
-    """crops -> features as the network gives them, and the same at length 1."""
+    """crops -> features, and the same normalized."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -33,13 +33,13 @@ class _BothOutputs(nn.Module):
 
 
 def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> bytes:
-    """An ONNX model: "pixels" (batch, S, S, 3) uint8 -> "features" and "embedding", (batch, D) float32.
+    """Export an ONNX model: "pixels" (batch, S, S, 3) uint8 -> "features" and "embedding", (batch, D) float32.
 
-    The mean and deviation of the colors are in the graph; "embedding" has rows of length 1.
+    The graph contains the normalization of the pixels; "embedding" has unit rows.
 
     Args:
         network: on the CPU.
-        about: kept as the model's metadata.
+        about: metadata of the model.
 
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
@@ -50,10 +50,10 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingDependency(
-            f"An ONNX model needs the package {error.name}, which is not installed: pip install 'nnclr_hub[onnx]'."
+            f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[onnx]'."
         ) from error
     try:
-        with tracer_kept_quiet(), _loggers_kept_quiet(), torch.no_grad():
+        with ignore_warnings(), _silent_loggers(), torch.no_grad():
             program = torch.onnx.export(
                 _BothOutputs(network).eval(),
                 (network.example(),),
@@ -67,7 +67,7 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
             assert program is not None
     except torch.onnx.OnnxExporterError as error:
         reason = " ".join(str(error).split())[:200]
-        raise InvalidRequest(f"torch cannot export this network to ONNX ({reason}).") from error
+        raise InvalidRequest(f"torch cannot export this network to ONNX: {reason}.") from error
     model = program.model_proto
     for key, value in (about or {}).items():
         model.metadata_props.add(key=key, value=value)
@@ -75,8 +75,8 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
 
 
 @contextmanager
-def _loggers_kept_quiet() -> Iterator[None]:
-    """The exporter tells of every step it takes."""
+def _silent_loggers() -> Iterator[None]:
+    """Hide the exporter's log of every step."""
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -88,7 +88,7 @@ def _loggers_kept_quiet() -> Iterator[None]:
 
 
 def onnx_session(model: bytes) -> Any:
-    """ONNX Runtime's session of a model, on the CPU with as many threads as torch uses.
+    """Open a session of ONNX Runtime for a model, on the CPU with as many threads as torch.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
@@ -97,7 +97,7 @@ def onnx_session(model: bytes) -> Any:
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            "ONNX Runtime is not installed, which runs ONNX models: pip install 'nnclr_hub[onnx]'."
+            "ONNX Runtime, which runs ONNX models, is not installed; pip install 'nnclr_hub[onnx]'."
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -106,7 +106,7 @@ def onnx_session(model: bytes) -> Any:
 
 
 class ONNXBackend:
-    """ONNX Runtime on the CPU; any batch size is cheap.
+    """ONNX Runtime on the CPU; all batch sizes run fast.
 
     Args:
         network: on the CPU.
@@ -115,19 +115,19 @@ class ONNXBackend:
 
     Raises:
         MissingDependency: onnx, onnxscript or onnxruntime is not installed.
-        InvalidRequest: another device, or a network that cannot be exported.
+        InvalidRequest: the device is not the CPU, or the network cannot be exported.
     """
 
     buckets: tuple[int, ...] | None = None
 
     def __init__(self, network: Network, device: torch.device, precision: str) -> None:
         if device.type != "cpu":
-            raise InvalidRequest(f"Backend 'onnx' runs on the CPU, not on {device}: take backend 'torch' there.")
+            raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
         self.name = "onnx"
         self.precision = precision
         self._session = onnx_session(onnx_bytes(network))
         self.memory: int | None = network.bytes
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """See `Backend.run`; sessions may be shared by threads."""
+        """Run the network; see `Backend.run`. Threads may share a session."""
         return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]

@@ -1,4 +1,4 @@
-"""The reference, torch's own forward pass, and torch.compile of it."""
+"""torch: the plain forward pass, which is the reference, and torch.compile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 
 class TorchBackend:
-    """The network as it stands; "bf16" runs under autocast, so that norms and sums stay in float32.
+    """The plain network; "bf16" runs under autocast, which keeps norms and sums in float32.
 
     Args:
-        network: on `device` already.
-        device: where it is.
+        network: already on `device`.
+        device: of the network.
         precision: "fp32" or "bf16".
     """
 
@@ -40,17 +40,18 @@ class TorchBackend:
         self._network = network
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """See `Backend.run`."""
+        """Run the network; see `Backend.run`."""
         return forward(self._network, torch.as_tensor(crops), self._device, self.precision)
 
 
 class CompileBackend:
-    """torch.compile: on the CPU once for every batch size above one; on a GPU as a CUDA graph for each of a few sizes,
-    which other batches are cut and filled up to. The first call of each takes a minute or so.
+    """torch.compile: one program for all batch sizes on the CPU, one CUDA graph per size in GRAPHS on a GPU.
+
+    On a GPU, other batches are split and padded to these sizes. The first call of each program takes about a minute.
 
     Args:
-        network: on `device` already.
-        device: where it is.
+        network: already on `device`.
+        device: of the network.
         precision: "fp32" or "bf16".
     """
 
@@ -61,34 +62,34 @@ class CompileBackend:
         self.name = full_name("compile", precision)
         self.precision = precision
         self._device = device
-        self._one_at_a_time = threading.Lock()  # two threads must not compile the same thing
+        self._lock = threading.Lock()  # two threads must not compile the same program
         self._thread = None
         if device.type == "cuda":
             self.buckets = GRAPHS
             self._compiled: Any = torch.compile(network, mode="reduce-overhead", dynamic=False)
-            self._thread = ThreadPoolExecutor(1, "cuda-graphs")  # torch keeps a graph for the thread that made it
+            self._thread = ThreadPoolExecutor(1, "cuda-graphs")  # a graph belongs to the thread that made it
         else:
             self._compiled = torch.compile(network)
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """See `Backend.run`."""
+        """Run the network; see `Backend.run`."""
         try:
             if self._thread is not None:
                 return self._thread.submit(self._run_graphs, crops).result()
             pixels = torch.as_tensor(crops)
-            if len(crops) == 1:  # torch.compile would make a program of its own for it
+            if len(crops) == 1:  # torch.compile would make a separate program for size 1
                 pixels = pixels.expand(2, -1, -1, -1).contiguous()
             torch._dynamo.maybe_mark_dynamic(pixels, 0)
-            with self._one_at_a_time:
+            with self._lock:
                 return forward(self._compiled, pixels, self._device, self.precision)[: len(crops)]
         except torch._dynamo.exc.TorchDynamoException as error:
             raise InvalidRequest(
-                f"torch.compile cannot run this network here ({_first_line(error)}): it needs a C++ compiler; "
-                "take another backend."
+                f"torch.compile cannot run this network ({_first_line(error)}); install a C++ compiler, or use another "
+                "backend."
             ) from error
 
     def _run_graphs(self, crops: np.ndarray) -> np.ndarray:
-        """In pieces of the sizes that have a graph, the last one filled up with its first image."""
+        """Run pieces of the sizes that have a graph; pad the last piece with copies of its first image."""
         features = []
         for start in range(0, len(crops), GRAPHS[-1]):
             piece = crops[start : start + GRAPHS[-1]]
@@ -101,9 +102,9 @@ class CompileBackend:
 
 @torch.inference_mode()
 def forward(compute: Any, x: Tensor, device: torch.device, precision: str) -> np.ndarray:
-    """compute(x) on the device as float32; under autocast for "bf16"."""
+    """Run compute(x) on the device, under autocast for "bf16"; return float32."""
     if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()  # what the GPU copies by itself while the program goes on to start the network
+        x = x.pin_memory()  # the GPU copies pinned memory while the CPU launches the network
     x = x.to(device, non_blocking=True)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return compute(x).float().cpu().numpy()

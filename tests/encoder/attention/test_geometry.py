@@ -1,22 +1,24 @@
-"""Where cells lie: measured by gradients; which of them a query means; the map brought to the image's size."""
+"""The input size of an image; cell positions, measured by gradients; cells of a query; upsampling of a map."""
 
 import numpy as np
 import pytest
 import torch
 from conftest import NARROW
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nnclr_hub import Box, Point
-from nnclr_hub.encoder.attention.anatomy import anatomy_of
-from nnclr_hub.encoder.attention.geometry import Axis, Grid
+from nnclr_hub.encoder.attention.geometry import Axis, Grid, input_size
+from nnclr_hub.encoder.attention.network import traits_of
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.outputs import feature_map
+from nnclr_hub.encoder.network_output import feature_map
 from nnclr_hub.errors import InvalidRequest
 
 WIDE = Grid(Axis(3, 0.5, 32, 96, 192), Axis(4, 0.5, 32, 128, 256))  # a ResNet's, of an image twice as large
 
 
 def centroid(backbone, x, row, column):
-    """x, y of the input pixels that a cell depends on, each weighted by how much."""
+    """Return the centroid x, y of the input pixels that a cell depends on, weighted by gradient."""
     x = x.clone().requires_grad_()
     feature_map(backbone.requires_grad_(False), x)[:, row, column].square().sum().backward()
     weight = x.grad.square().sum((0, 1)).double()
@@ -24,8 +26,8 @@ def centroid(backbone, x, row, column):
     return float((weight.sum(0) * across).sum() / weight.sum()), float((weight.sum(1) * down).sum() / weight.sum())
 
 
-def levelled(backbone):
-    """Every kernel flat and every norm nothing: then a centroid is one of geometry, and not of the weights' chance."""
+def flattened(backbone):
+    """Make every kernel flat and every norm the identity, so that a centroid shows geometry and not random weights."""
     for module in backbone.modules():
         if isinstance(module, torch.nn.Conv2d):
             torch.nn.init.constant_(module.weight, 1 / module.weight[0].numel())
@@ -41,32 +43,33 @@ def levelled(backbone):
         ("resnet18", {**NARROW, "output_stride": 16}, 448, 14, 16),
         ("resnet50", {"channels": [2, 2, 2, 2]}, 448, 7, 32),
         ("nnclr_resnet18_cifar", NARROW, 112, 7, 8),
-        ("resnet50d", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # its shortcuts average over 2 x 2 pixels,
+        ("resnet50d", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # its shortcuts average over 2 x 2 pixels
         ("resnet50d", {"channels": [2, 2, 2, 2], "output_stride": 16}, 448, 14, 16),
-        ("resnetaa50", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # here it is the other branch,
-        ("resnetaa50d", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # and here both
+        ("resnetaa50", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # the other branch does
+        ("resnetaa50d", {"channels": [2, 2, 2, 2]}, 448, 7, 32),  # both branches do
         ("resnest50d", {"channels": [2, 2, 2, 2]}, 448, 7, 32),
     ],
 )
 def test_a_resnets_cells_are_where_their_gradients_are(architecture, arguments, side, cell, stride):
-    backbone = levelled(create_backbone(architecture, model_args=arguments))
-    found = anatomy_of(backbone)
+    backbone = flattened(create_backbone(architecture, model_args=arguments))
+    found = traits_of(backbone)
     grid = found.grid((side // stride, side // stride), (side, side), (side, side))
     torch.manual_seed(0)
-    x, y = centroid(backbone, torch.rand(1, 3, side, side), cell, cell - 1)  # of even color, a pool takes its corner
+    # random, because max pooling of a constant image would select a corner
+    x, y = centroid(backbone, torch.rand(1, 3, side, side), cell, cell - 1)
     assert found.stride == (stride, stride)
     assert abs(x - grid.across.centers[cell - 1]) < 2
     assert abs(y - grid.down.centers[cell]) < 2
 
 
-def test_a_patch_is_where_its_embedding_looks():
-    """In the embedding alone: attention mixes all patches."""
+def test_a_patch_is_where_its_embedding_depends_on_the_input():
+    """Checked on the patch embedding only, because attention mixes all patches."""
     backbone = create_backbone("vit_tiny_patch16_224", model_args={"depth": 1, "embed_dim": 24})
     x = torch.randn(4, 3, 224, 224, requires_grad=True)
     backbone.patch_embed(x).unflatten(1, (14, 14))[:, 3, 8].square().sum().backward()
     weight = x.grad.square().sum((0, 1))
     places = torch.arange(224) + 0.5
-    grid = anatomy_of(backbone).grid((14, 14), (224, 224), (224, 224))
+    grid = traits_of(backbone).grid((14, 14), (224, 224), (224, 224))
     assert abs(float((weight.sum(0) * places).sum() / weight.sum()) - grid.across.centers[8]) < 1
     assert abs(float((weight.sum(1) * places).sum() / weight.sum()) - grid.down.centers[3]) < 1
 
@@ -79,11 +82,11 @@ def test_a_patch_is_where_its_embedding_looks():
         (Point(32.9, 33.1), [1], [0]),  # the border between cells 0 and 1 is at 33
         (Box(0, 0, 256, 192), [0, 1, 2], [0, 1, 2, 3]),
         (Box(60, 0, 130, 66), [0, 1], [1, 2]),
-        (Box(60, 2, 90, 60), [0], [1]),  # holds a column of centers but no row: the cell nearest its middle
+        (Box(60, 2, 90, 60), [0], [1]),  # contains centers of a column but of no row: the cell nearest its center
         (Box(70, 70, 71, 71), [1], [1]),
     ],
 )
-def test_what_a_query_means(query, rows, columns):
+def test_the_cells_of_a_query(query, rows, columns):
     found = WIDE.cells(query)
     assert (found[0].tolist(), found[1].tolist()) == (rows, columns)
 
@@ -106,7 +109,7 @@ def test_upsampling_equals_a_loop_over_pixels():
 
 
 def test_a_patch_grid_is_upsampled_as_torch_does():
-    """Cells that are centerd in equal parts of the image: the one case that torch knows."""
+    """Cells centered in equal parts of the image are the case that torch supports."""
     values = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
     found = Grid(Axis(5, 8, 16, 80, 80), Axis(6, 8, 16, 96, 96)).upsampled(values)
     expected = torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size=(80, 96), mode="bilinear")
@@ -122,7 +125,67 @@ def test_a_single_cell_is_spread_over_the_image():
 
 
 @pytest.mark.parametrize("architecture", ["test_convnext", "mixer_s32_224", "resnetblur18", "skresnet18"])
-def test_other_networks_are_refused_by_name(architecture):
+def test_other_networks_are_refused(architecture):
     backbone = create_backbone(architecture)
-    with pytest.raises(InvalidRequest, match=f"{architecture} is not a ResNet or a vision transformer"):
-        anatomy_of(backbone)
+    with pytest.raises(InvalidRequest, match=architecture):
+        traits_of(backbone)
+
+
+@pytest.mark.parametrize(
+    ("size", "cell", "whole", "expected"),
+    [
+        ((640, 480), 32, False, (640, 480)),
+        ((640, 480), 16, True, (640, 480)),
+        ((451, 300), 16, True, (448, 304)),
+        ((4000, 3000), 32, False, (1024, 768)),
+        ((3000, 4000), 16, True, (768, 1024)),
+        ((100, 100), 16, True, (224, 224)),
+        ((64, 32), 32, False, (448, 224)),
+        ((230, 1000), 32, True, (224, 992)),
+        # at most 4096 cells
+        ((1024, 1024), 16, True, (1024, 1024)),
+        ((1024, 1024), 8, True, (512, 512)),
+        ((4000, 3000), 8, True, (584, 440)),
+        ((1024, 1024), 8, False, (512, 512)),
+        ((100, 100), 2, True, (128, 128)),
+        ((224, 1024), 4, True, (116, 544)),
+    ],
+)
+def test_the_input_size_of_an_image(size, cell, whole, expected):
+    assert input_size(size, (cell, cell), whole=whole) == expected
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([2, 8, 14, 16, 32]), st.integers(32, 100_000))
+def test_every_input_size_is_within_its_bounds(width, height, patch, max_side):
+    found = input_size((width, height), (patch, patch), max_side, whole=True)
+    cells = [side // patch for side in found]
+    assert patch <= min(found) <= max(found) <= max_side
+    assert [side % patch for side in found] == [0, 0]
+    assert cells[0] * cells[1] <= 4096
+    wide, down = input_size((width, height), (patch, patch), max_side)  # of a convolution, which takes any size
+    assert -(-wide // patch) * -(-down // patch) <= 4096
+    if (cells[0] + 1) * (cells[1] + 1) > 4096:
+        return  # the maximum number of cells
+    assert min(found) >= 224 - patch or max(found) > max_side - patch
+    if min(width, height) >= 256 and max(width, height) <= max_side:
+        assert abs(found[0] - width) <= max(patch / 2, width - max_side // patch * patch)
+
+
+@pytest.mark.parametrize(
+    ("size", "cell", "max_side", "expected"),
+    [
+        ((640, 480), 16, 256, (256, 192)),  # less than 224, because of max_side
+        ((1920, 1080), 32, 64, (64, 32)),
+        ((3000, 400), 16, 1024, (1024, 144)),
+        ((1, 1), 16, 1024, (224, 224)),
+        ((1, 3000), 16, 1024, (16, 1024)),  # widened to one cell
+    ],
+)
+def test_max_side_limits_every_image(size, cell, max_side, expected):
+    assert input_size(size, (cell, cell), max_side, whole=True) == expected
+
+
+@pytest.mark.parametrize(("max_side", "cell"), [(31, 32), (1, 16)])
+def test_a_max_side_below_one_cell_is_refused(max_side, cell):
+    with pytest.raises(InvalidRequest):
+        input_size((300, 300), (cell, cell), max_side, whole=cell != 32)

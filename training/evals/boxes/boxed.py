@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.attention.sizes import MAX_SIDE, SHORTEST
+from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.labeled import some
+from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 from ..task import add_files
@@ -132,7 +132,7 @@ def read_boxes(source: Path) -> BoxedSet:
     if not images:
         raise InvalidRequest(f"{file} has no usable image with a box; check its file names and sizes.")
     notes = [f"{name}: {bare} images without a box are left out"] if bare else []
-    notes += [f"{name}: {len(lost)} missing or unusable files ({some(lost)}) are left out"] if lost else []
+    notes += [f"{name}: {len(lost)} missing or unusable files ({first_names(lost)}) are left out"] if lost else []
     return BoxedSet(name, found.classes, tuple(images), tuple(notes))
 
 
@@ -191,9 +191,9 @@ def _boxed_image(
         size = size or decode_image(path).size
     except ImageError:
         return None
-    if min(size) < 1 or max(size) * SHORTEST > min(size) * MAX_SIDE:  # a strip's map is too coarse across
+    if min(size) < 1 or max(size) * MIN_SIDE > min(size) * MAX_SIDE:  # a strip's map is too coarse across
         return None
-    scale = max(1.0, SHORTEST / min(size))
+    scale = max(1.0, MIN_SIDE / min(size))
     width, height = (round(scale * side) for side in size)
     stretched = np.array(boxes, float).reshape(-1, 4) * np.tile([width / size[0], height / size[1]], 2)
     clipped = np.clip(stretched, 0, np.tile([width, height], 2))

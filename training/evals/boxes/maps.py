@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.attention import AttentionSettings, Box
-from nnclr_hub.encoder.attention.looker import Prepared, Seen
+from nnclr_hub.encoder.attention.extractor import ImageFeatures, PreparedImage
 from nnclr_hub.encoder.encoder import Encoder
 
 from .boxed import BoxedImage
@@ -33,7 +33,7 @@ class StoredImage:
     """
 
     size: tuple[int, int]
-    seen: Seen | None = None
+    seen: ImageFeatures | None = None
     start: int = 0
     shape: tuple[int, ...] = ()
 
@@ -75,9 +75,9 @@ class EncoderMaps:
     uses_query = True
 
     def __init__(self, encoder: Encoder, short_side: int, similarity: str, file: BinaryIO) -> None:
-        self._looker, self._short_side, self._file = encoder.looker, short_side, file
+        self._extractor, self._short_side, self._file = encoder.attention_extractor, short_side, file
         self._settings = AttentionSettings(similarity=similarity)
-        self._looker.check(self._settings)
+        self._extractor.check(self._settings)
 
     def map_of(self, image: BoxedImage) -> tuple[np.ndarray, StoredImage]:
         pixels = image.read()
@@ -85,23 +85,23 @@ class EncoderMaps:
             scale = self._short_side / min(pixels.size)
             width, height = (max(1, round(scale * side)) for side in pixels.size)
             pixels = pixels.resize((width, height), Image.Resampling.BICUBIC)
-        seen = self._looker.forward(self._looker.prepare(pixels, self._settings))
+        seen = self._extractor.forward(self._extractor.prepare(pixels, self._settings))
         # the same cells, in the pixels in which boxes are given
-        grid = self._looker.anatomy.grid(seen.features.shape[:2], seen.grid.input_size, image.size)
-        (found,) = self._looker.maps(self._settings, replace(seen, grid=grid))
+        grid = self._extractor.traits.grid(seen.features.shape[:2], seen.grid.input_size, image.size)
+        (found,) = self._extractor.maps(self._settings, replace(seen, grid=grid))
         start = self._file.seek(0, os.SEEK_END)
         self._file.write(np.ascontiguousarray(seen.features).tobytes())
         self._file.flush()
         empty = np.zeros((0, 0, 0), np.float32)
-        light = replace(seen, prepared=Prepared(NO_PIXELS, empty), grid=grid, features=empty, rows=None)
+        light = replace(seen, prepared=PreparedImage(NO_PIXELS, empty), grid=grid, features=empty, rows=None)
         return grid.upsampled(found.values), StoredImage(image.size, light, start, seen.features.shape)
 
     def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
         settings = replace(self._settings, query=Box(*map(float, box)))
-        (found,) = self._looker.maps(settings, self._load(query), [self._load(target)])
+        (found,) = self._extractor.maps(settings, self._load(query), [self._load(target)])
         return found.grid.upsampled(found.values)
 
-    def _load(self, stored: StoredImage) -> Seen:
+    def _load(self, stored: StoredImage) -> ImageFeatures:
         assert stored.seen is not None
         raw = os.pread(self._file.fileno(), 4 * int(np.prod(stored.shape)), stored.start)
         return replace(stored.seen, features=np.frombuffer(bytearray(raw), np.float32).reshape(stored.shape))

@@ -1,4 +1,4 @@
-"""What is done to an image before an encoder sees it: timm's evaluation transform."""
+"""Preprocessing: resize, crop and normalize an image as timm's evaluation transform does."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nnclr_hub.encoder.decoding import Picture, Source, decode_scaled
+from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled
 from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 
-LARGEST_INPUT = 8192  # pixels; more is a slip of the pen, and would take the memory
+MAX_INPUT = 8192  # pixels; a larger value is a typing error and would use up the memory
 CROP_MODES = ("center", "squash", "border")
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What an encoder wants done to an image; the fields of timm's pretrained_cfg that matter.
+    """The preprocessing that an encoder expects: the relevant fields of timm's pretrained_cfg.
 
     input_size: side of the square input, in pixels.
-    crop_pct: a side is resized to input_size / crop_pct before the center is cut out.
+    crop_pct: a side is resized to input_size / crop_pct before the center is cropped.
     mean, std: per channel, for pixels in [0, 1].
     interpolation: "bicubic" or "bilinear", antialiased.
-    crop_mode: which side: "center" the short one; "squash" both, whatever the image's shape; "border" the long one,
-        what is missing of the square being filled with the mean color.
+    crop_mode: the side to resize: "center" the short one; "squash" both, ignoring the aspect ratio; "border" the long
+        one, where the rest of the square is filled with the mean color.
     """
 
     input_size: int = 224
@@ -41,32 +41,32 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING:
-            raise InvalidRequest(f"Interpolation {self.interpolation!r} is none of {', '.join(_RESAMPLING)}.")
+            raise InvalidRequest(f"interpolation must be one of {', '.join(_RESAMPLING)}, got {self.interpolation!r}.")
         if self.crop_mode not in CROP_MODES:
-            raise InvalidRequest(f"Crop mode {self.crop_mode!r} is none of {', '.join(CROP_MODES)}.")
-        if not 1 <= self.input_size <= LARGEST_INPUT or not 0 < self.crop_pct <= 1:
+            raise InvalidRequest(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}.")
+        if not 1 <= self.input_size <= MAX_INPUT or not 0 < self.crop_pct <= 1:
             raise InvalidRequest(
-                f"An input of {self.input_size} pixels cut from a share of {self.crop_pct} is not possible: "
-                f"input_size must be from 1 to {LARGEST_INPUT} and crop_pct in (0, 1]."
+                f"input_size must be from 1 to {MAX_INPUT} and crop_pct in (0, 1], got {self.input_size} and "
+                f"{self.crop_pct}."
             )
         colors = (*self.mean, *self.std)
         if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, colors)) or min(self.std) <= 0:
             raise InvalidRequest(
-                f"Pixels cannot be brought to mean {self.mean} and std {self.std}: three numbers each, std above 0."
+                f"mean and std must be three finite numbers each, std above 0, got {self.mean} and {self.std}."
             )
 
     @classmethod
     def from_pretrained_cfg(cls, config: Mapping[str, Any]) -> Self:
-        """Reads timm's names; what is left out has timm's defaults, which are those of this class.
+        """Read timm's fields; a missing field has timm's default, which is also the default of this class.
 
         Raises:
-            WeightsMismatch: a field is not of its kind, or no preprocessing that we could do.
+            WeightsMismatch: a field has an invalid value.
         """
         named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
             if len(size) != 3 or size[0] != 3 or size[1] != size[2]:
-                raise ValueError(f"input_size {list(size)} is no square (3, S, S)")
+                raise ValueError(f"input_size {list(size)} is not a square (3, S, S)")
             return cls(
                 input_size=size[-1],
                 crop_pct=float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
@@ -78,55 +78,55 @@ class Preprocessing:
         except (TypeError, ValueError, OverflowError) as error:
             reason = str(error).partition(":")[0].rstrip(".")
             raise WeightsMismatch(
-                f"This preprocessing cannot be done ({reason}): correct pretrained_cfg in the model's config.json, or "
-                "take another model."
+                f"The preprocessing of this model is not supported ({reason}); correct pretrained_cfg in its "
+                "config.json, or choose another model."
             ) from error
 
 
 class EvalTransform:
-    """Resize, center crop, normalization: what timm's evaluation transform does.
+    """timm's evaluation transform: resize, center crop, normalize.
 
-    The part that the crop keeps is cut out before the resize, so that an image of 1 x 3000 pixels
-    never becomes one of 196 megapixels on the way.
+    The part that the crop keeps is cut out before the resize. Otherwise an image of 1 x 3000 pixels would become one
+    of 196 megapixels on the way.
     """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
     def read(self, source: Source) -> np.ndarray:
-        """(S, S, 3) uint8 of anything that `decode_image` reads; a large JPEG is not decoded in full."""
-        return self._cut(decode_scaled(source, self._side))
+        """Return (S, S, 3) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
+        return self._crop(decode_scaled(source, self._side))
 
     def crop(self, image: Image.Image) -> np.ndarray:
-        """(S, S, 3) uint8 of an upright RGB image."""
-        return self._cut(Picture(image, image.size))
+        """Return (S, S, 3) uint8 of an upright RGB image."""
+        return self._crop(DecodedImage(image, image.size))
 
     def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
-        """(h, w, 3) uint8 of an upright RGB image, uncropped, at another width and height than its own."""
+        """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height without a crop."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
 
     @property
     def _side(self) -> int:
-        """To what a side of an image is brought, in pixels."""
+        """The length to which a side of an image is resized, in pixels."""
         return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
 
-    def _cut(self, picture: Picture) -> np.ndarray:
-        size, (width, height) = self.preprocessing.input_size, picture.size
+    def _crop(self, decoded: DecodedImage) -> np.ndarray:
+        size, (width, height) = self.preprocessing.input_size, decoded.size
         wide, high = self._resized_to(width, height)
         kept = min(size, wide), min(size, high)
         left, top = round((wide - kept[0]) / 2), round((high - kept[1]) / 2)
-        across, down = width / wide / picture.scale, height / high / picture.scale  # image pixels a resized pixel
-        x, y = picture.corner
+        across, down = width / wide / decoded.scale, height / high / decoded.scale  # image pixels per resized pixel
+        x, y = decoded.corner
         box = (x + left * across, y + top * down, x + (left + kept[0]) * across, y + (top + kept[1]) * down)
         crop = np.empty((size, size, 3), np.uint8)
         crop[:] = [round(255 * value) for value in self.preprocessing.mean]
         column, row = (size - kept[0]) // 2, (size - kept[1]) // 2
-        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(picture.image, box, kept))
+        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(decoded.image, box, kept))
         return crop
 
     def _resized_to(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of an image before the crop, rounded as timm does."""
+        """Return the width and height of an image before the crop, rounded as in timm."""
         side = self._side
         if self.preprocessing.crop_mode == "squash":
             return side, side
@@ -139,15 +139,15 @@ class EvalTransform:
         resample = _RESAMPLING[self.preprocessing.interpolation]
         if box[0] >= 0 and box[1] >= 0 and box[2] <= image.width and box[3] <= image.height:
             return image.resize(size, resample, box=box)
-        # crop_pct 1 can round past the border by less than a pixel
+        # with crop_pct 1, rounding can exceed the border by less than a pixel
         inside = (max(0.0, box[0]), max(0.0, box[1]), min(image.width, box[2]), min(image.height, box[3]))
         return image.resize(size, resample, box=inside)
 
-    def normalise(self, crops: np.ndarray | Tensor) -> Tensor:
-        """(N, S, S, 3) or (N, 3, S, S) uint8 -> (N, 3, S, S) float32; the first stays channels last in memory."""
+    def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
+        """Return (N, 3, S, S) float32 from uint8 (N, S, S, 3), which stays channels last in memory, or (N, 3, S, S)."""
         pixels = torch.as_tensor(crops)
         if pixels.shape[-1] == 3:
-            pixels = pixels.permute(0, 3, 1, 2)  # a view: memory stays as it was
+            pixels = pixels.permute(0, 3, 1, 2)  # a view: the memory layout stays
         mean, std = (
             torch.tensor(values, device=pixels.device).view(1, 3, 1, 1)
             for values in (self.preprocessing.mean, self.preprocessing.std)
@@ -155,5 +155,5 @@ class EvalTransform:
         return pixels.float().div_(255).sub_(mean).div_(std)
 
     def __call__(self, image: Source) -> Tensor:
-        """(3, S, S) float32 of anything that `decode_image` reads."""
-        return self.normalise(self.read(image)[None])[0]
+        """Return (3, S, S) float32 of any source that `decode_image` reads."""
+        return self.normalize(self.read(image)[None])[0]

@@ -1,4 +1,4 @@
-"""A map as numbers, as an image and as JSON."""
+"""A map as numbers, as an image, as text and as JSON."""
 
 import io
 import json
@@ -17,13 +17,13 @@ GRID = Grid(Axis(2, 0.5, 32, 40, 30), Axis(3, 0.5, 32, 80, 60))
 IMAGE = Image.effect_mandelbrot((60, 30), (-2, -1, 1, 1), 20).convert("RGB")
 
 
-def of(values):
+def map_of(values):
     values = np.array(values, np.float32)
     return AttentionMap(values, "dot", GRID, (float(values.min()), float(values.max())), IMAGE)
 
 
 def test_scaled_is_the_upsampled_map_between_its_limits():
-    one = of([[-3, 0, 1], [5, 2, 2]])
+    one = map_of([[-3, 0, 1], [5, 2, 2]])
     np.testing.assert_allclose(one.scaled(), (GRID.upsampled(one.values) + 3) / 8, atol=1e-6)
     assert (one.scaled().shape, one.scaled().dtype) == ((30, 60), np.float32)
     assert one.scaled().min() >= 0
@@ -33,26 +33,26 @@ def test_scaled_is_the_upsampled_map_between_its_limits():
 
 @pytest.mark.parametrize("values", [np.full((2, 3), 7.5), np.zeros((2, 3)), 1 + np.arange(6).reshape(2, 3) * 1e-7])
 def test_a_constant_map_is_zero(values):
-    assert not of(values).scaled().any()
+    assert not map_of(values).scaled().any()
 
 
 def test_on_one_scale_equal_values_are_equal():
-    first, second = on_one_scale([of([[0, 1, 2], [3, 4, 5]]), of([[5, 5, 5], [5, 5, 10]])])
+    first, second = on_one_scale([map_of([[0, 1, 2], [3, 4, 5]]), map_of([[5, 5, 5], [5, 5, 10]])])
     assert first.limits == second.limits == (0, 10)
     assert first.scaled().max() == pytest.approx(second.scaled()[0, 0])
 
 
 @pytest.mark.parametrize("opacity", [0, 0.3, 1])
-def test_the_overlay_is_the_image_paled_under_the_colors(opacity):
-    one = of([[0, 1, 2], [3, 4, 5]])
+def test_the_overlay_blends_the_colors_with_a_paler_image(opacity):
+    one = map_of([[0, 1, 2], [3, 4, 5]])
     colors = colormaps["inferno"]((one.scaled() * 255).round().astype(int), bytes=True)[..., :3].astype(float)
-    picture, gray = np.asarray(IMAGE, float), np.asarray(IMAGE.convert("L"), float)[..., None]
-    expected = (1 - opacity) * ((1 - opacity) * picture + opacity * gray) + opacity * colors
+    image, gray = np.asarray(IMAGE, float), np.asarray(IMAGE.convert("L"), float)[..., None]
+    expected = (1 - opacity) * ((1 - opacity) * image + opacity * gray) + opacity * colors
     np.testing.assert_allclose(np.asarray(one.overlay(opacity), float), expected, atol=2)
 
 
 def test_the_png_is_the_overlay():
-    one = of([[0, 1, 2], [3, 4, 5]])
+    one = map_of([[0, 1, 2], [3, 4, 5]])
     with Image.open(io.BytesIO(one.png(0.4))) as read:
         assert (read.format, read.size) == ("PNG", (60, 30))
         np.testing.assert_array_equal(np.asarray(read), np.asarray(one.overlay(0.4)))
@@ -60,11 +60,19 @@ def test_the_png_is_the_overlay():
 
 @pytest.mark.parametrize("opacity", [-0.1, 1.1, float("nan"), True, "0.5"])
 def test_another_opacity_is_refused(opacity):
-    with pytest.raises(InvalidRequest, match=r"not in \[0, 1\]"):
-        of([[0, 1, 2], [3, 4, 5]]).overlay(opacity)
+    with pytest.raises(InvalidRequest, match="opacity"):
+        map_of([[0, 1, 2], [3, 4, 5]]).overlay(opacity)
 
 
-def test_it_can_be_written_as_json():
-    told = json.loads(json.dumps(of([[0, 1, 2], [3, 4, 5]]).describe()))
-    assert told["values"] == [[0, 1, 2], [3, 4, 5]]
-    assert (told["size"], told["input_size"], told["limits"]) == ([60, 30], [80, 40], [0, 5])
+def test_its_description_is_json():
+    read = json.loads(json.dumps(map_of([[0, 1, 2], [3, 4, 5]]).describe()))
+    assert read["values"] == [[0, 1, 2], [3, 4, 5]]
+    assert (read["size"], read["input_size"], read["limits"]) == ([60, 30], [80, 40], [0, 5])
+
+
+def test_it_shows_its_kind_size_and_peak_as_text_and_its_overlay_in_jupyter():
+    one = map_of([[0, 1, 2], [3, 4, 5]])
+    assert repr(one) == (
+        "AttentionMap(dot, 3 x 2 cells of an image of 60 x 30 pixels, values from 0 to 5, peak at (48, 24))"
+    )
+    assert one._repr_png_() == one.png()

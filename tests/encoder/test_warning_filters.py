@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.quiet import pillow_kept_quiet
+from nnclr_hub.encoder.warning_filters import ignore_warnings
 
 
 def test_overlapping_threads_leave_the_filters_as_they_were():
@@ -16,14 +16,14 @@ def test_overlapping_threads_leave_the_filters_as_they_were():
     first_in, second_in, first_out = (threading.Event() for _ in range(3))
 
     def first():
-        with pillow_kept_quiet():
+        with ignore_warnings():
             first_in.set()
             second_in.wait(10)
         first_out.set()
 
     def second():
         first_in.wait(10)
-        with pillow_kept_quiet():
+        with ignore_warnings():
             second_in.set()
             first_out.wait(10)
             inside.append(list(warnings.filters))
@@ -37,14 +37,14 @@ def test_overlapping_threads_leave_the_filters_as_they_were():
 
 
 def test_too_many_pixels_are_an_error_and_other_peoples_warnings_go_through():
-    with pillow_kept_quiet(), pytest.raises(Image.DecompressionBombWarning):
+    with ignore_warnings(), pytest.raises(Image.DecompressionBombWarning):
         Image._decompression_bomb_check((10_000, 10_000))
-    with pillow_kept_quiet(), pytest.warns(UserWarning, match="mine"):
+    with ignore_warnings(), pytest.warns(UserWarning, match="mine"):
         warnings.warn("mine", UserWarning, stacklevel=1)
 
 
 def test_an_error_inside_leaves_too():
     before = list(warnings.filters)
-    with pytest.raises(KeyError), pillow_kept_quiet():
+    with pytest.raises(KeyError), ignore_warnings():
         raise KeyError
     assert list(warnings.filters) == before

@@ -1,8 +1,8 @@
-"""Other packages' warnings, kept in while images are decoded in many threads at once, or a network is traced.
+"""Filters for the warnings of other packages that work from several threads at once.
 
-`warnings.catch_warnings` swaps the process's filters and puts them back on leaving; two threads whose
-blocks overlap leave the wrong ones behind. Here the first to enter swaps them and the last to leave
-puts them back.
+`warnings.catch_warnings` replaces the filters of the whole process and restores them on exit. Two threads whose blocks
+overlap would restore the wrong filters. Here the first thread to enter replaces them and the last to leave restores
+them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,14 @@ _caught = warnings.catch_warnings()
 
 
 @contextmanager
-def pillow_kept_quiet() -> Iterator[None]:
-    """Ignores what Pillow warns of, and makes an error of the one warning that matters: too many pixels.
+def ignore_warnings() -> Iterator[None]:
+    """Ignore the warnings of Pillow and of torch's tracer, except for one that becomes an error: too many pixels.
+
+    The tracer warns of values that it takes as constant, such as sizes, which are constant here, and of its own age.
 
     Raises:
-        PIL.Image.DecompressionBombWarning: from the block, as an exception.
+        PIL.Image.DecompressionBombWarning: raised in the block.
     """
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
-
-
-@contextmanager
-def tracer_kept_quiet() -> Iterator[None]:
-    """Ignores torch's warnings of what a trace takes as constant (sizes that are), and of the tracer's age."""
     _enter()
     try:
         yield

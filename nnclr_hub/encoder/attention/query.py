@@ -1,0 +1,181 @@
+"""What an attention map is to show: a point, a box or the whole image, and how.
+
+Coordinates are pixels of the upright original. Pixel (i, j) from the top left covers x from j to j + 1 and y from i to
+i + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:  # invalid settings are refused before torch and timm are loaded
+    from nnclr_hub.encoder.attention.network import NetworkTraits
+
+SIMILARITIES = ("dot", "cosine")
+MAX_TARGETS = 6
+MAX_SIDE = 1024  # of the network's input, in pixels
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point in an image: 0 <= x < width, 0 <= y < height.
+
+    Raises:
+        InvalidRequest: a coordinate is not a finite number.
+    """
+
+    x: float
+    y: float
+
+    def __post_init__(self) -> None:
+        _require_numbers(self, "A point is x, y")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box in an image, from its top left corner (x0, y0) to (x1, y1): 0 <= x0 < x1 <= width, same for y.
+
+    Raises:
+        InvalidRequest: a coordinate is not a finite number, or the box has no area.
+    """
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    def __post_init__(self) -> None:
+        _require_numbers(self, "A box is x0, y0, x1, y1")
+        if not (self.x0 < self.x1 and self.y0 < self.y1):
+            raise InvalidRequest(
+                f"The box {_text(self)} has no area; give x0, y0, x1, y1 in pixels with x0 < x1 and y0 < y1."
+            )
+
+    @property
+    def center(self) -> Point:
+        """The center of the box."""
+        return Point((self.x0 + self.x1) / 2, (self.y0 + self.y1) / 2)
+
+
+Query = Point | Box
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """The settings of an attention map.
+
+    query: a point or a box; None: the whole image.
+    similarity: "dot" as in the paper, or "cosine", which normalizes both vectors.
+    head: of the last block's attention, from 0; None: the mean of all heads. Only for the row of [CLS].
+    threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
+    max_side: maximum side of the network's input, in pixels; see `geometry.input_size`.
+
+    Raises:
+        InvalidRequest: a value is invalid for every network.
+    """
+
+    query: Query | None = None
+    similarity: str = "dot"
+    head: int | None = None
+    threshold: float | None = None
+    max_side: int = MAX_SIDE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.query, Point | Box | None):
+            raise InvalidRequest(f"query must be Point(x, y), Box(x0, y0, x1, y1) or None, got {self.query!r}.")
+        if self.similarity not in SIMILARITIES:
+            raise InvalidRequest(f"similarity must be one of {', '.join(SIMILARITIES)}, got {self.similarity!r}.")
+        if self.head is not None and not (_is_whole(self.head) and self.head >= 0):
+            raise InvalidRequest(f"head must be a whole number from 0, got {self.head!r}.")
+        if self.threshold is not None and not (_is_number(self.threshold) and 0 < self.threshold <= 1):
+            raise InvalidRequest(f"threshold must be in (0, 1], such as 0.6, got {self.threshold!r}.")
+        if not (_is_whole(self.max_side) and self.max_side >= 1):
+            raise InvalidRequest(f"max_side must be a whole number of pixels, got {self.max_side!r}.")
+
+    def uses_class_token_row(self, network: NetworkTraits, targets: int = 0) -> bool:
+        """Return whether the map is the softmax row of [CLS]: of a transformer, for one image, without a query."""
+        return network.transformer and self.query is None and not targets and self.similarity == "dot"
+
+    def check(self, network: NetworkTraits, name: str, targets: int = 0) -> None:
+        """Check that a network can make this map.
+
+        Args:
+            name: of the encoder, for the message.
+            targets: number of target images.
+
+        Raises:
+            InvalidRequest: names the first setting that does not fit.
+        """
+        if targets > MAX_TARGETS:
+            raise InvalidRequest(f"At most {MAX_TARGETS} target images are allowed, got {targets}.")
+        row = self.uses_class_token_row(network, targets)
+        for value, what in ((self.head, "head"), (self.threshold, "threshold")):
+            if value is not None and not row:
+                reason = (
+                    f"this map shows the similarity to a query; leave out query, target and similarity, or {what}"
+                    if network.transformer
+                    else f"{name} is a ResNet; leave {what} out"
+                )
+                raise InvalidRequest(f"{what}={value} applies only to the [CLS] row of a vision transformer: {reason}.")
+        if network.transformer and self.query is None and not network.class_token:
+            raise InvalidRequest(f"{name} does not have a [CLS] token; give a point or a box as query.")
+        if row and network.heads is None:
+            raise InvalidRequest(
+                f"The last block of {name} uses {network.attention_class}, whose attention rows cannot be read; give a "
+                "point or a box as query."
+            )
+        if row and self.head is not None and self.head >= (network.heads or 0):
+            raise InvalidRequest(f"head must be from 0 to {(network.heads or 0) - 1} for {name}, got {self.head}.")
+
+
+def require_inside(query: Query, size: tuple[int, int]) -> None:
+    """Check that a query is inside the image.
+
+    Args:
+        size: width and height of the upright original.
+
+    Raises:
+        InvalidRequest: part of the query is outside.
+    """
+    width, height = size
+    if isinstance(query, Point):
+        inside = 0 <= query.x < width and 0 <= query.y < height
+        limits = f"0 <= x < {width} and 0 <= y < {height}"
+    else:
+        inside = query.x0 >= 0 and query.y0 >= 0 and query.x1 <= width and query.y1 <= height
+        limits = f"0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}"
+    if not inside:
+        raise InvalidRequest(
+            f"The {type(query).__name__.lower()} {_text(query)} is not inside the upright image of {width} x {height} "
+            f"pixels; it needs {limits}."
+        )
+
+
+def _require_numbers(query: Query, what: str) -> None:
+    values = astuple(query)
+    if not all(map(_is_finite, values)):
+        raise InvalidRequest(f"{what} in pixels, all finite numbers; got {values}.")
+
+
+def _text(query: Query) -> str:
+    return f"({', '.join(f'{value:g}' for value in astuple(query))})"
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an int too large for a float
+        return False
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,0 +1,127 @@
+"""Images as callers pass them: single images as a source for decoding, tensors as checked batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.decoding import Source
+from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
+    from torch import Tensor
+
+    from nnclr_hub.encoder.preprocessing import EvalTransform
+
+T = TypeVar("T")
+ImageLike = Source | np.ndarray
+_GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # types for which Pillow has a mode
+
+
+@runtime_checkable
+class StoredImage(Protocol):
+    """An image stored elsewhere; the thread that decodes it also reads its bytes."""
+
+    def read(self) -> bytes: ...
+
+
+def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
+    """Return several images as a list.
+
+    Raises:
+        InvalidRequest: it is a single image.
+    """
+    one = isinstance(images, str | bytes | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    if one or not isinstance(images, Iterable):
+        raise InvalidRequest("images must be a list, even for a single image: encoder.embed([image]).")
+    return list(images)
+
+
+def as_source(image: ImageLike | StoredImage) -> Source:
+    """Return one image in a form that `decode_image` takes.
+
+    Raises:
+        InvalidRequest: an array is not an image.
+    """
+    if isinstance(image, StoredImage):
+        return image.read()
+    if not isinstance(image, np.ndarray):
+        return image
+    if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
+        return Image.fromarray(image if image.dtype in _GRAY else image.astype(_wider_type(image.dtype)))
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise InvalidRequest(
+            f"An array must be (H, W, 3) uint8, or (H, W) gray, got shape {image.shape} of {image.dtype}."
+        )
+    return Image.fromarray(image)
+
+
+def _wider_type(dtype: np.dtype) -> type[np.generic]:
+    return np.int32 if np.can_cast(dtype, np.int32) else np.float32
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def as_tensor(images: T) -> T | Tensor:
+    """Return a numpy array (N, 3, H, W) as a tensor; anything else unchanged, also (N, H, W, 3), which is N images.
+
+    Raises:
+        InvalidRequest: its type is neither uint8 nor a float type.
+    """
+    if not (isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3):
+        return images
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        raise InvalidRequest(f"An array of images must be uint8 RGB or transformed float, got {images.dtype}.")
+    import torch
+
+    native = images.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(images, native if native.itemsize <= 8 else np.float64, ["C", "W"]))
+
+
+def crops_of(images: Tensor, transform: EvalTransform, batch: int) -> Iterator[np.ndarray]:
+    """Resize and crop (N, 3, H, W) uint8 RGB; yield batches (B, S, S, 3) uint8.
+
+    Raises:
+        InvalidRequest: the tensor has another shape.
+    """
+    _check_shape(images)
+    size = transform.preprocessing.input_size
+    for part in images.split(batch):
+        crops = np.zeros((len(part), size, size, 3), np.uint8)
+        for crop, pixels in zip(crops, part.permute(0, 2, 3, 1).cpu().numpy(), strict=True):
+            crop[:] = transform.crop(Image.fromarray(np.ascontiguousarray(pixels)))
+        if len(crops):
+            yield crops
+
+
+def transformed_batches(images: Tensor, side: int | None, name: str, batch: int) -> Iterator[Tensor]:
+    """Check (N, 3, H, W) float that is transformed already; return batches (B, 3, H, W) float32.
+
+    Args:
+        side: the only input size that the network takes, in pixels; None: any.
+        name: of the encoder, for messages.
+
+    Raises:
+        InvalidRequest: another shape, type or size, or values that are not finite.
+    """
+    _check_shape(images)
+    if not images.is_floating_point():
+        raise InvalidRequest(f"A tensor of images must be uint8 RGB or transformed float, got {images.dtype}.")
+    if side is not None and tuple(images.shape[2:]) != (side, side):
+        raise InvalidRequest(
+            f"Transformed images for {name} must be {side} x {side} pixels, got {images.shape[3]} x {images.shape[2]}; "
+            "pass uint8 RGB instead, or use encoder.transform."
+        )
+    if not images.isfinite().all():
+        raise InvalidRequest("The tensor of images contains NaN or infinity; check how it was computed.")
+    return (x.float() for x in images.split(batch))
+
+
+def _check_shape(images: Tensor) -> None:
+    if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
+        raise InvalidRequest(f"A tensor of images must be (N, 3, H, W), got {tuple(images.shape)}.")
