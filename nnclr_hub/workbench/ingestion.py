@@ -22,7 +22,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.inputs import readable
+from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item
@@ -50,7 +50,7 @@ class Draft:
 def read_image(new: NewImage) -> tuple[Image.Image, Draft] | ImageError:
     """Return the image, RGB and upright, with what is stored of it; or why it cannot be read."""
     try:
-        image = decode_image(readable(new.image))
+        image = decode_image(as_source(new.image))
     except ImageError as error:
         return error
     thumbnail = make_thumbnail(image) if new.thumbnail else None

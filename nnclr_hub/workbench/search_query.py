@@ -84,9 +84,9 @@ class Example:
         if self.box is None:
             return self.image  # decoded by the embedder, in its own threads
         from nnclr_hub.encoder.decoding import decode_image
-        from nnclr_hub.encoder.inputs import readable
+        from nnclr_hub.encoder.inputs import as_source
 
-        return crop_to_box(decode_image(readable(self.image)), self.box)
+        return crop_to_box(decode_image(as_source(self.image)), self.box)
 
     def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
         """Return the JSON form; see `SearchQuery.to_json`."""

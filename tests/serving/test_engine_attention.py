@@ -49,7 +49,7 @@ def test_feature_maps_are_those_of_the_encoder(make, model, pictures):
         served.tokens([])
 
 
-def attention(served, image, query=None, *, target=None, **settings):
+def attend(served, image, query=None, *, target=None, **settings):
     """Return the map of the image or target, or the maps of a list of targets."""
     targets = [] if target is None else target if isinstance(target, list) else [target]
     maps = served.attention_maps(AttentionSettings(query, **settings), image, targets)
@@ -76,7 +76,7 @@ def test_attention_maps_are_those_of_the_encoder(make, vit, pictures, settings):
         np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-6)
         assert one.limits == pytest.approx(other.limits, rel=1e-5)
         assert (one.kind, one.grid, one.size) == (other.kind, other.grid, other.size)
-    blocking = attention(served, pictures[0], settings.query, similarity=settings.similarity, max_side=settings.max_side)
+    blocking = attend(served, pictures[0], settings.query, similarity=settings.similarity, max_side=settings.max_side)
     assert blocking.values.shape == want[0].values.shape
 
 
@@ -84,7 +84,7 @@ def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, p
     served, want = make(vit), vit.embed(pictures[:8])
     row = vit.attention(pictures[0]).values
     with ThreadPoolExecutor(6) as pool:
-        maps = [pool.submit(attention, served, pictures[0]) for _ in range(6)]
+        maps = [pool.submit(attend, served, pictures[0]) for _ in range(6)]
         vectors = [pool.submit(served.embed, pictures[:8]) for _ in range(6)]
         for one in maps:
             np.testing.assert_allclose(one.result().values, row, atol=1e-6)
@@ -98,29 +98,29 @@ def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, pictu
         with pytest.raises(InvalidRequest):
             served.attention_maps(settings, b"not an image", targets)
     with pytest.raises(InvalidRequest):
-        attention(served, pictures[0], Box(0, 0, 65, 64))
+        attend(served, pictures[0], Box(0, 0, 65, 64))
     with pytest.raises(ImageError, match="number 1"):
-        attention(served, pictures[0], target=[pictures[1], b"bad"])
+        attend(served, pictures[0], target=[pictures[1], b"bad"])
 
 
 def test_the_server_limits_the_side_of_the_input(make, vit):
     large = Image.new("RGB", (900, 600), "red")
-    assert attention(make(vit, attention_side=512), large).input_size == (512, 336)
-    assert attention(make(vit), large, max_side=448).input_size == (448, 304)
+    assert attend(make(vit, attention_side=512), large).input_size == (512, 336)
+    assert attend(make(vit), large, max_side=448).input_size == (448, 304)
 
 
 def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
     monkeypatch.setattr(attention, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
     served, image = make(vit), Image.new("RGB", (64, 64), "red")
-    assert len(attention(served, image, target=[image, image])) == 2
+    assert len(attend(served, image, target=[image, image])) == 2
     with pytest.raises(RequestTooLarge):
-        attention(served, image, target=[image] * 3)
+        attend(served, image, target=[image] * 3)
 
 
 def test_attention_needs_permits_and_has_a_deadline(make, vit, pictures):
     served = make(vit, capacity=2)
     with pytest.raises(RequestTooLarge):
-        attention(served, pictures[0], target=pictures[1:3])
+        attend(served, pictures[0], target=pictures[1:3])
     (engines,) = make.made
     hold, forward = threading.Event(), vit.forward_crops
     vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
@@ -131,7 +131,7 @@ def test_attention_needs_permits_and_has_a_deadline(make, vit, pictures):
             with pytest.raises(DeadlineExceeded):
                 asyncio.run(served.attention_maps_async(AttentionSettings(), pictures[0], deadline_s=0.05))
             with pytest.raises(Overloaded):
-                attention(served, pictures[0], target=pictures[1])
+                attend(served, pictures[0], target=pictures[1])
             hold.set()
             busy.result()
     finally:
