@@ -85,11 +85,11 @@ def image(size: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 def baseline(encoder: Encoder, name: str, pixels: np.ndarray) -> Callable[[], object]:
     """Return a forward pass of timm's network with the same weights, on a prepared input."""
-    transformer = encoder.looker.anatomy.transformer
+    transformer = encoder.attention_extractor.traits.transformer
     network = create_backbone(name, model_args={"dynamic_img_size": True} if transformer else {}).eval()
     network.load_state_dict(encoder.backbone.state_dict())
     network.to(memory_format=torch.contiguous_format if transformer else torch.channels_last)  # type: ignore[call-overload]
-    x = encoder.transform.normalise(pixels[None])
+    x = encoder.transform.normalize(pixels[None])
 
     def forward() -> object:
         with torch.inference_mode():
