@@ -3,14 +3,18 @@
 import shutil
 import sqlite3
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
+from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded import EmbeddedStore, snapshots
+from nnclr_hub.store.embedded.catalog import connect
+from nnclr_hub.store.embedded.verification import missing_items
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER
 
@@ -111,6 +115,16 @@ def test_a_failed_disk_makes_the_collection_read_only(tmp_path):
         assert len(collection.search(vectors(1)[0], 5)) == 5
 
 
+def test_verify_lists_rows_that_the_index_lacks_or_should_not_have(tmp_path):
+    store, collection = filled(tmp_path, 3)
+    store.close()
+    index = AnnIndex(collection.spec, StoreSettings(memory=1 << 30))
+    none, known = np.zeros(0, np.int64), np.array([1, 3, 9])
+    index.apply(1, none, known, vectors(3))
+    with closing(connect(next(tmp_path.glob("collections/*.sqlite")), read_only=True)) as connection:
+        assert missing_items(connection, index) == ["i001", "row 9"]
+
+
 def test_a_missing_file_is_not_created_again(tmp_path):
     store, _ = filled(tmp_path)
     store.close()
@@ -142,39 +156,6 @@ def test_a_file_that_is_not_a_database_is_reported(tmp_path):
             store.get("c")
         with pytest.raises(StoreCorrupt):
             store.salvage("c")
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        Item("a", np.ones(DIM), {"x": "y" * 65_536}),
-        Item("a", np.ones(DIM), {}, b"x" * 32_769),
-        Item("a", np.ones(DIM), {}, "text"),
-        Item("a", np.ones(DIM), {"x": {1, 2}}),
-        Item("a", np.ones(DIM), {"x": float("nan")}),
-        Item("a", np.ones(DIM), ["x"]),
-        Item("a", np.full(DIM, np.inf)),
-        Item("a", np.zeros(DIM)),
-        Item("a", np.ones(DIM + 1)),
-        Item("a", ["x"] * DIM),
-        Item("../a", np.ones(DIM)),
-        Item("", np.ones(DIM)),
-    ],
-)
-def test_an_invalid_item_refuses_its_request_and_nothing_is_written(tmp_path, item):
-    store, collection = filled(tmp_path, 3)
-    with store:
-        with pytest.raises(InvalidRequest):
-            collection.upsert([Item("good", np.ones(DIM)), item, Item("good2", np.ones(DIM))])
-        assert collection.count() == 3
-
-
-def test_an_invalid_item_is_refused_even_if_a_later_one_replaces_it(tmp_path):
-    store, collection = filled(tmp_path, 3)
-    with store:
-        with pytest.raises(InvalidRequest):
-            collection.upsert([Item("a", np.zeros(DIM)), Item("a", np.ones(DIM))])
-        assert collection.count() == 3
 
 
 def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path):

@@ -11,9 +11,9 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
-ROWS, DIM, K = 6000, 24, 10
+ROWS, DIM, K = 3000, 24, 10
 # a few thousand rows are enough for a trained index
-SMALL = StoreSettings(memory=1 << 30, flat_below=2000, min_delta=500, max_delta=1000)
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
 
 
 def clustered(n: int, seed: int) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_a_kind_is_added_by_one_object(tmp_path, monkeypatch):
         name = "doubled"
 
     monkeypatch.setitem(INDEX_KINDS, "doubled", Doubled())
-    vectors = clustered(2500, 1)
+    vectors = clustered(1500, 1)
     with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", CollectionSpec(DIM, index="doubled"))
         collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(vectors)])
@@ -161,7 +161,7 @@ def test_effort_travels_with_every_search(tmp_path):
 def test_copies_do_not_make_calibration_too_easy(tmp_path, kind):
     """Ten copies of each vector: stored ones find their copies with no effort, new queries need more."""
     rng = np.random.default_rng(0)
-    made = np.repeat(rng.normal(size=(600, DIM)), 10, axis=0).astype(np.float32)
+    made = np.repeat(rng.normal(size=(300, DIM)), 10, axis=0).astype(np.float32)
     queries = rng.normal(size=(60, DIM)).astype(np.float32)
     with EmbeddedStore(tmp_path, settings=SMALL) as store:
         collection = store.create("c", CollectionSpec(DIM, "l2", index=kind))

@@ -62,12 +62,17 @@ def test_a_second_writer_is_refused_and_a_reader_sees_what_is_committed(tmp_path
         Item("a", np.array(["x"] * DIM)),
         Item("a", np.ones(DIM), {"x": float("nan")}),
         Item("a", np.ones(DIM), {"x": object()}),
+        Item("a", np.ones(DIM), ["x"]),
+        Item("a", np.ones(DIM), {"x": "y" * 65_536}),
+        Item("a", np.ones(DIM), {}, b"x" * 32_769),
+        Item("a", np.ones(DIM), {}, "text"),
     ],
 )
-def test_a_bad_item_is_refused_with_the_whole_request(store, item):
+def test_an_invalid_item_is_refused_with_the_whole_request(store, item):
+    """Even if a later item with the same id is valid."""
     collection = store.create("c", CollectionSpec(DIM))
     with pytest.raises(InvalidRequest):
-        collection.upsert([Item("good", vectors(1)[0]), item])
+        collection.upsert([Item("good", vectors(1)[0]), item, Item("a", vectors(1)[0])])
     assert collection.count() == 0
 
 

@@ -107,20 +107,6 @@ def test_two_readers_with_different_views_of_a_store_that_another_writes(tmp_pat
             assert found[0].id == "x"
 
 
-def test_a_reader_that_slept_through_snapshots_catches_up(tmp_path):
-    """The log it would need is trimmed, so it starts from the newest snapshot."""
-    with open_store(str(tmp_path)) as store:
-        collection = store.create("c", CollectionSpec(DIM, "l2"))
-        collection.upsert([Item("a", np.zeros(DIM))])
-        with open_store(str(tmp_path), read_only=True) as other:
-            reader = other.get("c")
-            for i in range(4):
-                collection.upsert([Item(f"i{i}", np.full(DIM, i + 1, np.float32))])
-                collection.snapshot()
-            collection.delete(["a"])
-            assert [match.id for match in reader.search(np.zeros(DIM), 2)] == ["i0", "i1"]
-
-
 def test_many_deleted_neighbors_hide_no_live_one(tmp_path):
     """Few of all rows, but all of the nearest: they are dropped at first, and skipped at the second attempt."""
     rng = np.random.default_rng(0)
