@@ -1,4 +1,4 @@
-"""Images with boxes, as tests need them."""
+"""Images with boxes for tests."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from skimage import data
 
 
 def write_coco(folder: Path, images: Sequence[tuple], classes: Sequence[str] = ("cat", "dog")) -> Path:
-    """A set in COCO's form, of crops of scikit-image's cat; ids are no places in any list.
+    """Write a set in COCO's format from crops of scikit-image's cat; ids differ from positions in the lists.
 
     Args:
-        folder: made if it is not there, and given back.
-        images: (width, height, [(class, x, y, w, h), ...]) each; class is a place in `classes`.
+        folder: created if necessary, and returned.
+        images: (width, height, [(class, x, y, w, h), ...]) each; class is a position in `classes`.
         classes: names.
     """
     coco: dict[str, list] = {"images": [], "annotations": []}

@@ -1,4 +1,4 @@
-"""A process group of one, on any device: every collective of a distributed step, run by a test in a process of its own.
+"""Run every collective of a distributed step in a process group of one, on any device; a test starts this script.
 
 python tests/one_rank.py cuda
 """
@@ -15,7 +15,7 @@ from two_ranks import make
 from nnclr_hub.method import GatherRanks
 from training.distributed import Ranks, share_gradients, synchronize_norms
 
-PICTURES = 12
+IMAGES = 12
 
 
 def main(where: torch.device) -> None:
@@ -36,11 +36,11 @@ def main(where: torch.device) -> None:
 
     learner = make("momentum_nnclr", {}).to(where)
     synchronize_norms(learner, where)
-    # as one of several, or nothing would be shared
+    # as one of two ranks, because a single rank shares nothing
     shared = share_gradients(learner, Ranks(0, 2, where, gather))
     assert isinstance(shared, DistributedDataParallel)
-    ids = torch.arange(PICTURES, device=where)
-    views = [torch.randn(PICTURES, 3, 10, 10, device=where) for _ in range(2)]
+    ids = torch.arange(IMAGES, device=where)
+    views = [torch.randn(IMAGES, 3, 10, 10, device=where) for _ in range(2)]
     step = shared(views, ids=ids, labels=ids % 3)
     step.loss.backward()
     learner.enqueue(step, ids, ids % 3)

@@ -1,15 +1,15 @@
-"""A GPU that is not there: tensors on "cuda" have shapes, types and a device, and no content.
+"""A simulated GPU: tensors on "cuda" have shapes, types and a device, but no content.
 
     with PretendedGPU() as gpu:
         x = torch.zeros(2, device="cuda")
         x + torch.ones(2)                   # raises: found two different devices
-        x.sum().item()                      # raises: there is no number to be had
-        torch.ones(2).to("cuda")            # runs; gpu.waits names the place
+        x.sum().item()                      # raises: the tensor has no content
+        torch.ones(2).to("cuda")            # runs; gpu.waits records the line
 
-What lies on the CPU is real. So a step of training runs as on a GPU, without its figures: a tensor left on the
-wrong device is an error, and so is a look at a value, which would make a real GPU wait; a copy to the device that
-makes the program wait is noted. The backward pass is left out, for torch asks the driver about it: every parameter
-that the loss depends on gets a gradient of its shape.
+Tensors on the CPU are real. A training step therefore runs as on a GPU, without results. A tensor on the wrong device
+is an error, and so is reading a value, which would make a real GPU wait. A copy to the device that makes the program
+wait is recorded. The backward pass is skipped, because torch needs a driver for it: every parameter that the loss
+depends on gets a gradient of its shape.
 """
 
 import traceback
@@ -27,7 +27,7 @@ COPIES = ("aten._to_copy.default", "aten.copy_.default")
 
 
 class PretendedGPU(TorchDispatchMode):
-    """See above. `waits` has a line, "file:line", for each copy to the device that would make the program wait."""
+    """See above. `waits` has a line "file:line" for each copy to the device that would make the program wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PretendedGPU(TorchDispatchMode):
 
     @staticmethod
     def place(module: nn.Module) -> nn.Module:
-        """module.to("cuda"), which torch cannot do with tensors of this kind."""
+        """Move a module to "cuda", which `module.to` does not support for such tensors."""
         for part in module.modules():
             for name, one in part._parameters.items():
                 if one is not None:
@@ -59,7 +59,7 @@ class PretendedGPU(TorchDispatchMode):
         return module
 
     def __enter__(self) -> "PretendedGPU":
-        self._fake.__enter__()  # below this one; torch does not look for a driver while it is active
+        self._fake.__enter__()  # below this one; torch needs no driver while it is active
         self._backward, Tensor.backward = Tensor.backward, _leave_gradients  # type: ignore[method-assign]
         return super().__enter__()
 
@@ -74,7 +74,7 @@ class PretendedGPU(TorchDispatchMode):
 
 
 def _leave_gradients(loss: Tensor) -> None:
-    """What backward() would leave, without its figures."""
+    """Set gradients like backward(), without values."""
     seen, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -87,7 +87,7 @@ def _leave_gradients(loss: Tensor) -> None:
 
 
 def _place() -> str:
-    """The project's own line that asked for it."""
+    """Return the line of the project that requested the operation."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and path.name != Path(__file__).name and ".venv" not in path.parts:

@@ -1,6 +1,6 @@
-"""The table of settings in docs/serving.md, made from the settings.
+"""The table of settings in docs/serving.md, generated from the code.
 
-python tests/settings_table.py      # writes it there
+python tests/settings_table.py      # updates the guide
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- settings: python tests/settings_table.py -->\n", "<!-- end of
 
 
 def table() -> str:
-    """A row a setting: its variable, what it is, its default."""
+    """Return one row per setting: variable, description, default."""
     from serving.settings import Settings
 
     rows = ["| variable | what it is | default |", "|---|---|---|"]
@@ -26,7 +26,7 @@ def table() -> str:
 
 
 def written() -> str:
-    """The guide with the table as it must be."""
+    """Return the guide with the generated table."""
     before, _, rest = GUIDE.read_text().partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 

@@ -1,4 +1,4 @@
-"""A recipe that trains a tiny network for a few steps, and the weights that a run has kept."""
+"""A recipe that trains a tiny network for a few steps, and the weights of a run."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""One optimizer step of every method, by one process or by several, which a test compares.
+"""Two optimizer steps of every method, in one process or in two, for a test that compares them.
 
 python tests/two_ranks.py OUT
 
-makes OUT/rank0.pt and OUT/rank1.pt in two processes, told who they are as torchrun tells it.
+The script writes OUT/rank0.pt and OUT/rank1.pt from two processes with the environment that torchrun sets.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ CASES = {
     "gate": ("nnclr", {}, 0.5, 0),
     "multicrop": ("nnclr", {}, 1.0, 2),
     "both_views": ("momentum_nnclr", {"both_views": True}, 1.0, 0),
-    # chunks see batch norm of their own, so this backbone has none
+    # batch norm would see each chunk separately, so this backbone has none
     "chunks": ("nnclr", {"chunk": 3}, 1.0, 0),
 }
 
@@ -37,7 +37,7 @@ def make(method: str, options: dict) -> Learner:
     row = METHODS[method]
     backbone = nn.Sequential(
         nn.Conv2d(3, 6, 3, bias=False),
-        nn.ReLU() if "chunk" in options else BatchNormAct2d(6),  # timm's, with a ReLU of its own
+        nn.ReLU() if "chunk" in options else BatchNormAct2d(6),  # timm's, which includes a ReLU
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
     )
@@ -47,7 +47,7 @@ def make(method: str, options: dict) -> Learner:
 
 
 def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """What a step leaves: its loss over the whole batch, gradients, weights, statistics and support set."""
+    """Return losses over the whole batch, gradients, weights, statistics and the support set after two steps."""
     method, options, share, small = CASES[case]
     learner = make(method, options)
     if ranks.world > 1:
@@ -81,7 +81,7 @@ def steps(rank: int, out: Path) -> None:
 
 def main(out: Path) -> int:
     os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
-    fork = multiprocessing.get_context("fork")  # neither imports torch again
+    fork = multiprocessing.get_context("fork")  # so that neither process imports torch again
     both = [fork.Process(target=steps, args=(rank, out)) for rank in range(2)]
     for one in both:
         one.start()

@@ -1,9 +1,9 @@
-"""Tests of a CUDA device. NNCLR_GPU_DEVICE=cpu runs their bodies on the CPU, to see that they run at all:
+"""Tests of a CUDA device. NNCLR_GPU_DEVICE=cpu runs their code on the CPU:
 
     NNCLR_GPU_DEVICE=cpu python -m pytest -m gpu tests/gpu
 
-What only a GPU has is skipped there. Images are made here, so that these tests need no package beyond what training
-needs.
+Tests of features that only a GPU has are skipped there. The images are generated here, so that these tests need
+only the packages of training.
 """
 
 import os
@@ -17,7 +17,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """ "cuda", or what NNCLR_GPU_DEVICE says; skips without it."""
+    """Return "cuda" or the value of NNCLR_GPU_DEVICE; skip without such a device."""
     wanted = os.environ.get("NNCLR_GPU_DEVICE", "cuda")
     if wanted == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
@@ -26,15 +26,15 @@ def device() -> str:
 
 @pytest.fixture
 def cuda(device) -> torch.device:
-    """For what a CPU cannot stand in for."""
+    """Return the GPU; skip on a CPU."""
     if device == "cpu":
-        pytest.skip("only a GPU has this")
+        pytest.skip("needs a GPU")
     return torch.device(device)
 
 
 @pytest.fixture(scope="session")
 def blobs(tmp_path_factory) -> Path:
-    """64 images of colored noise in two class folders."""
+    """Write 64 images of colored noise in two class folders."""
     folder, rng = tmp_path_factory.mktemp("blobs"), np.random.default_rng(0)
     for label in ("a", "b"):
         (folder / label).mkdir()
@@ -46,7 +46,7 @@ def blobs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def full_precision():
-    """Products in float32 without TF32, and put back what was."""
+    """Disable TF32 during a test."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

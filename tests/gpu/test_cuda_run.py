@@ -20,7 +20,7 @@ from training.checkpoint import load_checkpoint
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
-# what torch warns of on a GPU, such as its look-out for synchronization being a prototype, is to be read, not to fail
+# warnings of torch on a GPU, such as its check for synchronization being a prototype, must not fail the tests
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def recipe(*settings):
 
 
 def stopped(step, monkeypatch):
-    """A signal in that step, counted from 1."""
+    """Send a signal in that step, counted from 1."""
     original, steps = program.measure_step, []
 
     def stopping(*arguments):
@@ -45,7 +45,7 @@ def stopped(step, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_run_goes_from_start_to_encoder(blobs, tmp_path, precision, device):
+def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
     assert pretrain("small_cpu", recipe(f"precision={precision}"), [blobs], tmp_path / "run", device=device).finished
     paths = sorted(blobs.rglob("*.jpg"))
     on_cpu, on_gpu = (load_encoder(tmp_path / "run" / "encoder", device=d).embed(paths) for d in ("cpu", device))
@@ -82,8 +82,8 @@ def test_options_run_on_the_device(blobs, tmp_path, settings, device):
 
 
 @pytest.mark.parametrize("first", ["cpu", "the device"])
-def test_a_run_stopped_on_one_device_goes_on_on_another(blobs, tmp_path, monkeypatch, device, first):
-    """On the CPU in the middle of an epoch, and on the GPU after it; or the other way round."""
+def test_a_run_continues_on_another_device(blobs, tmp_path, monkeypatch, device, first):
+    """Start on the CPU and continue on the GPU in the middle of an epoch, or the other way round."""
     order = ("cpu", device) if first == "cpu" else (device, "cpu")
     with monkeypatch.context() as patch:
         stopped(1, patch)
@@ -96,8 +96,8 @@ def test_a_run_stopped_on_one_device_goes_on_on_another(blobs, tmp_path, monkeyp
     assert all(value.isfinite().all() for value in checkpoint["learner"].values())
 
 
-def test_a_resumed_run_is_the_one_that_was_never_stopped(blobs, tmp_path, monkeypatch, device, full_precision):
-    """Nearly: sums on a GPU may be added up in another order."""
+def test_a_resumed_run_nearly_equals_one_that_never_stopped(blobs, tmp_path, monkeypatch, device, full_precision):
+    """A GPU may add numbers in another order."""
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
     deterministic = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
@@ -116,7 +116,7 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(blobs, tmp_path, monkey
         )
 
 
-def test_time_that_is_up_ends_a_run_with_a_checkpoint(blobs, tmp_path, device):
+def test_a_time_limit_stops_a_run_with_a_checkpoint(blobs, tmp_path, device):
     outcome = pretrain("small_cpu", recipe("epochs=500"), [blobs], tmp_path / "run", device=device, minutes=0)
     assert not outcome.finished
     assert load_checkpoint(tmp_path / "run")["step"] == outcome.step >= 1
@@ -124,7 +124,7 @@ def test_time_that_is_up_ends_a_run_with_a_checkpoint(blobs, tmp_path, device):
 
 
 def test_every_collective_of_a_distributed_step_runs(device):
-    """NCCL takes one process a GPU, so a group of one; what two compute is tested on the CPU."""
+    """NCCL allows one process per GPU, hence a group of one; two processes are tested on the CPU."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "tests" / "one_rank.py"), device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -143,20 +143,20 @@ def test_a_backend_gives_the_cpus_vectors_for_any_batch(blobs, device, backend, 
 
 @pytest.mark.parametrize("source", ["random:resnet18", "random:vit_tiny"])
 def test_attention_is_the_same_on_both_devices(blobs, source, device, full_precision):
-    picture = next(path for path in sorted(blobs.rglob("*")) if path.is_file())
-    cpu, other = (load_encoder(source, device=name).attention(picture).values for name in ("cpu", device))
+    image = next(path for path in sorted(blobs.rglob("*")) if path.is_file())
+    cpu, other = (load_encoder(source, device=name).attention(image).values for name in ("cpu", device))
     np.testing.assert_allclose(other, cpu, rtol=0, atol=1e-4 * np.abs(cpu).max())
 
 
-def test_a_batch_that_does_not_fit_names_one_that_does(blobs, tmp_path, cuda):
-    """A real shortage: the process is allowed next to nothing of the device."""
+def test_out_of_memory_names_a_batch_that_fits(blobs, tmp_path, cuda):
+    """The process may use only a small part of the device's memory."""
     chosen = recipe("image_size=512", "pack_size=512", "eval_size=512", "channels=64,64,64,64")
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info(cuda)[1]
-    held = torch.cuda.memory_reserved(cuda)  # of CUDA graphs of other tests, say: it counts, and cannot be freed
+    held = torch.cuda.memory_reserved(cuda)  # memory of other tests, such as CUDA graphs, which cannot be freed
     torch.cuda.set_per_process_memory_fraction((held + 700 * 2**20) / total)
     try:
-        with pytest.raises(OutOfMemory, match="--set batch_size="):
+        with pytest.raises(OutOfMemory, match="batch_size="):
             pretrain("small_cpu", chosen, [blobs], tmp_path / "run", device="cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,4 +1,4 @@
-"""What the tests of training share: a whole run, and runs whose curves nobody looks at."""
+"""Fixtures of the training tests: a finished run, and reports without curves."""
 
 from pathlib import Path
 
@@ -10,13 +10,19 @@ from training.pretrain import pretrain
 
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
-    """Reports without curves, for tests of something else: to draw them takes longer than to train so small a net."""
+    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
     monkeypatch.setattr("training.report.page.draw_panels", lambda logs: "")
 
 
 @pytest.fixture(scope="session")
+def image_files(photos) -> list[Path]:
+    """Return the files of `photos`, sorted."""
+    return sorted(photos.rglob("*.jpg"))
+
+
+@pytest.fixture(scope="session")
 def finished(data, tmp_path_factory) -> Path:
-    """A run from the first step to the last, without a stop."""
+    """Return a run that never stopped."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     assert pretrain("small_cpu", recipe(), [data], run).finished
     return run

@@ -1,4 +1,4 @@
-"""`nnclr eval attention`: what is scored is what `Encoder.attention` gives, and the page says it."""
+"""`nnclr eval attention` scores the maps of `Encoder.attention` and writes them to a page."""
 
 import json
 import tempfile
@@ -48,7 +48,7 @@ def literal(values, image, kind=None):
 
 @pytest.mark.parametrize(("architecture", "args"), [("resnet18", {"channels": [8, 16, 24, 32]}), ("test_vit", {})])
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_scores_are_those_of_the_encoders_own_maps(architecture, args, similarity, coco, make_model):
+def test_scores_are_those_of_the_encoders_maps(architecture, args, similarity, coco, make_model):
     encoder = load_encoder(make_model(architecture, args, 160), device="cpu")
     boxed = read_boxes(coco)
     pairs = choose_pairs(boxed, most=5, least=32, seed=0)
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_encoders_own_maps(architecture, args, similarit
             np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def test_at_another_size_the_network_sees_it_and_boxes_stay_where_they_were(coco, model):
+def test_another_input_size_does_not_move_the_boxes(coco, model):
     encoder = load_encoder(model, device="cpu")
     first, target = read_boxes(coco).images[:2]
     with tempfile.TemporaryFile() as file:
@@ -91,7 +91,7 @@ def test_at_another_size_the_network_sees_it_and_boxes_stay_where_they_were(coco
         assert np.corrcoef(got.ravel(), scaled.ravel())[0, 1] > 0.999
 
 
-def test_a_small_image_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
+def test_boxes_of_a_small_image_are_in_pixels_of_the_enlarged_one(tmp_path, model):
     encoder = load_encoder(model, device="cpu")
     folder = write_coco(tmp_path, [(64, 64, [(0, 8, 8, 40, 40)]), (64, 64, [(0, 20, 8, 40, 40)])], ("a",))
     first, target = read_boxes(folder).images
@@ -105,7 +105,7 @@ def test_a_small_image_is_asked_in_pixels_of_the_enlarged_one(tmp_path, model):
     np.testing.assert_allclose(got[::32, ::32], shown.values, atol=0.02 * np.ptp(shown.values))
 
 
-def test_a_image_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
+def test_an_unreadable_image_and_its_pairs_have_no_scores(tmp_path):
     folder = write_coco(tmp_path, SHAPES, ("a", "b", "c"))
     boxed = read_boxes(folder)
     boxed.images[1].path.write_bytes(b"no image")
@@ -125,7 +125,7 @@ def test_a_image_that_cannot_be_read_has_no_score_nor_have_its_pairs(tmp_path):
     assert np.isnan(got.across[:, 0]).tolist() == lost
 
 
-def test_figures_are_means_over_images_and_over_classes_of_pairs(coco, model):
+def test_scores_are_means_over_images_and_over_classes_of_pairs(coco, model):
     encoder, boxed = load_encoder(model, device="cpu"), read_boxes(coco)
     settings = {"short_side": (0,), "pairs": 3, "draws": 100}
     found = dict(attention(BoxedEvaluation(encoder, boxed, QUIET), **settings))
@@ -152,7 +152,7 @@ def test_figures_are_means_over_images_and_over_classes_of_pairs(coco, model):
     assert found["attention/shapes/classes"] == 3
 
 
-def test_a_fresh_resnet_is_told_from_one_whose_blocks_work(model):
+def test_idle_blocks_of_a_new_resnet_are_counted(model):
     assert idle_blocks(create_backbone("resnet18", model_args={"channels": [8, 16, 24, 32]})) == 1
     assert idle_blocks(create_backbone("test_resnet")) == 1
     assert idle_blocks(create_backbone("test_vit")) == 0
@@ -202,7 +202,7 @@ def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):
         (["knn", "gaussian", "--data", "{data}"], "baseline"),
     ],
 )
-def test_wrong_calls_get_one_sentence(arguments, sentence, coco, model, photos, data, tmp_path):
+def test_invalid_calls_end_with_one_error(arguments, sentence, coco, model, photos, data, tmp_path):
     call = [one.format(coco=coco, model=model, photos=photos, data=data) for one in arguments]
     code, _, err = nnclr("eval", *call, "--out", tmp_path)
     assert code == 2

@@ -1,4 +1,4 @@
-"""The draws of the augmentation: per image, in range, repeatable."""
+"""The random parameters of the augmentation: per image, in range, repeatable."""
 
 import math
 from dataclasses import replace
@@ -21,17 +21,17 @@ from training.data.augment import (
 from training.data.operations import compiled
 
 
-def test_crops_are_distributed_as_torchvision_draws_them():
+def test_crops_are_distributed_like_torchvisions():
     """Area, ratio and center of 4000 crops of a wide image have the means of torchvision's."""
     torch.manual_seed(0)
     wide, high = 300, 200
-    picture = torch.empty(3, high, wide)
-    boxes = [RandomResizedCrop.get_params(picture, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
+    image = torch.empty(3, high, wide)
+    boxes = [RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
     theirs = torch.tensor(boxes, dtype=torch.float32)
     ours = draw_boxes(torch.full((4000,), wide / high), View(), torch.Generator().manual_seed(0))
     ours = ours * torch.tensor([high, wide, high, wide])
-    for drawn in (ours, theirs):
-        drawn[:, :2] += drawn[:, 2:] / 2  # to centers
+    for sampled in (ours, theirs):
+        sampled[:, :2] += sampled[:, 2:] / 2  # to centers
     for column, side in enumerate((high, wide, high, wide)):
         assert abs(ours[:, column].mean() - theirs[:, column].mean()) < 0.02 * side
         assert abs(ours[:, column].std() - theirs[:, column].std()) < 0.02 * side
@@ -49,7 +49,7 @@ def test_crops_stay_inside_images_of_any_aspect():
 
 
 def test_images_of_extreme_proportions_give_finite_views():
-    """An image of 1 x 3000 pixels, squashed to a square, leaves a crop a fraction of a pixel high."""
+    """An image of 1 x 3000 pixels, squashed to a square, has crops a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
@@ -57,16 +57,16 @@ def test_images_of_extreme_proportions_give_finite_views():
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float16])
-def test_images_of_every_type_are_laid_out_once_for_all_views(kind):
+def test_images_of_every_type_are_copied_once_for_all_views(kind):
     images = torch.randint(0, 256, (2, 8, 8, 3)).to(kind)
     lines = _in_lines(images)
     assert torch.equal(lines, images.float())
-    assert lines.transpose(2, 3).is_contiguous(), "else the products copy them for every view"
-    assert _in_lines(lines).data_ptr() == lines.data_ptr(), "and make_view takes what make_views laid out"
+    assert lines.transpose(2, 3).is_contiguous(), "otherwise the products copy them for every view"
+    assert _in_lines(lines).data_ptr() == lines.data_ptr(), "make_view does not copy them again"
 
 
 def test_every_image_of_a_batch_gets_its_own_view():
-    """The same image thrice gives three views; torchvision on a batch would draw once."""
+    """Three copies of an image give three views; torchvision samples once per batch."""
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for first, second in AUGMENTATIONS.values():
         for view in (first, second):
@@ -78,8 +78,8 @@ def test_every_image_of_a_batch_gets_its_own_view():
             assert not torch.equal(made[1], made[2])
 
 
-def test_a_batch_that_turns_gray_as_a_whole_goes_on_like_any_other():
-    """The same draws without gray, turned gray by torchvision between: blur of some and solarization of some follow."""
+def test_a_batch_that_is_grayscale_as_a_whole_is_blurred_and_solarized_like_any_other():
+    """Compare with the same random numbers without grayscale, converted by torchvision."""
     images = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain = View(24, jitter=0.0, blur=0.5, solarize=0.0, mean=(0, 0, 0), std=(1, 1, 1))
     made, colored = (
@@ -95,13 +95,13 @@ def test_a_batch_that_turns_gray_as_a_whole_goes_on_like_any_other():
     torch.testing.assert_close(solarized[changed], solarize(made, 0.5)[changed])
 
 
-def test_the_generator_decides_everything():
+def test_views_depend_only_on_the_generator():
     images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
     one, two = (make_view(images, torch.ones(4), View(size=24), torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one, two)
 
 
-def test_byol_is_asymmetric_and_crop_only_is_crops_alone():
+def test_byol_is_asymmetric_and_crop_only_only_crops():
     first, second = AUGMENTATIONS["byol"]
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
     gray = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
@@ -126,7 +126,7 @@ def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
     small = plan_views("byol", 32, small=3, small_size=16)
     made = make_views(images, torch.ones(3), small, torch.Generator().manual_seed(0))
     assert [view.shape[-1] for view in made] == [32, 32, 16, 16, 16]
-    assert plan_views("crop_only", 32)[0].scale == (0.08, 1.0), "the augmentation's own"
+    assert plan_views("crop_only", 32)[0].scale == (0.08, 1.0), "the augmentation's default"
 
 
 def test_simclr_has_stronger_colors_and_cifar_no_blur():
@@ -136,7 +136,7 @@ def test_simclr_has_stronger_colors_and_cifar_no_blur():
 
 @pytest.mark.slow
 def test_compiled_operations_equal_eager_ones():
-    """Takes a C++ compiler and most of a minute on a CPU."""
+    """Needs a C++ compiler and most of a minute on a CPU."""
     images = torch.randint(0, 256, (32, 64, 64, 3), dtype=torch.uint8)
     view = replace(AUGMENTATIONS["byol"][1], size=48, blur=0.5)
     eager, fused = (

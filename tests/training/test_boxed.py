@@ -1,4 +1,4 @@
-"""Images with boxes are read as their files say; pairs are drawn as the protocol says."""
+"""Reading images with boxes, and sampling pairs."""
 
 import csv
 import json
@@ -73,7 +73,7 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "word"),
     [
         (None, "has no boxes"),
         ("{", "cannot be read as boxes"),
@@ -88,14 +88,14 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
         ),
     ],
 )
-def test_what_is_no_set_of_boxes_is_one_sentence(content, sentence, tmp_path):
+def test_an_invalid_set_of_boxes_is_rejected(content, word, tmp_path):
     if content is not None:
         (tmp_path / "annotations.json").write_text(content)
-    with pytest.raises(InvalidRequest, match=sentence):
+    with pytest.raises(InvalidRequest, match=word):
         read_boxes(tmp_path)
 
 
-def test_a_image_of_another_size_than_its_boxes_is_refused(tmp_path):
+def test_an_image_whose_size_differs_from_its_boxes_is_rejected(tmp_path):
     folder = write_coco(tmp_path, [(300, 240, [(0, 1, 1, 50, 50)])])
     boxed = read_boxes(folder)
     before = boxed.digest()
@@ -106,7 +106,7 @@ def test_a_image_of_another_size_than_its_boxes_is_refused(tmp_path):
     assert boxed.digest() != before
 
 
-def test_pairs_are_of_one_class_and_their_controls_of_another(tmp_path):
+def test_pairs_have_one_class_and_their_controls_another(tmp_path):
     rng = np.random.default_rng(1)
     images = []
     for _ in range(12):
@@ -146,7 +146,7 @@ def test_a_set_of_one_class_has_no_controls(tmp_path):
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 0), (4, 300), (1, 3000)])
-def test_what_no_map_can_be_made_of_is_left_out_and_named(width, height, tmp_path):
+def test_images_without_possible_maps_are_left_out_and_reported(width, height, tmp_path):
     folder = write_coco(tmp_path, [(300, 240, [(0, 1, 1, 50, 50)])] * 2)
     coco = json.loads((folder / "annotations.json").read_text())
     coco["images"][1] |= {"width": width, "height": height}
@@ -156,7 +156,7 @@ def test_what_no_map_can_be_made_of_is_left_out_and_named(width, height, tmp_pat
     assert "1.png" in boxed.left_out[0]
 
 
-def test_a_table_with_a_row_without_a_name_is_one_sentence(tmp_path):
+def test_a_table_with_a_row_without_a_name_is_rejected(tmp_path):
     (tmp_path / "boxes.csv").write_text("file,x0,y0,x1,y1\n,1,2,3,4\n")
     with pytest.raises(InvalidRequest, match="cannot be read as boxes"):
         read_boxes(tmp_path)
@@ -166,7 +166,7 @@ def test_a_table_with_a_row_without_a_name_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("name", "images", "boxes", "expected"), [("coco128", 126, 929, 0.698), ("raccoon", 193, 210, 0.953)]
 )
-def test_the_center_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, name, images, boxes, expected):
+def test_the_center_pixel_is_in_a_box_as_often_as_counted_before(pack, name, images, boxes, expected):
     boxed = read_boxes(pack("boxes.tar") / name)
     assert boxed.counts() == {"images": images, "boxes": boxes}
     hits = [pointing(center(*one.size), one.inside()) for one in boxed.images]
@@ -175,7 +175,7 @@ def test_the_center_pixel_lies_in_a_box_as_often_as_was_counted_before(pack, nam
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_the_center_pixel_of_the_small_ones_too(pack):
+def test_the_center_pixel_is_in_a_box_of_small_images(pack):
     boxed = read_boxes(pack("tiny64.tar.gz"))
     assert boxed.counts() == {"images": 3980, "boxes": 3980}
     assert {one.size for one in boxed.images} == {(224, 224)}

@@ -27,12 +27,12 @@ from training.data.order import epoch_order, seed_of
 # ---- packs
 
 
-def test_an_interrupted_decoding_continues_where_it_stopped(pictures, tmp_path, monkeypatch):
+def test_an_interrupted_decoding_continues_where_it_stopped(image_files, tmp_path, monkeypatch):
     """Images in the journal are not decoded again, and the pack is the same."""
     monkeypatch.setattr(pack_module, "BLOCK", 8)
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"garbage")
-    paths = [*pictures[:10], bad, *pictures[10:30]]
+    paths = [*image_files[:10], bad, *image_files[10:30]]
     whole = build_pack(paths, 32, cache=tmp_path / "whole")
 
     class Killed(Exception):
@@ -54,13 +54,13 @@ def test_an_interrupted_decoding_continues_where_it_stopped(pictures, tmp_path, 
     assert resumed.broken[0][0] == str(bad)
 
 
-def test_two_programs_decode_a_pack_once(pictures, tmp_path, monkeypatch):
+def test_two_programs_decode_a_pack_once(image_files, tmp_path, monkeypatch):
     calls = []
     original = pack_module._decode
     monkeypatch.setattr(pack_module, "_decode", lambda *a: (calls.append(1), original(*a))[1])
     packs = []
     threads = [
-        threading.Thread(target=lambda: packs.append(build_pack(pictures[:9], 24, cache=tmp_path))) for _ in range(3)
+        threading.Thread(target=lambda: packs.append(build_pack(image_files[:9], 24, cache=tmp_path))) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
@@ -70,11 +70,11 @@ def test_two_programs_decode_a_pack_once(pictures, tmp_path, monkeypatch):
     assert all(np.array_equal(pack.pixels, packs[0].pixels) for pack in packs)
 
 
-def test_a_pack_that_is_too_large_for_the_disk_is_rejected_before_decoding(pictures, tmp_path, monkeypatch):
+def test_a_pack_that_is_too_large_for_the_disk_is_rejected_before_decoding(image_files, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(NoRoom, match="NNCLR_CACHE"):
-        build_pack(pictures[:5], 32, cache=tmp_path)
+        build_pack(image_files[:5], 32, cache=tmp_path)
 
 
 # ---- orders and batches

@@ -1,4 +1,4 @@
-"""Two processes with half a batch each are one process with the whole batch."""
+"""Two processes with half a batch each equal one process with the whole batch."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ FAST = [
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> list[dict]:
-    """What each of two gloo processes has after its steps."""
+    """Return the state of each of two gloo processes after its steps."""
     out = tmp_path_factory.mktemp("ranks")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -58,8 +58,8 @@ def test_the_support_set_is_the_same_on_all_ranks(two, case):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_two_processes_goes_on_in_one(photos, tmp_path, undrawn):
-    """SIGTERM to the launcher: both stop at the same step, save, and one process finishes the run."""
+def test_a_run_stopped_in_two_processes_continues_in_one(photos, tmp_path, undrawn):
+    """After SIGTERM to the launcher both stop at the same step and save; one process finishes the run."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "nnclr_hub.cli", "pretrain", "small_cpu", "--data", str(photos), "--out", str(run)]
     command += [part for setting in FAST for part in ("--set", setting)]
@@ -83,6 +83,6 @@ def test_a_run_stopped_in_two_processes_goes_on_in_one(photos, tmp_path, undrawn
     assert np.isfinite([line["loss"] for line in read_log(run) if "loss" in line]).all()
 
 
-def test_more_processes_than_gpus_are_refused():
+def test_more_processes_than_gpus_are_rejected():
     with pytest.raises(InvalidRequest, match="--device cpu"):
         launch(1000, ["pretrain"], None)

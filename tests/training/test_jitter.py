@@ -1,4 +1,4 @@
-"""The two ways of color jitter give torchvision's images, in every order."""
+"""Both implementations of color jitter equal torchvision's operations in every order."""
 
 from itertools import permutations
 
@@ -23,13 +23,13 @@ def draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(100, 3, 24, 24, generator=generator)
     images[::10], images[5::10] = images[::10, :1].expand(-1, 3, -1, -1), 0.0
-    amounts = torch.rand(100, 4, generator=generator) * 2  # 0 takes all contrast, 2 goes far beyond what fits
+    amounts = torch.rand(100, 4, generator=generator) * 2  # 0 removes all contrast, 2 exceeds the range
     amounts[:, 3] = amounts[:, 3] / 2 - 0.5
     return images, torch.tensor(ORDERS).repeat(4, 1), amounts
 
 
 def torchvisions(image: torch.Tensor, turns: list[int], amounts: list[float]) -> torch.Tensor:
-    """The operations one after another, as torchvision does them to one image."""
+    """Apply torchvision's operations to one image in their order."""
     for number in sorted(range(4), key=turns.__getitem__):
         if turns[number] >= 0:
             image = OPERATIONS[number](image, amounts[number])
@@ -37,15 +37,15 @@ def torchvisions(image: torch.Tensor, turns: list[int], amounts: list[float]) ->
 
 
 @pytest.mark.parametrize("jitter", [jitter_by_rows, jitter_at_once])
-def test_every_order_gives_what_torchvision_gives(draws, jitter):
+def test_every_order_equals_torchvision(draws, jitter):
     images, turns, amounts = draws
     rows = zip(images, turns.tolist(), amounts.tolist(), strict=True)
     want = torch.stack([torchvisions(*row) for row in rows])
     torch.testing.assert_close(jitter(images.clone(), turns, amounts), want, atol=2e-5, rtol=0)
 
 
-def test_the_order_of_the_operations_shows_and_none_leaves_a_image_as_it_is(draws):
-    """Else the test above would pass whatever became of the turns."""
+def test_the_order_of_the_operations_matters(draws):
+    """Otherwise the test above would pass for any order."""
     images, turns, _ = draws
     same = images[1:2].expand(len(turns), -1, -1, -1)
     made = jitter_at_once(same, turns, torch.tensor([1.4, 1.3, 0.5, 0.1]).expand(len(turns), -1))
@@ -55,7 +55,7 @@ def test_the_order_of_the_operations_shows_and_none_leaves_a_image_as_it_is(draw
 
 
 @pytest.mark.slow
-def test_compiled_it_gives_the_same(draws):
-    """Takes a C++ compiler and some seconds."""
+def test_compiled_jitter_is_the_same(draws):
+    """Needs a C++ compiler and some seconds."""
     fused = torch.compile(jitter_at_once, dynamic=True)
     torch.testing.assert_close(fused(*draws), jitter_at_once(*draws), atol=1e-5, rtol=0)

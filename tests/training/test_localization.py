@@ -1,4 +1,4 @@
-"""Pointing and AUROC equal literal counts and scikit-learn's; intervals equal a literal bootstrap and cover."""
+"""Pointing, AUROC and bootstrap intervals, compared with literal implementations and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from training.evals.boxes.scoring import auroc, pointing
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])
-def test_auroc_is_scikit_learns_also_with_ties(levels):
+def test_auroc_equals_scikit_learns_with_ties(levels):
     rng = np.random.default_rng(levels)
     for share in (0.02, 0.5, 0.97):
         values = (rng.integers(0, levels, (37, 53)) / levels).astype(np.float32)
@@ -23,7 +23,7 @@ def test_auroc_needs_pixels_on_both_sides():
     assert np.isnan(auroc(np.ones((2, 2)), np.zeros((2, 2), bool)))
 
 
-def test_pointing_is_where_the_maximum_is_and_of_several_their_share():
+def test_pointing_is_the_share_of_maxima_in_boxes():
     inside = np.zeros((4, 5), bool)
     inside[1:3, 2:] = True
     values = np.arange(20, dtype=np.float32).reshape(4, 5)
@@ -35,7 +35,7 @@ def test_pointing_is_where_the_maximum_is_and_of_several_their_share():
     assert pointing(np.zeros((4, 5)), inside) == pytest.approx(6 / 20)
 
 
-def test_places_are_what_they_are_called():
+def test_baselines_have_the_shape_of_their_names():
     inside = np.zeros((90, 130), bool)
     inside[45, 65] = True
     for name in ("center", "gaussian"):
@@ -69,7 +69,7 @@ def literal(scores, images, classes, draws, seed):
     return np.percentile(found, [2.5, 97.5])
 
 
-def test_the_bootstrap_is_the_literal_one():
+def test_the_bootstrap_equals_a_literal_one():
     rng = np.random.default_rng(3)
     scores, classes = rng.random(40), rng.integers(0, 4, 40) * 3
     pairs = np.stack([rng.integers(0, 9, 40) * 7, rng.integers(0, 9, 40) * 7], axis=1)
@@ -81,14 +81,14 @@ def test_the_bootstrap_is_the_literal_one():
     np.testing.assert_allclose([alone.low, alone.high], literal(scores, np.arange(40), [0] * 40, 60, 5))
 
 
-def test_what_has_no_score_does_not_count():
+def test_missing_scores_do_not_count():
     scores = np.array([0.25, np.nan, 0.75])
     assert estimate(scores, np.arange(3), draws=50) == estimate(scores[[0, 2]], np.array([0, 1]), draws=50)
     nothing = estimate(np.array([np.nan]), np.array([0]))
     assert np.isnan([nothing.mean, nothing.low, nothing.high]).all()
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
+def test_intervals_cover_the_truth_about_95_percent_of_the_time():
     rng = np.random.default_rng(0)
     hits = 0
     for trial in range(200):

@@ -1,4 +1,4 @@
-"""Each operation on a batch equals torchvision's on its images one by one, for given parameters."""
+"""Each operation on a batch equals torchvision's on every image, for given parameters."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ BATCH = 6
 @pytest.fixture
 def images() -> torch.Tensor:
     """(6, 3, 40, 40) float in [0, 1]: noise, and one image each of gray, black and white."""
-    pictures = torch.rand(BATCH, 3, 40, 40, generator=torch.Generator().manual_seed(0))
-    pictures[3], pictures[4], pictures[5] = 0.4, 0.0, 1.0
-    return pictures
+    images = torch.rand(BATCH, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    images[3], images[4], images[5] = 0.4, 0.0, 1.0
+    return images
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_grayscale_equals_torchvision(images):
     )
 
 
-def test_a_gray_image_can_be_worked_on_in_place(images):
-    """Three channels that share their memory could not: a change of one would be one of all."""
+def test_the_channels_of_a_grayscale_image_have_separate_memory(images):
+    """Otherwise an in-place change of one channel would change all of them."""
     gray = pixel_ops.grayscale(images)
     before = gray.clone()
     gray[0, 0] = 7
@@ -74,17 +74,17 @@ def test_resized_crop_equals_torchvision_for_whole_pixel_boxes(out):
     got = pixel_ops.resized_crop(images.float(), boxes.float(), flip, out)
     for i in range(BATCH):
         top, left, height, width = boxes[i].tolist()
-        picture = images[i].permute(2, 0, 1).float() / 255
+        image = images[i].permute(2, 0, 1).float() / 255
         want = reference.resized_crop(
-            picture, top, left, height, width, [out, out], InterpolationMode.BICUBIC, antialias=True
+            image, top, left, height, width, [out, out], InterpolationMode.BICUBIC, antialias=True
         )
         want = reference.horizontal_flip(want) if flip[i] else want
         torch.testing.assert_close(got[i], want.clamp(0, 1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
-def test_a_crop_that_shrinks_is_the_same_compiled():
-    """For any sizes: torch 2.11 compiled a number of taps that was worked out in fractions to another one."""
+def test_a_compiled_crop_that_shrinks_is_the_same():
+    """torch 2.11 compiled a number of taps computed with fractions to a different number."""
     start, length = torch.rand(4) * 5, 80 + torch.rand(4) * 10
     compiled = torch.compile(pixel_ops._resampling, dynamic=True)
     want, got = (one(start, length, 96, 64) for one in (pixel_ops._resampling, compiled))

@@ -1,6 +1,6 @@
-"""A step of every kind on a GPU that is not there: no tensor on the wrong device, and nothing that makes it wait.
+"""Every kind of step on a simulated GPU: no tensor is on the wrong device, and nothing makes the GPU wait.
 
-What a real device computes is for tests/gpu.
+tests/gpu tests the results of a real device.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ TINY = [
 VIT = [
     *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
 ]
-# the rest is slow: each operation costs a thousand times what it would do
+# the others are slow: each operation takes a thousand times longer than usual
 BRIEF = ("nnclr", "starter", "vit", "random")
 KINDS = {
     "nnclr": ["prediction=paper"],
@@ -55,7 +55,7 @@ KINDS = {
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Plenty of memory, and a driver that nobody asks."""
+    """A simulated GPU with much memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
     monkeypatch.setattr("training.step.compiled", lambda: EAGER)
     with PretendedGPU() as pretended:
@@ -80,7 +80,7 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
 )
 def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     stepper, batches = stepper_of(gpu, KINDS[kind])
-    gpu.waits.clear()  # of placing the images, once
+    gpu.waits.clear()  # from placing the images
     for step in (0, 2) if kind == "starter" else (2,):
         taken = stepper.run(batches.at(step), step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"
@@ -89,13 +89,13 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
 
 @pytest.fixture(params=["eager", "compiled"])
 def operations(request, monkeypatch):
-    """What would be compiled runs as it stands: where its tensors lie is the same."""
+    """Run operations without compilation, which does not change the devices of their tensors."""
     monkeypatch.setattr(torch, "compile", lambda operation, **_: operation)
     return EAGER if request.param == "eager" else compiled.__wrapped__()
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_augmentation_sends_its_draws_without_waiting(gpu, name, operations):
+def test_augmentation_sends_its_parameters_without_waiting(gpu, name, operations):
     images = torch.zeros(16, 32, 32, 3, dtype=torch.uint8).to(GPU, non_blocking=True)
     for view in (*AUGMENTATIONS[name], View(degrade=0.9, blur=0.9, solarize=0.9)):
         x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0), operations)
@@ -103,8 +103,8 @@ def test_augmentation_sends_its_draws_without_waiting(gpu, name, operations):
     assert gpu.waits == []
 
 
-def test_the_pretence_sees_what_it_is_for(gpu):
-    """A copy that waits is noted, a value cannot be had, and devices do not mix."""
+def test_the_simulation_detects_waits_and_mixed_devices(gpu):
+    """A copy that waits is recorded, reading a value fails, and devices do not mix."""
     x = torch.zeros(3, device=GPU)
     torch.ones(3).to(GPU)
     assert [place.partition(":")[0] for place in gpu.waits] == ["tests/training/test_pretended_gpu.py"]

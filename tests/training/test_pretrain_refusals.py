@@ -60,13 +60,13 @@ def test_a_damaged_checkpoint_is_rejected_and_a_full_disk_keeps_the_last(finishe
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-def test_too_few_or_broken_images_are_explained(tmp_path, pictures, capsys):
+def test_too_few_or_broken_images_are_explained(tmp_path, image_files, capsys):
     folder = tmp_path / "few"
     folder.mkdir()
     (folder / "bad.jpg").write_bytes(b"garbage")
     with pytest.raises(NoImages, match="None of the 1 images"):
         pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
-    for path in pictures[:3]:
+    for path in image_files[:3]:
         shutil.copy(path, folder)
     with pytest.raises(NoImages, match="too few"):
         pretrain("small_cpu", recipe(), [folder], tmp_path / "run")

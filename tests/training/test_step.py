@@ -202,12 +202,12 @@ def test_no_part_has_a_single_image(photos, tmp_path):
     assert run(photos, tmp_path / "b", "epochs=1", "chunk=7").finished
 
 
-def test_the_oracle_needs_labels(tmp_path, pictures):
+def test_the_oracle_needs_labels(tmp_path, image_files):
     import shutil
 
     folder = tmp_path / "flat"
     folder.mkdir()
-    for number, path in enumerate(pictures[:20]):
+    for number, path in enumerate(image_files[:20]):
         shutil.copy(path, folder / f"{number}.jpg")
     with pytest.raises(InvalidRequest, match="pick=oracle"):
         run(folder, tmp_path / "run", "pick=oracle", "batch_size=4")

@@ -1,4 +1,4 @@
-"""Training on labels: the pieces of a batch, the resume, and what comes out."""
+"""Training on labels: parts of a batch, resume, and results."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ from training.evals.task import Part, Task, read_task
 from training.evals.trainer import ClassifierTrainer
 from training.interrupt import Interrupted
 
-CPU, SAY = torch.device("cpu"), Console(quiet=True)
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 PLAN = Plan(epochs=3, lr=0.05, batch_size=16, micro_batch=8, optimizer="sgd", workers=0)
 
 
 @pytest.fixture
 def subject(data, model, tmp_path) -> ClassifierTrainer:
-    return ClassifierTrainer(load_encoder(model, device="cpu"), read_task(data), tmp_path, CPU, SAY)
+    return ClassifierTrainer(load_encoder(model, device="cpu"), read_task(data), tmp_path, CPU, QUIET)
 
 
 @pytest.fixture(autouse=True)
@@ -34,27 +34,25 @@ def fp32(monkeypatch):
     monkeypatch.setattr(supervised, "choose_precision", lambda *a: "fp32")
 
 
-def test_a_batch_in_pieces_is_the_whole_batch():
+def test_a_batch_in_parts_equals_the_whole_batch():
     torch.manual_seed(0)
     x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 5))
     backbone.num_features = 5
     steps = []
-    for pieces in ([(x, y)], [(x[:5], y[:5]), (x[5:], y[5:])]):
+    for parts in ([(x, y)], [(x[:5], y[:5]), (x[5:], y[5:])]):
         torch.manual_seed(1)
         model = Classifier(backbone, 3)
         model.load_state_dict({**model.state_dict()})
         start = {name: value.clone() for name, value in model.state_dict().items()}
-        _step(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), pieces, replace(PLAN, augmentation="crop"), CPU, False
-        )
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.1), parts, replace(PLAN, augmentation="crop"), CPU, False)
         steps.append({name: value - start[name] for name, value in model.state_dict().items()})
         model.load_state_dict(start)
     for name in steps[0]:
         torch.testing.assert_close(steps[0][name], steps[1][name], atol=1e-6, rtol=1e-4)
 
 
-def test_linear_evaluation_leaves_the_encoder_and_learns(subject):
+def test_linear_evaluation_learns_and_does_not_change_the_encoder(subject):
     before = {name: value.clone() for name, value in subject.encoder.backbone.state_dict().items()}
     task = replace(subject.task, test=subject.task.train)
     found = dict(linear_images(replace(subject, task=task), epochs=40, lr=0.3, optimizer="sgd", workers=0))
@@ -66,7 +64,7 @@ def test_linear_evaluation_leaves_the_encoder_and_learns(subject):
 
 @pytest.mark.slow
 def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch):
-    """Without crops, the head's training and scikit-learn agree on almost every image."""
+    """Without crops, the trained head and scikit-learn agree on almost every image."""
     transform = subject.encoder.transform
 
     def center(part, preprocessing, plan):
@@ -83,14 +81,14 @@ def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch)
     assert (scores.argmax(axis=1) == theirs.predict(features)).mean() > 0.9
 
 
-def test_an_interrupted_training_goes_on_to_the_same_weights(subject, monkeypatch, tmp_path):
+def test_an_interrupted_training_continues_to_the_same_weights(subject, monkeypatch, tmp_path):
     whole = subject.train(PLAN, "whole").model.state_dict()
     kept = checkpoint.save_checkpoint
     calls = []
 
-    def stop_after_one(place, state):
-        kept(place, state)
-        calls.append(place)
+    def stop_after_one(folder, state):
+        kept(folder, state)
+        calls.append(folder)
         if len(calls) == 1:
             raise Interrupted("stop")
 
@@ -103,7 +101,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(subject, monkeypatc
         torch.testing.assert_close(again[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_the_fine_tuned_encoder_is_a_source_again(subject):
+def test_the_fine_tuned_encoder_is_a_source(subject):
     found = dict(finetune(subject, epochs=2, workers=0))
     again = load_encoder(subject.made[0])
     assert 0 <= found[f"finetune/{subject.task.name}"] <= 1
@@ -111,9 +109,9 @@ def test_the_fine_tuned_encoder_is_a_source_again(subject):
     assert again.fingerprint != subject.encoder.fingerprint
 
 
-def test_a_vision_transformer_is_tuned_deits_way_at_another_size(data, tmp_path):
+def test_a_vision_transformer_is_tuned_at_another_size(data, tmp_path):
     encoder = load_encoder("random:test_vit", device="cpu")
-    subject = ClassifierTrainer(encoder, read_task(data), tmp_path, CPU, SAY)
+    subject = ClassifierTrainer(encoder, read_task(data), tmp_path, CPU, QUIET)
     size = encoder.transform.preprocessing.input_size * 2
     dict(finetune(subject, epochs=1, image_size=size, workers=0, micro_batch=8))
     again = load_encoder(subject.made[0])
@@ -121,7 +119,7 @@ def test_a_vision_transformer_is_tuned_deits_way_at_another_size(data, tmp_path)
     assert again.embed(subject.task.test.paths[:2]).shape == (2, encoder.embed_dim)
 
 
-def test_every_trial_of_the_sweep_is_written_down(subject):
+def test_every_trial_of_the_sweep_is_recorded(subject):
     found = dict(semi_supervised(subject, shares=(0.5,), rates=(0.01, 0.1), epochs=(1, 2), workers=0))
     name = f"semi_supervised/{subject.task.name}/50%"
     trials = [key for key in found if "lr=" in key]
@@ -129,14 +127,14 @@ def test_every_trial_of_the_sweep_is_written_down(subject):
     assert list(found)[-1] == name
 
 
-def test_a_share_takes_as_much_of_each_class():
+def test_a_share_is_the_same_for_each_class():
     labels = np.repeat([0, 1, 2], [200, 50, 3])
     chosen = stratified(labels, 0.1, seed=0)
     assert np.bincount(labels[chosen]).tolist() == [20, 5, 1]
     assert not np.array_equal(chosen, stratified(labels, 0.1, seed=1))
 
 
-def test_simclrs_lists_choose_by_file_name(subject, tmp_path):
+def test_simclrs_lists_select_by_file_name(subject, tmp_path):
     table = tmp_path / "1percent.txt"
     table.write_text("00.jpg\n01.jpg\n")
     options = {"rates": (0.01,), "epochs": (1,), "shares": (0.01,), "workers": 0}
@@ -146,7 +144,7 @@ def test_simclrs_lists_choose_by_file_name(subject, tmp_path):
         dict(semi_supervised(subject, subset=(str(table),), **options))
 
 
-def test_unreadable_images_are_named_and_several_labels_refused(subject, tmp_path):
+def test_unreadable_images_are_reported_and_several_labels_rejected(subject, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
     train = subject.task.train
