@@ -1,4 +1,4 @@
-"""docs/serving.md: its table is that of the settings, and its examples run."""
+"""docs/serving.md: its settings table is current, and its examples run."""
 
 import os
 import re
@@ -24,16 +24,16 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def here(photos, tmp_path, monkeypatch) -> Path:
-    """A folder with what the examples name."""
-    shutil.copytree(photos / "cat", tmp_path / "pictures" / "cat")
+    """Return a folder with the files of the examples."""
+    shutil.copytree(photos / "cat", tmp_path / "images" / "cat")
     for i, name in enumerate(("cat.jpg", "dog.jpg")):
         shutil.copy(photos / "coffee" / f"{i:02}.jpg", tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_table_is_that_of_the_settings():
-    assert settings_table.written() == GUIDE, "write it anew: python tests/settings_table.py"
+def test_the_settings_table_is_current():
+    assert settings_table.written() == GUIDE, "run: python tests/settings_table.py"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
@@ -66,7 +66,7 @@ def test_the_python_examples_run(server, here):
             names["client"].close()
 
 
-def test_every_flag_and_variable_that_it_names_exists():
+def test_named_options_and_variables_exist():
     from typer.testing import CliRunner
 
     from nnclr_hub.cli.app import app
