@@ -1,7 +1,7 @@
 """Error responses of Ray's proxy, in the server's error format and with Retry-After.
 
-When a replica dies, Ray's proxy answers its requests with a bare 500. Nothing is wrong with those requests, so clients
-are asked to repeat them. Responses of replicas pass unchanged.
+When a replica dies, Ray's proxy answers its requests with a bare 500. Nothing is wrong with those requests, so the
+response tells clients to repeat them. Responses of replicas pass unchanged.
 """
 
 from __future__ import annotations

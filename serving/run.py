@@ -94,7 +94,7 @@ def _freeze() -> None:
 
 
 def warn_of_missing(settings: Settings) -> None:
-    """Log each source folder that does not exist. It is no error: a disk may be mounted later."""
+    """Log each source folder that does not exist. The server starts anyway, because a disk may be mounted later."""
     for folder in SourceFolders(settings.source_folders).missing:
         log.warning(
             "source folder %s does not exist; mount it, or correct NNCLR_SOURCE_FOLDERS",

@@ -23,7 +23,7 @@ def sample(engine: Engine, name: str, **labels: str) -> float:
 
 
 def queued(engine: Engine) -> float:
-    """Decoded images that wait for the device."""
+    """Return the number of decoded images that wait for the device."""
     return sample(engine, "nnclr_queued_images", model="fake")
 
 

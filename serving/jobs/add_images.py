@@ -12,7 +12,7 @@ from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staged_images import StagedImage, staged_images
+from nnclr_hub.workbench.staged_images import staged_images
 from nnclr_hub.workbench.staging import note, noted
 
 from .context import ROOT, UPLOAD, JobContext, Outcome
@@ -53,8 +53,8 @@ def add(context: JobContext) -> Outcome:
         for name, reason in left_out:
             report.refuse(name, reason)
         context.progress(0, len(images))
-        batch: list[NewImage] = []
-        names: list[str] = []
+        batch: dict[str, NewImage] = {}  # by id
+        names: list[tuple[str, str]] = []  # (id, name); files with the same bytes have the same id
         size = 0
         for done, image in enumerate(images, 1):
             try:
@@ -62,12 +62,14 @@ def add(context: JobContext) -> Outcome:
             except ImageError as error:
                 report.refuse(image.name, str(error))
                 continue
-            batch.append(_new_image(image, data))
-            names.append(image.name)
+            id = hashlib.sha256(data).hexdigest()[:32]
+            metadata = {"name": PurePosixPath(image.name).name} | ({"label": image.label} if image.label else {})
+            batch[id] = NewImage(id, data, metadata)
+            names.append((id, image.name))
             size += len(data)
-            if len(batch) == BATCH or size > BATCH_BYTES:
+            if len(names) == BATCH or size > BATCH_BYTES:
                 _write(context, batch, names, report)
-                batch, names, size = [], [], 0
+                batch, names, size = {}, [], 0
                 context.progress(done, len(images))
         _write(context, batch, names, report)
         context.progress(len(images), len(images))
@@ -98,34 +100,29 @@ def index(context: JobContext) -> Outcome:
     return Outcome({**report.result(name), "unchanged": unchanged, "removed": removed, "kept": indexed.kept})
 
 
-def _new_image(image: StagedImage, data: bytes) -> NewImage:
-    metadata = {"name": PurePosixPath(image.name).name} | ({"label": image.label} if image.label else {})
-    return NewImage(hashlib.sha256(data).hexdigest()[:32], data, metadata)
-
-
-def _write(context: JobContext, batch: list[NewImage], names: list[str], report: _Report) -> None:
-    """Add a batch. Two files with the same bytes are one image."""
+def _write(context: JobContext, batch: dict[str, NewImage], names: list[tuple[str, str]], report: _Report) -> None:
+    """Add a batch, and report what became of each file."""
     if not batch:
         return
     context.check()
     collection = context.params["collection"]
-    found = context.bench.collection(collection).get([one.id for one in batch])
+    found = context.bench.collection(collection).get(list(batch))
     known = {item.id for item in found if item is not None}
-    left = [(one, name) for one, name in zip(batch, names, strict=True) if not _was_added(one.id, known, report)]
+    left = [(id, name) for id, name in names if not _was_added(id, known, report)]
     # Noted before they are added: after a crash in between, the next attempt must not report them as replaced.
-    note(context.params[UPLOAD], [one.id for one, _ in left if one.id not in known])
-    unique = {one.id: one for one, _ in left}
-    errors = context.bench.add_images(collection, list(unique.values())) if unique else []
-    reasons = dict(zip(unique, errors, strict=True))
-    for one, name in left:
-        reason = reasons[one.id]
+    note(context.params[UPLOAD], [id for id, _ in left if id not in known])
+    new = {id: batch[id] for id, _ in left}
+    errors = context.bench.add_images(collection, list(new.values())) if new else []
+    reasons = dict(zip(new, errors, strict=True))
+    for id, name in left:
+        reason = reasons[id]
         if reason is not None:
             report.refuse(name, str(reason))
-        elif one.id in known:
+        elif id in known:
             report.replaced += 1
         else:
             report.added += 1
-            known.add(one.id)
+            known.add(id)
 
 
 def _was_added(id: str, known: set[str], report: _Report) -> bool:

@@ -91,7 +91,7 @@ class AccessRules:
         """Return what a request needs; the method of a websocket is GET."""
         method_of_route = "GET" if method == "HEAD" else method
         for methods, pattern, access in self._routes:
-            if method_of_route in methods and pattern.fullmatch(path):
+            if method_of_route in (methods or ()) and pattern.fullmatch(path):
                 return access
         return _outside_routes(method, path)
 

@@ -18,13 +18,13 @@ BOUNDARY = "part"
 Heard = tuple[float, float, str, int]  # start and end of a request, its outcome, its status
 
 
-def message(path: str, picture: bytes) -> bytes:
+def message(path: str, image: bytes) -> bytes:
     """Build a request with one image that closes the connection afterwards."""
     body = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n'
         "Content-Type: image/jpeg\r\n\r\n"
     ).encode()
-    body += picture + f"\r\n--{BOUNDARY}--\r\n".encode()
+    body += image + f"\r\n--{BOUNDARY}--\r\n".encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -96,13 +96,13 @@ def load(port: int, request: bytes, stop: threading.Event, heard: list[Heard]) -
 
 
 def run(
-    server: ServerProcess, pictures: list[Path]
+    server: ServerProcess, image_files: list[Path]
 ) -> tuple[float, int, list[tuple[float, float, str, int]], list[tuple[str, int]]]:
     """Send requests, SIGTERM the server, and return all outcomes."""
     with Client(server.url) as client:
         client.collections.create("photos")
-    requests = [message("/api/v1/embed", pictures[0].read_bytes())] * (CALLERS // 2)
-    requests += [message("/api/v1/collections/photos/items", path.read_bytes()) for path in pictures[: CALLERS // 2]]
+    requests = [message("/api/v1/embed", image_files[0].read_bytes())] * (CALLERS // 2)
+    requests += [message("/api/v1/collections/photos/items", path.read_bytes()) for path in image_files[: CALLERS // 2]]
     stop, heard = threading.Event(), []
     callers = [threading.Thread(target=load, args=(server.port, request, stop, heard)) for request in requests]
     for caller in callers:
@@ -118,9 +118,9 @@ def run(
 
 
 @pytest.mark.slow
-def test_accepted_requests_are_answered_and_the_store_is_closed(model, pictures, tmp_path):
+def test_accepted_requests_are_answered_and_the_store_is_closed(model, image_files, tmp_path):
     with ServerProcess(tmp_path / "store", model=str(model)) as server:
-        signaled, code, heard, accepted = run(server, pictures)
+        signaled, code, heard, accepted = run(server, image_files)
         log = server.log.read_text()
     outcomes = Counter((outcome, status) for *_, outcome, status in heard)
     assert code == 0, log

@@ -32,17 +32,17 @@ def real(model):
 # ---- vectors
 
 
-def test_vectors_do_not_depend_on_the_batch(real, model, pictures):
-    want = load_encoder(model, device="cpu").embed(pictures)
-    np.testing.assert_allclose(real.run(pictures), want, atol=1e-5)
-    np.testing.assert_allclose([real.run([one])[0] for one in pictures[:8]], want[:8], atol=1e-5)
+def test_vectors_do_not_depend_on_the_batch(real, model, image_files):
+    want = load_encoder(model, device="cpu").embed(image_files)
+    np.testing.assert_allclose(real.run(image_files), want, atol=1e-5)
+    np.testing.assert_allclose([real.run([one])[0] for one in image_files[:8]], want[:8], atol=1e-5)
     assert real.run([]) == []
 
 
-def test_each_of_many_callers_gets_its_own_results(real, pictures):
-    want = real.run(pictures)
+def test_each_of_many_callers_gets_its_own_results(real, image_files):
+    want = real.run(image_files)
     with ThreadPoolExecutor(60) as pool:
-        answers = pool.map(lambda i: real.run([pictures[i], b"garbage", pictures[(i + 1) % 60]]), range(60))
+        answers = pool.map(lambda i: real.run([image_files[i], b"garbage", image_files[(i + 1) % 60]]), range(60))
         for i, results in enumerate(answers):
             np.testing.assert_allclose(results[0], want[i], atol=1e-5)
             assert isinstance(results[1], ImageError)

@@ -39,12 +39,12 @@ def make() -> Iterator:
         engines.close(0.2)
 
 
-def test_feature_maps_are_those_of_the_encoder(make, model, pictures):
+def test_feature_maps_are_those_of_the_encoder(make, model, image_files):
     encoder = load_encoder(model, device="cpu")
     served = make(encoder)
-    np.testing.assert_allclose(served.tokens(pictures[:2]), encoder.tokens(pictures[:2]), atol=1e-4)
+    np.testing.assert_allclose(served.tokens(image_files[:2]), encoder.tokens(image_files[:2]), atol=1e-4)
     with pytest.raises(ImageError):
-        served.tokens([pictures[0], b"bad"])
+        served.tokens([image_files[0], b"bad"])
     with pytest.raises(InvalidRequest):
         served.tokens([])
 
@@ -65,42 +65,44 @@ def attend(served, image, query=None, *, target=None, **settings):
         AttentionSettings(head=1, threshold=0.6),
     ],
 )
-def test_attention_maps_are_those_of_the_encoder(make, vit, pictures, settings):
+def test_attention_maps_are_those_of_the_encoder(make, vit, image_files, settings):
     served = make(vit)
-    targets = pictures[1:3] if settings.head is None and settings.query else []
-    want = vit.attention_maps(settings, pictures[0], targets)
+    targets = image_files[1:3] if settings.head is None and settings.query else []
+    want = vit.attention_maps(settings, image_files[0], targets)
     found = asyncio.run(
-        served.attention_maps_async(settings, pictures[0].read_bytes(), [one.read_bytes() for one in targets])
+        served.attention_maps_async(settings, image_files[0].read_bytes(), [one.read_bytes() for one in targets])
     )
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-6)
         assert one.limits == pytest.approx(other.limits, rel=1e-5)
         assert (one.kind, one.grid, one.size) == (other.kind, other.grid, other.size)
-    blocking = attend(served, pictures[0], settings.query, similarity=settings.similarity, max_side=settings.max_side)
+    blocking = attend(
+        served, image_files[0], settings.query, similarity=settings.similarity, max_side=settings.max_side
+    )
     assert blocking.values.shape == want[0].values.shape
 
 
-def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, pictures):
-    served, want = make(vit), vit.embed(pictures[:8])
-    row = vit.attention(pictures[0]).values
+def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, image_files):
+    served, want = make(vit), vit.embed(image_files[:8])
+    row = vit.attention(image_files[0]).values
     with ThreadPoolExecutor(6) as pool:
-        maps = [pool.submit(attend, served, pictures[0]) for _ in range(6)]
-        vectors = [pool.submit(served.embed, pictures[:8]) for _ in range(6)]
+        maps = [pool.submit(attend, served, image_files[0]) for _ in range(6)]
+        vectors = [pool.submit(served.embed, image_files[:8]) for _ in range(6)]
         for one in maps:
             np.testing.assert_allclose(one.result().values, row, atol=1e-6)
         for one in vectors:
             np.testing.assert_allclose(one.result(), want, atol=1e-5)
 
 
-def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, pictures):
+def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, image_files):
     served = make(vit, attention_side=512)
     for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
         with pytest.raises(InvalidRequest):
             served.attention_maps(settings, b"not an image", targets)
     with pytest.raises(InvalidRequest):
-        attend(served, pictures[0], Box(0, 0, 65, 64))
+        attend(served, image_files[0], Box(0, 0, 65, 64))
     with pytest.raises(ImageError, match="number 1"):
-        attend(served, pictures[0], target=[pictures[1], b"bad"])
+        attend(served, image_files[0], target=[image_files[1], b"bad"])
 
 
 def test_the_server_limits_the_side_of_the_input(make, vit):
@@ -117,21 +119,21 @@ def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
         attend(served, image, target=[image] * 3)
 
 
-def test_attention_needs_permits_and_has_a_deadline(make, vit, pictures):
+def test_attention_needs_permits_and_has_a_deadline(make, vit, image_files):
     served = make(vit, capacity=2)
     with pytest.raises(RequestTooLarge):
-        attend(served, pictures[0], target=pictures[1:3])
+        attend(served, image_files[0], target=image_files[1:3])
     (engines,) = make.made
     hold, forward = threading.Event(), vit.forward_crops
     vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
     try:
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(served.embed, pictures[:1])
+            busy = pool.submit(served.embed, image_files[:1])
             until(lambda: engines.in_work)
             with pytest.raises(DeadlineExceeded):
-                asyncio.run(served.attention_maps_async(AttentionSettings(), pictures[0], deadline_s=0.05))
+                asyncio.run(served.attention_maps_async(AttentionSettings(), image_files[0], deadline_s=0.05))
             with pytest.raises(Overloaded):
-                attend(served, pictures[0], target=pictures[1])
+                attend(served, image_files[0], target=image_files[1])
             hold.set()
             busy.result()
     finally:

@@ -126,7 +126,7 @@ def test_a_stalled_engine_closes_anyway(make_engine):
         release.set()
 
 
-def test_readyz_reports_a_fault_until_it_is_over(server, client, pictures, monkeypatch):
+def test_readyz_reports_a_fault_until_it_is_over(server, client, image_files, monkeypatch):
     encoder = server.engine.encoder
     forward, calls, recovered = encoder.forward_crops, [], threading.Event()
 
@@ -138,7 +138,7 @@ def test_readyz_reports_a_fault_until_it_is_over(server, client, pictures, monke
         return forward(crops)
 
     monkeypatch.setattr(encoder, "forward_crops", die_once_and_then_wait)
-    files = {"files": ("a.jpg", pictures[0].read_bytes())}
+    files = {"files": ("a.jpg", image_files[0].read_bytes())}
     for _ in range(2):
         refused = client.post("/api/v1/embed", files=files)
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")

@@ -145,7 +145,7 @@ def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
                 lines += child.stdout
             else:
                 while lines[-1] != "idle\n":
-                    assert lines[-1], "the server ended by itself"
+                    assert lines[-1], "the server crashed"
                     lines.append(child.stdout.readline())
                 child.send_signal(signal.SIGKILL)
         for line in lines:

@@ -1,4 +1,4 @@
-"""`nnclr serve` goes down and comes back, in good order and by kill -9: jobs go on, answers stay answers."""
+"""`nnclr serve` restarts after a shutdown and after kill -9: jobs run again, and kept responses remain."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def served(store, model):
     ):
         try:
             for _ in range(2400):
-                assert child.poll() is None, "it ended by itself"
+                assert child.poll() is None, "the server crashed"
                 try:
                     if client.get("/readyz").status_code == 200:
                         break
@@ -73,8 +73,8 @@ def reach(client, id, *states, progress=False):
 def test_jobs_and_kept_responses_survive_a_restart(store, model):
     fit = {"name": "halves", "collection": "few", "field": "label"}
     key = {"Idempotency-Key": "only-once"}
-    heard: list[str] = []
-    hears = threading.Event()
+    lines: list[str] = []
+    started = threading.Event()
     with served(store, model) as (child, client):
         body = {"threshold": 0.999, "exact": True}
         id = client.post("/api/v1/collections/many/duplicates", json=body).json()["id"]
@@ -83,19 +83,19 @@ def test_jobs_and_kept_responses_survive_a_restart(store, model):
         def listen() -> None:
             with client.stream("GET", f"/api/v1/jobs/{id}/events", timeout=60) as stream:
                 for line in stream.iter_lines():
-                    heard.append(line)
+                    lines.append(line)
                     if line.startswith("data: "):
-                        hears.set()
+                        started.set()
 
         listener = threading.Thread(target=listen)
         listener.start()
-        assert hears.wait(120)
+        assert started.wait(120)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(25) == 0  # less than an open stream would be waited for
+        assert child.wait(25) == 0  # shorter than the wait for an open stream
         listener.join(5)
-        assert not listener.is_alive(), "the stream holds"
-    told = [json.loads(line.removeprefix("data: ")) for line in heard if line.startswith("data: ")]
-    assert told[-1]["state"] in ("running", "queued")
+        assert not listener.is_alive(), "the stream did not end"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events[-1]["state"] in ("running", "queued")
     with open_store(str(store)) as opened:
         record = opened.records.get("job", id)
         assert record is not None

@@ -20,22 +20,22 @@ def server(server_of_jobs):
 
 
 class Steps:
-    """A kind of job that goes on when the test says so."""
+    """A kind of job whose steps the test releases."""
 
     def __init__(self) -> None:
         self.steps = threading.Semaphore(0)
 
-    def run(self, task) -> Outcome:
+    def run(self, context) -> Outcome:
         for step in range(3):
-            task.progress(step, 3)
+            context.progress(step, 3)
             while not self.steps.acquire(timeout=0.01):
-                task.check()
+                context.check()
         return Outcome({"fine": True})
 
 
 @pytest.fixture
 def steps(server, monkeypatch):
-    """In place of verification."""
+    """Replace verification by such a kind."""
     made = Steps()
     monkeypatch.setitem(KINDS, "verify", Kind(made.run))
     name = f"held-{time.monotonic_ns()}"
@@ -48,7 +48,7 @@ def steps(server, monkeypatch):
 
 
 def events(lines, until=lambda event: False):
-    """Events of a stream, as (id, name, data), until it ends or one is enough."""
+    """Return the events of a stream, as (id, name, data), until it ends or one satisfies `until`."""
     found, one = [], {}
     for line in lines:
         if line.startswith(":"):
@@ -86,14 +86,14 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
         steps.steps.release()
     for thread in threads:
         thread.join(20)
-        assert not thread.is_alive(), "the stream does not end"
-    for told in heard:
-        assert {one["id"] for _, _, one in told} == {job["id"]}
-        assert [name for _, name, _ in told if name == "progress"]
-        assert [one["done"] for _, _, one in told] == sorted(one["done"] for _, _, one in told)
-        ids = [int(id) for id, _, _ in told]
+        assert not thread.is_alive(), "the stream did not end"
+    for seen in heard:
+        assert {one["id"] for _, _, one in seen} == {job["id"]}
+        assert [name for _, name, _ in seen if name == "progress"]
+        assert [one["done"] for _, _, one in seen] == sorted(one["done"] for _, _, one in seen)
+        ids = [int(id) for id, _, _ in seen]
         assert ids == sorted(set(ids))
-        assert (told[-1][1], told[-1][2]["state"], told[-1][2]["result"]) == ("state", "done", {"fine": True})
+        assert (seen[-1][1], seen[-1][2]["state"], seen[-1][2]["result"]) == ("state", "done", {"fine": True})
 
 
 def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):

@@ -26,10 +26,10 @@ class Writers:
     acknowledged: the last version of each id that the server confirmed.
     """
 
-    def __init__(self, url: str, pictures: list[bytes], seed: int) -> None:
+    def __init__(self, url: str, image_files: list[bytes], seed: int) -> None:
         self.acknowledged: dict[str, int] = {}
         self.failure: Exception | None = None
-        self._url, self._images = url, pictures
+        self._url, self._images = url, image_files
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads = [
@@ -80,11 +80,11 @@ def held(client: Client) -> dict[str, int]:
     return dict(ids)
 
 
-def rounds(server: ServerProcess, pictures: list[bytes], count: int, seed: int) -> None:
+def rounds(server: ServerProcess, image_files: list[bytes], count: int, seed: int) -> None:
     rng = random.Random(seed)
     with Client(server.url, timeout=60) as client:
         client.collections.create("photos")
-        writers = Writers(server.url, pictures, seed)
+        writers = Writers(server.url, image_files, seed)
         try:
             for _ in range(count):
                 heard = len(writers.confirmed())
@@ -117,8 +117,8 @@ def check_store(path) -> None:
 
 
 @pytest.fixture
-def files(pictures) -> list[bytes]:
-    return [path.read_bytes() for path in pictures[:12]]
+def files(image_files) -> list[bytes]:
+    return [path.read_bytes() for path in image_files[:12]]
 
 
 @pytest.mark.slow

@@ -106,10 +106,10 @@ def test_many_wrong_keys_block_an_address_but_not_keys_that_worked_before():
     assert ask(control, "/v1/models").status == 401, "a request without a key is not a guess"
 
 
-def test_images_are_limited_over_rest(model, tmp_path, serve, pictures):
+def test_images_are_limited_over_rest(model, tmp_path, serve, image_files):
     import httpx
 
-    one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]
+    one = [("files", ("a.jpg", image_files[0].read_bytes(), "image/jpeg"))]
     for server in serve(model, tmp_path / "store", rate_images=1, max_images=4):
         with httpx.Client(base_url=server.url, timeout=120) as client:
             first = client.post("/api/v1/embed", files=one * 3)

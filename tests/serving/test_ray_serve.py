@@ -65,13 +65,13 @@ def client(replicas) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def vectors(encoder, pictures) -> np.ndarray:
-    """Of all images, by the library."""
-    return encoder.embed(pictures)
+def vectors(encoder, image_files) -> np.ndarray:
+    """Return the vectors of all images, from the library."""
+    return encoder.embed(image_files)
 
 
 def pids(server: ServerProcess) -> list[int]:
-    """Of the replicas that have logged anything, the last to begin last."""
+    """Return the process ids of replicas that logged anything, oldest first."""
     lines = (line.partition("pid=")[2] for line in server.log.read_text().splitlines() if "(ServeReplica:" in line)
     return list(dict.fromkeys(int(line.partition(")")[0]) for line in lines))
 
@@ -85,7 +85,7 @@ def alive(pid: int) -> bool:
 
 
 def embedded(url: str, seconds: float) -> dict[str, float]:
-    """Images that each replica has embedded, as far as their metrics were met with."""
+    """Return the images that each replica embedded, for the replicas that answered /metrics."""
     found: dict[str, float] = {}
     end = time.monotonic() + seconds
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -98,29 +98,29 @@ def embedded(url: str, seconds: float) -> dict[str, float]:
     return found
 
 
-def test_both_replicas_answer_with_the_vectors_of_the_library(replicas, pictures, vectors):
+def test_both_replicas_answer_with_the_vectors_of_the_library(replicas, image_files, vectors):
     def ask(number: int) -> np.ndarray:
         with Client(replicas.url) as client:
-            return client.embed([pictures[number]])[0]
+            return client.embed([image_files[number]])[0]
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        found = list(pool.map(ask, range(len(pictures))))
+        found = list(pool.map(ask, range(len(image_files))))
     np.testing.assert_allclose(np.stack(found), vectors, atol=1e-5)
     by_replica = embedded(replicas.url, 30)
     assert len(by_replica) == 2
-    assert sum(by_replica.values()) == len(pictures)
+    assert sum(by_replica.values()) == len(image_files)
 
 
-def test_all_replicas_find_what_one_stored(replicas, model, photos, pictures, serve, tmp_path):
+def test_all_replicas_find_what_one_stored(replicas, model, photos, image_files, serve, tmp_path):
     plain = serve(model, tmp_path / "store")
     found = []
     for url in (replicas.url, next(plain).url):
         with Client(url) as client:
             client.collections.create("summer")
             collection = client.collection("summer")
-            assert collection.index_folder(photos).added == len(pictures)
+            assert collection.index_folder(photos).added == len(image_files)
             time.sleep(STALE_S)
-            found.append([collection.search(image=pictures[n // 4 * 7], k=5) for n in range(16)])
+            found.append([collection.search(image=image_files[n // 4 * 7], k=5) for n in range(16)])
     plain.close()
     for ours, theirs in zip(*found, strict=True):
         assert [match.id for match in ours] == [match.id for match in theirs]
@@ -129,12 +129,12 @@ def test_all_replicas_find_what_one_stored(replicas, model, photos, pictures, se
 
 def test_all_replicas_see_a_recreated_collection(client):
     for dim in (3, 5):
-        assert client.put("/api/v1/collections/anew", json={"dim": dim}).status_code == 201
-        assert {client.get("/api/v1/collections/anew").json()["dim"] for _ in range(12)} == {dim}
+        assert client.put("/api/v1/collections/again", json={"dim": dim}).status_code == 201
+        assert {client.get("/api/v1/collections/again").json()["dim"] for _ in range(12)} == {dim}
         for n in range(12):
             item = {"id": f"item-{n}", "vector": [1.0] * dim}
-            assert client.put("/api/v1/collections/anew/items", json=[item]).status_code == 200
-        assert client.delete("/api/v1/collections/anew").status_code == 204
+            assert client.put("/api/v1/collections/again/items", json=[item]).status_code == 200
+        assert client.delete("/api/v1/collections/again").status_code == 204
 
 
 def test_jobs_and_probes_need_a_single_server(client):
@@ -151,13 +151,13 @@ def test_jobs_and_probes_need_a_single_server(client):
         assert [one["id"] for one in client.get(f"/api/v1/{path}").json()[path]] == kept
 
 
-def test_overload_asks_for_a_retry(replicas, pictures):
-    """Ray refuses what comes above the connections of all replicas and as many more that wait."""
+def test_overload_asks_for_a_retry(replicas, image_files):
+    """Ray refuses requests above the connections of all replicas and as many waiting ones."""
     heard: Counter[int] = Counter()
 
     def ask(_: int) -> None:
         with httpx.Client(base_url=replicas.url, timeout=60) as client:
-            response = client.post("/api/v1/embed", files=upload(pictures))
+            response = client.post("/api/v1/embed", files=upload(image_files))
         heard[response.status_code] += 1
         if response.status_code != 200:
             assert (response.status_code, response.headers["retry-after"]) == (429, "1")
@@ -169,8 +169,8 @@ def test_overload_asks_for_a_retry(replicas, pictures):
     assert set(heard) == {200, 429}, heard
 
 
-def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, pictures, vectors):
-    """The client's retries see to that; who asks without hears 503 and when to come back."""
+def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, image_files, vectors):
+    """Our client retries. Other clients get 503 with Retry-After."""
     stop, failures, heard = threading.Event(), [], Counter()
 
     def patient(number: int) -> None:
@@ -178,16 +178,16 @@ def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, pi
             collection = client.collection("killed")
             while not stop.is_set():
                 try:
-                    found = client.embed(pictures[number : number + 4])
+                    found = client.embed(image_files[number : number + 4])
                     np.testing.assert_allclose(found, vectors[number : number + 4], atol=1e-5)
                     collection.upsert([Item(f"of-{number}", np.array([1, 0, number], np.float32))])
-                except Exception as error:  # noqa: BLE001 - told below
+                except Exception as error:  # noqa: BLE001 - reported below
                     failures.append(error)
 
     def plain(number: int) -> None:
         with httpx.Client(base_url=replicas.url, timeout=60) as client:
             while not stop.is_set():
-                response = client.post("/api/v1/embed", files=upload(pictures[number : number + 1]))
+                response = client.post("/api/v1/embed", files=upload(image_files[number : number + 1]))
                 heard[response.status_code, response.headers.get("retry-after")] += 1
                 if response.status_code == 200:
                     found = [entry["embedding"] for entry in response.json()["data"]]
@@ -209,18 +209,18 @@ def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, pi
     assert failures == []
     assert heard[200, None] > CALLERS, heard
     assert set(heard) <= {(200, None), (503, "1"), (429, "1")}, heard
-    assert len(set(pids(replicas)) - set(before)) == 1, "nobody took the place of the replica that was killed"
+    assert len(set(pids(replicas)) - set(before)) == 1, "the killed replica was not replaced"
     with Client(replicas.url) as client:
         time.sleep(STALE_S)
         assert client.collection("killed").count() == CALLERS
 
 
-def test_sigterm_drains_all_replicas(replicas, pictures):
-    """The last test: the server has ended after it."""
+def test_sigterm_drains_all_replicas(replicas, image_files):
+    """The last test of the module, because it ends the server."""
 
     def ask(_: int) -> int:
         with httpx.Client(base_url=replicas.url, timeout=60) as client:
-            return client.post("/api/v1/embed", files=upload(pictures)).status_code
+            return client.post("/api/v1/embed", files=upload(image_files)).status_code
 
     def watch(_: int) -> bytes:
         with httpx.stream("GET", f"{replicas.url}/api/v1/jobs/{ENDLESS}/events", timeout=60) as events:
@@ -234,8 +234,7 @@ def test_sigterm_drains_all_replicas(replicas, pictures):
         asked = [pool.submit(ask, number) for number in range(CALLERS)]
         time.sleep(0.3)
         assert not all(one.done() for one in asked)
-        began = time.monotonic()
         assert replicas.terminate() == 0
-        assert time.monotonic() - began < SOON_S, "streams of events were waited for"
+        assert "cannot close event streams" not in replicas.log.read_text()  # or the drain would have waited for them
         assert {one.result() for one in asked} == {200}
         assert all(one.result().count(b"event: state") == 1 for one in watched)

@@ -39,9 +39,9 @@ READY = Readiness(
 
 
 def checked(*reports: Readiness) -> None:
-    """Ray's question to a replica whose readiness reports these, one after another."""
-    told = iter(reports)
-    state = SimpleNamespace(readiness=SimpleNamespace(report=lambda: next(told)))
+    """Call the health check of a replica whose readiness has these reports, one after another."""
+    reports_left = iter(reports)
+    state = SimpleNamespace(readiness=SimpleNamespace(report=lambda: next(reports_left)))
     asyncio.run(Replica.check_health(SimpleNamespace(_app=SimpleNamespace(state=state))))  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def test_a_replica_is_healthy_once_it_is_ready():
     checked(READY)
     checked(loading, loading, READY)
     for status in ("failed", "ill"):
-        with pytest.raises(NotReady, match="the device thread has stalled"):
+        with pytest.raises(NotReady, match="stalled"):
             checked(loading, READY.model_copy(update={"status": status, "detail": "the device thread has stalled"}))
 
 
@@ -58,13 +58,13 @@ def test_a_replica_is_healthy_once_it_is_ready():
     ("machines", "replicas", "cores", "gpu"),
     [
         ([(2, 0)], 2, 1, 0),
-        ([(2, 0)], 3, 1, 0),  # more than cores: one each, and Ray waits for machines
+        ([(2, 0)], 3, 1, 0),  # more replicas than cores: one core each, and Ray waits for machines
         ([(64, 0)], 3, 21, 0),
-        ([(5, 0), (5, 0)], 3, 2, 0),  # three cores each would leave no room for the third
+        ([(5, 0), (5, 0)], 3, 2, 0),  # with three cores each, the third replica would not fit
         ([(8, 1)], 1, 8, 1),
         ([(8, 1)], 4, 2, 0.25),
         ([(16, 2)], 3, 5, 0.5),
-        ([(64, 0), (8, 2)], 2, 4, 1),  # where the GPUs are, and not where the cores are
+        ([(64, 0), (8, 2)], 2, 4, 1),  # on the machine with the GPUs, not on the one with the cores
     ],
 )
 def test_each_replica_gets_the_most_with_which_all_fit(machines, replicas, cores, gpu):
@@ -85,7 +85,7 @@ def test_settings_for_other_machines_contain_hashes_of_the_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"read phone:{secret}\nwrite ci:{other}\n")
     sent = Settings(keys_file=file).portable()
-    file.unlink()  # it is on this machine alone
+    file.unlink()  # other machines do not have it
     assert not [one for one in (secret, other) if one.encode() in pickle.dumps(sent)]
     keys = sent.keys()
     assert {(key.name, key.scopes) for key in (keys.find(secret), keys.find(other)) if key} == {
@@ -95,22 +95,22 @@ def test_settings_for_other_machines_contain_hashes_of_the_keys(tmp_path):
 
 
 class RayError(Exception):
-    """Ray's, of the stand-in."""
+    """The base class of errors in the fake Ray."""
 
 
 class Cluster:
-    """A stand-in for ray and ray.serve: notes what it is asked, and says what a test has it say.
+    """A fake of ray and ray.serve that records calls.
 
     Args:
         fails: the calls that raise, and what.
-        lasting: looks at the status that the application outlives its deletion.
-        told: what it says of the replicas; None: it knows of none.
+        lasting: number of status calls until a deleted application is gone.
+        message: of the deployment; None if there is no deployment.
     """
 
-    def __init__(self, fails: dict[str, Exception] | None = None, lasting: float = 2, told: str | None = "") -> None:
-        self.asked: list[str] = []
+    def __init__(self, fails: dict[str, Exception] | None = None, lasting: float = 2, message: str | None = "") -> None:
+        self.calls: list[str] = []
         self.sent: tuple[Any, ...] = ()
-        self._fails, self._lasting, self._told = fails or {}, lasting, told
+        self._fails, self._lasting, self._message = fails or {}, lasting, message
         self.exceptions = SimpleNamespace(RayError=RayError)
         self.util = SimpleNamespace(list_named_actors=lambda all_namespaces: [])
         self.serve = SimpleNamespace(
@@ -131,7 +131,7 @@ class Cluster:
 
     def _noted(self, name: str) -> Callable[..., None]:
         def call(*_: Any, **__: Any) -> None:
-            self.asked.append(name)
+            self.calls.append(name)
             if name in self._fails:
                 raise self._fails[name]
 
@@ -144,10 +144,10 @@ class Cluster:
         return SimpleNamespace(results=self._noted(method))
 
     def _status(self) -> SimpleNamespace:
-        if "delete" in self.asked:
+        if "delete" in self.calls:
             self._lasting -= 1
-        there = self._told is not None and self._lasting > 0
-        about = SimpleNamespace(deployments={NAME: SimpleNamespace(message=self._told)})
+        there = self._message is not None and self._lasting > 0
+        about = SimpleNamespace(deployments={NAME: SimpleNamespace(message=self._message)})
         return SimpleNamespace(applications={NAME: about} if there else {})
 
 
@@ -174,7 +174,7 @@ def deploy(store: Path, *, model: str | None = None, address: str | None = "auto
 def test_a_drain_closes_streams_first_and_waits_for_the_replicas(stand_in, tmp_path):
     cluster = stand_in(lasting=3)
     deploy(tmp_path / "store")
-    assert cluster.asked == ["init", "start", "run", "close_streams", "delete", "serve.shutdown", "shutdown"]
+    assert cluster.calls == ["init", "start", "run", "close_streams", "delete", "serve.shutdown", "shutdown"]
     assert NAME not in cluster.serve.status().applications
 
 
@@ -185,13 +185,13 @@ def test_a_drain_that_fails_or_takes_too_long_is_logged_and_ray_serve_shuts_down
     monkeypatch.setattr("serving.ray_serve.GRACE_S", 0)
     cluster = stand_in(fails=fails, lasting=math.inf)
     deploy(tmp_path / "store", deadline_s=0.5)  # rounded up to 1 s
-    assert cluster.asked[-2:] == ["serve.shutdown", "shutdown"]
+    assert cluster.calls[-2:] == ["serve.shutdown", "shutdown"]
     assert caplog.messages
     assert ("TimeoutError" in caplog.text or "after 1 s" in caplog.text) == ("delete" not in fails)
 
 
 @pytest.mark.parametrize(
-    ("fails", "told", "sentence"),
+    ("fails", "message", "reason"),
     [
         ({"start": RayError("no proxy came up")}, None, "no proxy came up"),
         ({"run": RuntimeError("Deploying failed")}, None, "Deploying failed"),
@@ -199,12 +199,14 @@ def test_a_drain_that_fails_or_takes_too_long_is_logged_and_ray_serve_shuts_down
         ({"start": RayError("the first"), "serve.shutdown": RayError("the second")}, None, "the first"),
     ],
 )
-def test_a_failed_start_reports_the_reason_and_leaves_nothing_on_the_cluster(stand_in, tmp_path, fails, told, sentence):
-    cluster = stand_in(fails=fails, told=told)
-    with pytest.raises(NotReady, match=sentence):
+def test_a_failed_start_reports_the_reason_and_leaves_nothing_on_the_cluster(
+    stand_in, tmp_path, fails, message, reason
+):
+    cluster = stand_in(fails=fails, message=message)
+    with pytest.raises(NotReady, match=reason):
         deploy(tmp_path / "store")
-    assert "delete" not in cluster.asked, "there was nothing to delete"
-    assert cluster.asked[-2:] == ["serve.shutdown", "shutdown"]
+    assert "delete" not in cluster.calls, "there was nothing to delete"
+    assert cluster.calls[-2:] == ["serve.shutdown", "shutdown"]
 
 
 def test_replicas_get_absolute_paths_of_store_and_model(stand_in, model, tmp_path, monkeypatch):
@@ -216,7 +218,7 @@ def test_replicas_get_absolute_paths_of_store_and_model(stand_in, model, tmp_pat
         _, store, sent, _ = cluster.sent
         assert store == str(tmp_path / "store")
         assert str(tmp_path / "weights" / "x") in sent
-        assert "serve.shutdown" not in cluster.asked, "Ray Serve ends with its cluster"
+        assert "serve.shutdown" not in cluster.calls, "Ray Serve ends with its cluster"
 
 
 def test_a_store_for_one_process_is_refused_with_alternatives_for_several(stand_in, tmp_path):

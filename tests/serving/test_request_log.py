@@ -57,8 +57,8 @@ def test_a_valid_id_of_the_client_is_used(client):
         assert re.fullmatch("[0-9a-f]{32}", answer)
 
 
-def test_timings_have_the_stages(client, collection, pictures):
-    client.post(f"{collection}/items", files=upload(pictures[:1]), data={"items": '[{"id": "a"}]'})
+def test_timings_have_the_stages(client, collection, image_files):
+    client.post(f"{collection}/items", files=upload(image_files[:1]), data={"items": '[{"id": "a"}]'})
     timing = client.post(f"{collection}/search", json={"id": "a"}).headers["Server-Timing"]
     assert "body;dur=" in timing
     assert "search;dur=" in timing
@@ -124,11 +124,11 @@ def lines(server, formatter: logging.Formatter, send) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def test_json_lines_contain_no_private_data(server, collection, pictures):
+def test_json_lines_contain_no_private_data(server, collection, image_files):
     def send(client):
         headers = {"Authorization": "Bearer my-secret-key", "X-Request-ID": "one"}
         client.post("/api/v1/embed", files=[("files", ("my-secret-name.jpg", b"my-secret-body"))], headers=headers)
-        client.post("/api/v1/embed", files=upload(pictures[:3]), headers={"X-Request-ID": "two"})
+        client.post("/api/v1/embed", files=upload(image_files[:3]), headers={"X-Request-ID": "two"})
         client.get("/api/v1/collections/my-secret-collection?where=my-secret", headers={"X-Request-ID": "three"})
 
     entries = {entry["id"]: entry for entry in map(json.loads, lines(server, Json(), send))}

@@ -17,7 +17,7 @@ from running_server import free_port, wait
 from nnclr_hub.store import open_store
 
 TESTS = Path(__file__).parents[1]
-PICTURES = 8
+IMAGES = 8
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def start(tmp_path) -> Iterator[Callable]:
     """start(seconds per image, images in progress before it begins) -> (process, address)"""
     processes = []
 
-    def begin(seconds: float, pictures: int) -> tuple[subprocess.Popen, str]:
+    def begin(seconds: float, image_files: int) -> tuple[subprocess.Popen, str]:
         port = free_port()
         program = [sys.executable, TESTS / "serving" / "drained_server.py"]
         processes.append(
             subprocess.Popen(
-                [*program, str(port), tmp_path / "store", str(seconds), str(pictures)],
+                [*program, str(port), tmp_path / "store", str(seconds), str(image_files)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -58,8 +58,8 @@ def until_begun(process: subprocess.Popen) -> None:
 
 
 def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tmp_path):
-    process, address = start(0.2, PICTURES)
-    with ThreadPoolExecutor(PICTURES) as pool, httpx.Client(base_url=address, timeout=60) as uploading:
+    process, address = start(0.2, IMAGES)
+    with ThreadPoolExecutor(IMAGES) as pool, httpx.Client(base_url=address, timeout=60) as uploading:
 
         def late() -> Iterator[bytes]:
             yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n\r\n'
@@ -68,15 +68,15 @@ def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tm
             time.sleep(0.3)
             yield b"7\r\n--x--\r\n"
 
-        asked = [pool.submit(ask, address, number) for number in range(1, PICTURES + 1)]
+        asked = [pool.submit(ask, address, number) for number in range(1, IMAGES + 1)]
         until_begun(process)
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         half_sent = uploading.post("/api/v1/embed", content=late(), headers=headers)
         with pytest.raises(httpx.TransportError):
             ask(address, 1)
         answers = [one.result() for one in asked]
-    assert [answer.status_code for answer in answers] == [200] * PICTURES
-    assert [answer.json()["data"][0]["embedding"][0] for answer in answers] == list(range(1, PICTURES + 1))
+    assert [answer.status_code for answer in answers] == [200] * IMAGES
+    assert [answer.json()["data"][0]["embedding"][0] for answer in answers] == list(range(1, IMAGES + 1))
     assert half_sent.json()["data"][0]["embedding"][0] == 7
     assert "closed" in process.communicate(timeout=20)[0]
     assert process.returncode == 0

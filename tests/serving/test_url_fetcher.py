@@ -24,8 +24,8 @@ from serving.settings import Settings
 
 
 @pytest.fixture
-def site(pictures) -> Iterator[Site]:
-    server = Site(pictures[0].read_bytes())
+def site(image_files) -> Iterator[Site]:
+    server = Site(image_files[0].read_bytes())
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield server
@@ -37,8 +37,8 @@ def site(pictures) -> Iterator[Site]:
 # ---- the connection
 
 
-def test_an_image_is_fetched_from_the_checked_address(site, pictures):
-    assert fetch(fetcher(site), f"http://img.example.com:{site.port}/a?b=c#d") == [pictures[0].read_bytes()]
+def test_an_image_is_fetched_from_the_checked_address(site, image_files):
+    assert fetch(fetcher(site), f"http://img.example.com:{site.port}/a?b=c#d") == [image_files[0].read_bytes()]
     assert site.requests == [(f"img.example.com:{site.port}", "/a?b=c")]
 
 
@@ -195,9 +195,9 @@ def fetching_server(server, site) -> Iterator:
     server.app.state.fetcher = None
 
 
-def test_routes_accept_images_by_address(fetching_server, site, model, pictures):
+def test_routes_accept_images_by_address(fetching_server, site, model, image_files):
     url = f"http://a.example.com:{site.port}/x"
-    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    text = base64.b64encode(image_files[0].read_bytes()).decode()
     with httpx.Client(base_url=fetching_server.url, timeout=120) as client:
         body = {"model": model.name, "input": [url, text, url.replace("http", "HTTP")]}
         answer = client.post("/v1/embeddings", json=body)

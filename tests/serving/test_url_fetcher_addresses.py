@@ -14,8 +14,8 @@ from serving.settings import Settings
 
 
 @pytest.fixture
-def site(pictures) -> Iterator[Site]:
-    server = Site(pictures[0].read_bytes())
+def site(image_files) -> Iterator[Site]:
+    server = Site(image_files[0].read_bytes())
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield server
