@@ -1,4 +1,4 @@
-"""One server a module, and a client of it."""
+"""Servers, engines and jobs for the tests of serving. Servers are shared by the tests of a module."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def strict(model, tmp_path_factory, serve) -> Iterator:
-    """A server that takes bodies of 2 MB and waits a second for them, with a collection `c` of two numbers a vector."""
+    """A server with limits of 2 MB and one second on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"
     for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000, bodies_bytes=2_500_000):
         httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2})
@@ -38,14 +38,14 @@ def strict(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def well_afterwards(strict) -> Iterator[None]:
-    """Whatever a test has sent, the server is ready again."""
+    """Check that the server is ready after the test."""
     yield
     assert httpx.get(f"{strict.url}/readyz").status_code == 200
 
 
 @pytest.fixture(scope="module")
 def encoder(model):
-    """The server's own encoder, to compare with."""
+    """The encoder of the server, to compare with."""
     return load_encoder(model, device="cpu")
 
 
@@ -57,7 +57,7 @@ def client(server) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def collection(client) -> Iterator[str]:
-    """An empty collection for the server's model, dropped afterwards."""
+    """An empty collection for the model of the server, deleted afterwards."""
     assert client.put("/api/v1/collections/photos", json={}).status_code == 201
     yield "/api/v1/collections/photos"
     client.delete("/api/v1/collections/photos")
@@ -65,7 +65,7 @@ def collection(client) -> Iterator[str]:
 
 @pytest.fixture
 def make_world(tmp_path) -> Iterator:
-    """make_world(**options of Jobs) -> a World, which is stopped at the end."""
+    """make_world(**options of Jobs) -> a World that is stopped at the end."""
     worlds: list[World] = []
 
     def make(**options) -> World:
@@ -88,7 +88,7 @@ def world(make_world) -> World:
 
 @pytest.fixture(scope="module")
 def server_of_jobs(model, make_model, tmp_path_factory, serve):
-    """One that reads files below one folder, has another model, and takes two waiting jobs."""
+    """A server with a source folder, a second model, and space for two waiting jobs."""
     folder = tmp_path_factory.mktemp("jobs")
     options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
     for running in serve(model, folder / "store", capacity=100, **options):
@@ -100,12 +100,12 @@ def server_of_jobs(model, make_model, tmp_path_factory, serve):
 
 
 @pytest.fixture(scope="module")
-def photos_in(server, pictures):
-    """The photos in a collection, with their folder as the label; two without."""
+def photos_in(server, image_files):
+    """A collection of the photos with their folders as labels, and two items without a label."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.put("/api/v1/collections/album", json={}).status_code == 201
         for start in range(0, 60, 30):
-            batch = pictures[start : start + 30]
+            batch = image_files[start : start + 30]
             notes = [
                 {"id": f"{path.parent.name}-{path.stem}", "metadata": {"label": path.parent.name, "n": i / 7}}
                 for i, path in enumerate(batch)
@@ -122,7 +122,7 @@ def photos_in(server, pictures):
 
 @pytest.fixture(scope="module")
 def pets(server, photos_in):
-    """A probe on them."""
+    """A probe that was fitted on the photos."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         job = ended(
             client, client.post("/api/v1/probes", json={"name": "pets", "collection": photos_in, "field": "label"})

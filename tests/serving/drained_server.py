@@ -1,4 +1,4 @@
-"""A server to be told to end: python drained_server.py PORT STORE SECONDS_PER_IMAGE IMAGES_TO_WAIT_FOR."""
+"""A server for tests of the shutdown: python drained_server.py PORT STORE SECONDS_PER_IMAGE IMAGES_TO_WAIT_FOR."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from serving.models import Engines
 from serving.run import run
 from serving.settings import Settings
 
-port, folder, seconds, pictures = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+port, folder, seconds, image_count = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 WARM_UP = 2  # batches
 settings = Settings(port=port, max_batch=1, decode_threads=2)
 
@@ -22,8 +22,8 @@ def load(_: str) -> FakeEncoder:
 
     def slow() -> None:
         if not engines.in_work:
-            return  # the warm-up needs no permit
-        while len(encoder.batches) == WARM_UP + 1 and engines.in_work < pictures:
+            return  # the warm-up takes no permit
+        while len(encoder.batches) == WARM_UP + 1 and engines.in_work < image_count:
             time.sleep(0.01)
         print("begun", flush=True)  # noqa: T201
         time.sleep(seconds)

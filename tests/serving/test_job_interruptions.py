@@ -130,7 +130,7 @@ with open_store(sys.argv[1]) as store:
 
 def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
     """After kill -9 at any time, each acknowledged job is done exactly once in the end."""
-    root, total = str(Path(__file__).parents[2]), 120
+    root, total = str(Path(__file__).parents[2]), 60
     acknowledged: set[int] = set()
     begun: set[int] = set()
     for kills in range(KILLS + 1):
@@ -140,7 +140,7 @@ def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
             assert child.stdout is not None
             lines = [child.stdout.readline()]
             if kills < KILLS:
-                time.sleep(0.1 + 0.15 * kills)
+                time.sleep(0.1 + 0.1 * kills)
                 child.send_signal(signal.SIGKILL)
                 lines += child.stdout
             else:

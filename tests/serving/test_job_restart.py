@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """A collection that keeps a comparison of all with all busy for long, and a small one with labels."""
+    """Make a large collection, whose search for duplicates takes long, and a small one with labels."""
     folder = tmp_path_factory.mktemp("restart") / "store"
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(40_000, 64)).astype(np.float32)
@@ -37,7 +37,7 @@ def store(tmp_path_factory):
 
 @contextmanager
 def served(store, model):
-    """The server as a process, and a client of it."""
+    """Run the server as a process, and yield it with a client."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -54,7 +54,7 @@ def served(store, model):
                     if client.get("/readyz").status_code == 200:
                         break
                 except httpx.TransportError:
-                    pass  # it does not listen yet
+                    pass  # the server does not listen yet
                 time.sleep(0.05)
             yield child, client
         finally:

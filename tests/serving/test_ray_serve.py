@@ -29,7 +29,6 @@ pytest.importorskip("ray", reason="Ray is not installed")
 CONNECTIONS = 6  # at once of a replica
 CALLERS = 4
 ENDLESS = "0" * 14  # a job that another server has begun, and never ends
-SOON_S = 20.0  # for both to end, where no stream of events is waited for: a deadline is 30 s
 STALE_S = 1.0  # within which other clients of Milvus see what was written
 
 

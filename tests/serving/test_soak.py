@@ -19,7 +19,7 @@ def check(done: Soak) -> None:
 # a client cancelled while it connects leaves asyncio's transport to the garbage collector
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 def test_every_request_is_answered_once_and_the_server_stays_ready(model, tmp_path):
-    done = soak(tmp_path, 4, requests=800, callers=40, model=str(model))
+    done = soak(tmp_path, 2, requests=400, callers=40, model=str(model))
     check(done)
     files = [one.files for one in done.settled()]
     assert files[-1] <= max(files[0], 40) + 60  # no connection or file is left open
