@@ -22,7 +22,6 @@ from nnclr_hub.workbench.image_zip import SUFFIX
 PROBES = "/api/v1/probes"
 IN_FOLDER = "Run it in the folder that contains the files."
 IMPORTS = (
-    "import hashlib",
     "import zipfile",
     "from pathlib import Path",
     "from nnclr_hub.workbench import NewImage",
@@ -34,7 +33,7 @@ collection = client.collection({collection!r})
 def add(name, data, root=""):
     label = label_of(Path(name), Path(root))
     metadata = {{"name": Path(name).name}} | ({{"label": label}} if label else {{}})
-    [error] = collection.add_images([NewImage(hashlib.sha256(data).hexdigest()[:32], data, metadata)])
+    [error] = collection.add_images([NewImage(None, data, metadata)])
     print(name, error or "added")
 """
 ADD_FILES = """

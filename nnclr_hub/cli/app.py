@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from nnclr_hub.cli import (
-    attending,
+    attention,
     embedding,
     evaluation,
+    index,
     models,
-    pictures,
     pretraining,
     probes,
     publishing,
+    search,
     service,
     store_contents,
     stores,
@@ -18,6 +19,18 @@ from nnclr_hub.cli import (
 from nnclr_hub.cli.verbs import new_app
 
 app = new_app()
-for group in (models, embedding, pictures, attending, pretraining, evaluation, publishing, probes, stores, service):
+for group in (
+    models,
+    embedding,
+    index,
+    search,
+    attention,
+    pretraining,
+    evaluation,
+    publishing,
+    probes,
+    stores,
+    service,
+):
     group.register(app)
 store_contents.register(stores.group)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.pictures import list_broken, none_read
+from nnclr_hub.cli.index import list_broken, none_read
 from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 

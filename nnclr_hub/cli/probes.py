@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.pictures import list_broken
+from nnclr_hub.cli.index import list_broken
 from nnclr_hub.cli.verbs import Json, Model, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 

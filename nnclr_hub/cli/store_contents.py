@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.pictures import list_broken, place_of
+from nnclr_hub.cli.index import list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, loaded_encoder, out, print_json
 from nnclr_hub.errors import InvalidRequest

@@ -1,6 +1,6 @@
-"""What all verbs share: errors as one sentence, exit codes, tables for people and JSON for programs.
+"""What all verbs share: options, error messages, exit codes, tables for people and JSON for programs.
 
-Exit codes: 0 done; 1 it could not be done; 2 the call was wrong.
+Exit codes: 0 success; 1 failure; 2 wrong call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
-UNCUT = 10_000  # columns of what is no terminal: whoever reads a pipe or a file wants paths and names whole
+UNCUT = 10_000  # columns of a pipe or file, so that paths and names are not cut
 
 
 def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:
@@ -37,28 +37,30 @@ err = _console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Store = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
 Model = Annotated[
-    str | None, typer.Option("--model", help="Encoder: a name of `nnclr models`, a folder, hf-hub:..., ...")
+    str | None, typer.Option("--model", help="Encoder: a name from `nnclr models`, a folder, hf-hub:..., ...")
 ]
+Server = Annotated[str | None, typer.Option("--server", help="Use the collection of `nnclr serve` at this URL.")]
+ApiKeyEnv = Annotated[str, typer.Option("--api-key-env", help="With --server: environment variable with the API key.")]
 Backend = Annotated[
     str,
     typer.Option(
         "--backend",
         envvar="NNCLR_BACKEND",
-        help="What runs the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest here that agrees "
-        "with torch.",
+        help="Runtime of the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest on this machine "
+        "that agrees with torch.",
     ),
 ]
 DEFAULT_STORE = "nnclr-store"
-# verbs that keep what they have done, and how the next call takes it up
-GO_ON = {
-    **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to go on"),
-    "embed": "with --out, run the same command again to go on behind the last whole shard",
-    "pretrain": "go on with --resume",
+# verbs that keep finished work, and how to continue them
+CONTINUE = {
+    **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to continue"),
+    "embed": "with --out, run the same command again to continue after the last complete shard",
+    "pretrain": "continue with --resume",
 }
 
 
-class OneSentence(TyperGroup):
-    """Ends with the sentence of a library error instead of its traceback."""
+class ErrorMessages(TyperGroup):
+    """Prints the message of a library error instead of its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -66,39 +68,42 @@ class OneSentence(TyperGroup):
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
-            way_on = GO_ON.get(ctx.invoked_subcommand)
-            err.print(f"Interrupted: {way_on}." if way_on else "Interrupted.", soft_wrap=True)
+            hint = CONTINUE.get(ctx.invoked_subcommand)
+            err.print(f"Interrupted; {hint}." if hint else "Interrupted.", soft_wrap=True)
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        except BrokenPipeError:  # the reader of the output closed it, as `| head` does
             raise typer.Exit(1) from None
-        except OSError as error:  # a full disk or a folder of somebody else's, wherever it is met
+        except OSError as error:  # a full disk or missing permissions, wherever they occur
             fail(_of_the_system(error))
 
 
 def fail(*errors: NNCLRHubError) -> None:
-    """Prints the sentence of each error and ends the program.
+    """Print the message of each error and exit.
 
     Raises:
-        typer.Exit: 2 for a wrong call, as the first error has it, else 1.
+        typer.Exit: 2 if the first error is a wrong call, otherwise 1.
     """
-    speaker = _speaker()
+    prefix = _process_prefix()
     for error in errors:
-        err.print(f"{speaker}Error: {error}", style="red", markup=False, soft_wrap=True)
+        err.print(f"{prefix}Error: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:
-    """What the operating system refuses, as one sentence."""
+    """Return the library error of an operating system error."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     place = f"{error.filename} cannot be read or written" if error.filename else "A file cannot be read or written"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    way_on = "make room, or name a place on another disk" if full else "check its path and whether it is yours"
-    return NNCLRHubError(f"{place} ({reason}): {way_on}.")
+    hint = "free some space, or use another disk" if full else "check its path and permissions"
+    return NNCLRHubError(f"{place} ({reason}); {hint}.")
 
 
-def _speaker() -> str:
-    """Of torchrun's processes, those after the first wait: they mostly stop for the same reason, and torchrun ends them
-    as soon as one has ended. Whoever is still there has a reason of its own, and says who it is."""
+def _process_prefix() -> str:
+    """Return the prefix of error messages of a torchrun process.
+
+    All processes usually stop for the same reason, and torchrun kills the others when one has exited. So the others
+    wait; a process that is still alive afterwards has a different error, and prints its rank.
+    """
     rank = os.environ.get("RANK", "0")
     if rank == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
@@ -113,9 +118,9 @@ def _version(wanted: bool) -> None:
 
 
 def new_app() -> typer.Typer:
-    """An empty command line with --version."""
+    """Return an empty command line with --version."""
     app = typer.Typer(
-        cls=OneSentence,
+        cls=ErrorMessages,
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
@@ -126,22 +131,26 @@ def new_app() -> typer.Typer:
 
     @app.callback()
     def root(
-        version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+        version: Annotated[
+            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        ] = False,
     ) -> None: ...
 
     return app
 
 
 def chosen_model(model: str | None, backend: str = "torch") -> str:
-    """The source of the encoder to use, the default if none is named, once all has been looked at that needs no torch:
-    a wrong name or a damaged folder is told before seconds of imports.
+    """Return the source of the encoder to use, after all checks that need no torch.
+
+    A wrong name or a damaged folder is reported before seconds of imports.
 
     Args:
-        backend: of --backend; torch where the verb has none.
+        model: None: the default.
+        backend: of --backend; torch if the verb has no such option.
 
     Raises:
-        ModelError: it cannot be had; see `nnclr_hub.hub.sources.resolve`.
-        InvalidRequest: there is no such backend.
+        ModelError: if it is unavailable; see `nnclr_hub.hub.sources.resolve`.
+        InvalidRequest: if there is no such backend.
     """
     from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
@@ -154,13 +163,25 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
 
 
 def loaded_encoder(model: str | None, backend: str = "torch") -> Encoder:
-    """The encoder of `chosen_model`."""
+    """Return the encoder of `chosen_model`."""
     source = chosen_model(model, backend)
     from nnclr_hub.encoder.encoder import load_encoder
 
     return load_encoder(source, backend=backend)
 
 
+def refuse_server_with_local(server: str | None, *, store: str, model: str | None = None) -> None:
+    """Refuse --server together with options of a local store.
+
+    Raises:
+        InvalidRequest: names the option.
+    """
+    if server is not None and store != DEFAULT_STORE:
+        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
+    if server is not None and model is not None:
+        raise InvalidRequest(f"Give --model {model} or --server {server}, not both; the server selects the encoder.")
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    typer.echo(json.dumps(value, indent=2))  # ASCII: a file's name may hold what no terminal can print
+    """Print one JSON document."""
+    typer.echo(json.dumps(value, indent=2))  # ASCII: file names may hold characters that the terminal cannot print

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 BASE = "http://127.0.0.1:8000"
 KEY_VARIABLE = "NNCLR_API_KEY"
 PHOTO = "photo.jpg"
-IMAGE = "BASE64_OF_PHOTO"  # in `ApiCall.json`, stands for the base64 of the file PHOTO
+IMAGE = "BASE64_OF_PHOTO"  # in `ApiCall.json`, represents the base64 of the file PHOTO
 LONGEST_ARGUMENT = 2000  # characters of a body on the command line; a longer one is piped in
 TIMEOUT_S = 60
 _END = "JSON"  # ends a here-document; no line of JSON is this word
@@ -35,7 +35,7 @@ class ApiCall:
     method: GET, POST, PUT or DELETE.
     path: below the server's address, percent-encoded; "" if the task takes several requests.
     params: query parameters.
-    json: the JSON body. The string IMAGE in it stands for the base64 of photo.jpg.
+    json: the JSON body. The string IMAGE in it represents the base64 of photo.jpg.
     shell_body: replaces `json`: JSON in which the shell expands `$(...)`.
     form: text fields of a multipart form; values other than strings are sent as JSON.
     files: files of a multipart form: (field, file name).

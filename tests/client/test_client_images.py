@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.client.pictures import read_image
 from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.workbench.payload import image_file
 
 
 def opened(picture, kind, **options):
@@ -24,5 +24,5 @@ def test_an_open_image_is_sent_upright_in_any_colors(mode, orientation):
     picture = Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 20).convert("RGB").convert(mode)
     picture = opened(picture, "JPEG", exif=exif)
     expected = np.asarray(decode_image(picture))
-    _, sent = read_image(picture)
+    _, sent = image_file(picture)
     np.testing.assert_array_equal(np.asarray(decode_image(sent)), expected)

@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, open_store
-from nnclr_hub.client import uploading
-from nnclr_hub.client.pictures import MOST_BYTES
-from nnclr_hub.client.steps import Aside
-from nnclr_hub.client.uploading import Picture, add_images
+from nnclr_hub.client import uploads
+from nnclr_hub.client.images import MOST_BYTES
+from nnclr_hub.client.steps import InThread
+from nnclr_hub.client.uploads import add_images
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
 from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import item_id
 
 
@@ -146,7 +146,7 @@ def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, c
 
 
 def test_a_refusal_ends_all_workers(client, folder, monkeypatch):
-    monkeypatch.setattr(uploading, "MOST", 5)  # a dozen requests, so that some are still to come
+    monkeypatch.setattr(uploads, "MOST", 5)  # a dozen requests, so that some are still to come
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").index_folder(folder)
     client.collections.create("vanishing")
@@ -176,12 +176,12 @@ def test_the_awaited_client_takes_up_a_folder_too(server, folder):
 
 def test_a_request_holds_what_is_said_about_its_images_too():
     """Images that fit into one request by themselves, and not with their metadata."""
-    pictures = [Picture(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
+    pictures = [NewImage(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
     steps = add_images("photos", pictures)
     step, sent = next(steps), []
     with contextlib.suppress(StopIteration):
         while True:
-            if isinstance(step, Aside):
+            if isinstance(step, InThread):
                 step = steps.send(step.work())
                 continue
             sent.append(sum(len(data) for _, (_, data) in step.files) + len(step.fields["items"].encode()))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client
-from nnclr_hub.client.uploading import Picture
+from nnclr_hub.workbench import NewImage
 from nnclr_hub.store import open_store
 from nnclr_hub.store.pages import pages
 
@@ -58,7 +58,7 @@ class Writers:
                     version += 1
                     ids = [f"w{writer}-{n}" for n in rng.sample(range(IDS), BATCH)]
                     errors = collection.add_images(
-                        [Picture(id, rng.choice(self._images), {"version": version}) for id in ids]
+                        [NewImage(id, rng.choice(self._images), {"version": version}) for id in ids]
                     )
                     assert errors == [None] * BATCH
                     with self._lock:

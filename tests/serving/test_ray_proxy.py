@@ -6,7 +6,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 
 from nnclr_hub.client.answers import error_of
-from nnclr_hub.client.http import answer_of
+from nnclr_hub.client.transport import answer_of
 from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
 from serving.ray_proxy import ProxyResponses
 

@@ -48,7 +48,7 @@ def test_what_is_no_ticket_finds_nothing_and_removes_nothing(cache, tmp_path, ti
 
 
 def test_nothing_is_left_of_what_could_not_be_staged(cache, tmp_path):
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         stage([("a.jpg", [write(tmp_path / "a", b"a")]), ("gone.jpg", [tmp_path / "gone"])])
     assert list((cache / "adding").iterdir()) == []
 

@@ -1,8 +1,8 @@
-"""When a call is asked again, and when it is given up.
+"""When a call is repeated, and when it fails.
 
-Asked again is what the server refuses for the moment (429, 503: after the Retry-After that it names) and what the
-connection lost. Between two attempts there is an exponential pause with jitter, and at the deadline the last error is
-the answer. Where nothing answers at all, a few attempts are enough: more likely the address is wrong.
+Temporary refusals (429, 503) are repeated after the server's Retry-After, lost connections after an exponential pause
+with jitter. At the deadline the last error is raised. If nothing answers at all, a few attempts are enough, since the
+address is probably wrong.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-LOST = 5  # attempts without an answer, for a call without patience
+LOST = 5  # attempts without an answer, for a call without `patience`
 
 
 @dataclass(frozen=True)
 class Policy:
-    """timeout: seconds from the call to its result, all attempts and pauses included."""
+    """Limits of a call.
+
+    timeout: seconds from the call to its result, including all attempts and pauses.
+    """
 
     timeout: float
     clock: Callable[[], float] = time.monotonic
@@ -35,15 +38,15 @@ class Policy:
 
 
 def answered(call: Call[T], policy: Policy) -> Steps[T]:
-    """The call's result.
+    """Return the result of a call.
 
     Raises:
         NNCLRHubError: the server's error, or why there is no answer.
     """
     deadline = policy.clock() + policy.timeout + call.patience
-    lost = False  # whether an attempt may have been carried out, though nothing was heard of it
+    lost = False  # whether an attempt without an answer may have been executed
     for attempt in count():
-        asked: float | None = None
+        wait: float | None = None
         try:
             answer: Answer = yield Attempt(call, min(policy.timeout, deadline - policy.clock()))
         except (ServerUnreachable, DeadlineExceeded) as error:
@@ -52,18 +55,18 @@ def answered(call: Call[T], policy: Policy) -> Steps[T]:
         else:
             if call.takes(answer):
                 return _read(call, answer)
-            failure, asked = error_of(answer), retry_after(answer)
+            failure, wait = error_of(answer), retry_after(answer)
             if lost and call.gone is not None and isinstance(failure, call.gone):
                 return _read(call, answer)
-            lost = lost or isinstance(failure, ServerUnreachable)  # a proxy, of a server that died over it
-        if call.once or (asked is None and not _passes(failure, call, attempt)):
+            lost = lost or isinstance(failure, ServerUnreachable)  # from a proxy: the server may have died
+        if call.once or (wait is None and not _is_temporary(failure, call, attempt)):
             raise failure
         if call.patience and attempt + 1 == LOST:
             left = deadline - policy.clock()
             log.warning(
-                "%s Asking again for %.0f s more; what is interrupted goes on when it is repeated.", failure, left
+                "%s Retrying for another %.0f s; an interrupted upload continues when it is repeated.", failure, left
             )
-        pause = max(asked or 0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + policy.jitter() / 2))
+        pause = max(wait or 0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + policy.jitter() / 2))
         if policy.clock() + pause >= deadline:
             raise failure
         yield Pause(pause)
@@ -75,13 +78,13 @@ def _read(call: Call[T], answer: Answer) -> T:
         return call.read(answer)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ServiceError(
-            f"The answer of {answer.url} lacks what this client looks for ({type(error).__name__}: {error}): server "
-            "and client may be of different versions."
+            f"The answer of {answer.url} does not have the expected form ({type(error).__name__}: {error}); server and "
+            "client may have different versions."
         ) from error
 
 
-def _passes(failure: NNCLRHubError, call: Call[T], attempt: int) -> bool:
-    """Whether the same call may succeed a moment later."""
+def _is_temporary(failure: NNCLRHubError, call: Call[T], attempt: int) -> bool:
+    """Return whether the same call may succeed a moment later."""
     if isinstance(failure, ServerUnreachable):
         return call.patience > 0 or attempt + 1 < LOST
     return isinstance(failure, Overloaded | NotReady) or (isinstance(failure, DeadlineExceeded) and call.patience > 0)

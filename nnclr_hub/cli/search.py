@@ -1,0 +1,239 @@
+"""nnclr search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.index import Collection, connected, place_of
+from nnclr_hub.cli.verbs import (
+    DEFAULT_STORE,
+    ApiKeyEnv,
+    Backend,
+    Json,
+    Model,
+    Server,
+    Store,
+    chosen_model,
+    err,
+    fail,
+    out,
+    print_json,
+    refuse_server_with_local,
+)
+from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest, NNCLRHubError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nnclr_hub.workbench import SearchQuery
+    from nnclr_hub.workbench.search_batch import Answer
+
+    # runs queries, and returns the thumbnail of an item
+    Searcher = tuple[Callable[[Sequence[SearchQuery]], list[Answer]], Callable[[str], bytes | None]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command()(search)
+
+
+def search(
+    collection: Collection,
+    images: Annotated[list[Path] | None, typer.Argument(help="Query images; each is a separate search.")] = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Search by an item of the collection.")] = None,
+    vector_from: Annotated[
+        Path | None, typer.Option(help="Search by the vectors of a .npy file, (D,) or (N, D).")
+    ] = None,
+    positive: Annotated[
+        list[str] | None, typer.Option(help="One search by several examples: an image file or an item id. Repeatable.")
+    ] = None,
+    negative: Annotated[
+        list[str] | None, typer.Option(help="Example to be away from: an image file or an item id. Repeatable.")
+    ] = None,
+    box: Annotated[str | None, typer.Option(help="Part of the query images: x0,y0,x1,y1 in pixels.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Matches per search, 1 to 1000.")] = 5,
+    offset: Annotated[int, typer.Option(min=0, help="Number of best matches to skip.")] = 0,
+    where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Leave out matches that score lower.")] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Metadata key: show the best match of each of its values.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
+    effort: Annotated[
+        int | None, typer.Option(help="Search effort of an approximate index, 1 to 10,000. Default: the tuned value.")
+    ] = None,
+    with_vector: Annotated[bool, typer.Option("--with-vector", help="Include vectors in the JSON.")] = False,
+    sheet: Annotated[
+        Path | None, typer.Option("--out", help="Write the matches to a file: contact.html, contact.png, matches.csv.")
+    ] = None,
+    store: Store = DEFAULT_STORE,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
+    model: Model = None,
+    backend: Backend = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find the nearest images of a collection. Works while a server uses the store.
+
+    Example: nnclr search query.jpg --collection photos -k 5
+
+    Example: nnclr search --positive cat.jpg --negative dog.jpg --collection photos --out contact.html
+    """
+    from nnclr_hub.workbench.contact_sheet import SheetRow, check_sheet, write_contact_sheet
+    from nnclr_hub.workbench.search_query import Example, SearchQuery
+
+    refuse_server_with_local(server, store=store, model=model)
+    if sheet is not None:
+        check_sheet(sheet)
+    region: Any = None if box is None else _numbers(box)
+    _require_one_file([*(images or ())])
+    searches = [(str(image), [Example(image=image, box=region)]) for image in images or ()]
+    searches += [(f"item {id}", [Example(id=id)]) for id in ids or ()]
+    searches += [(f"{vector_from}[{i}]", [Example(vector=row)]) for i, row in enumerate(_rows(vector_from))]
+    if positive:
+        if searches:
+            raise InvalidRequest("Give query images, --id and --vector-from, or --positive, not both.")
+        searches = [(" + ".join(positive), [_example(one, region) for one in positive])]
+    if region is not None and not any(example.image is not None for _, one in searches for example in one):
+        raise InvalidRequest("--box needs a query image.")
+    if not searches:
+        raise InvalidRequest("Nothing to search by; give a query image, --id, --vector-from or --positive.")
+    queries = [
+        SearchQuery(
+            examples,
+            [_example(one, None) for one in negative or ()],
+            k=k,
+            offset=offset,
+            where=_filter(where),
+            exact=exact,
+            score_threshold=threshold,
+            with_vector=with_vector,
+            effort=effort,
+            group_by=group_by,
+        )
+        for _, examples in searches
+    ]
+    opened = _remote(server, api_key_env, collection) if server else _local(store, collection, model, backend, queries)
+    with opened as (run, thumbnail):
+        titles = [title for title, _ in searches]
+        answers = [_named(answer, title) for title, answer in zip(titles, run(queries), strict=True)]
+        found = [
+            (title, answer)
+            for title, answer in zip(titles, answers, strict=True)
+            if not isinstance(answer, NNCLRHubError)
+        ]
+        if sheet is not None and found:
+            write_contact_sheet(sheet, [SheetRow(title, answer) for title, answer in found], thumbnail)
+            err.print(f"Wrote {sheet}.", markup=False, soft_wrap=True)
+    if as_json and found:
+        bodies = [_in_json(answer) for answer in answers]
+        print_json(bodies[0] if len(queries) == 1 else bodies)
+    elif not as_json and sheet is None:
+        _print_matches(found)
+    failed = [answer for answer in answers if isinstance(answer, NNCLRHubError)]
+    if failed:
+        fail(*failed)
+
+
+@contextmanager
+def _local(
+    store: str, collection: str, model: str | None, backend: str, queries: Sequence[SearchQuery]
+) -> Iterator[Searcher]:
+    """Open the store of this machine for reading."""
+    from nnclr_hub.store import open_store
+
+    with open_store(store, read_only=True) as opened:
+        there = opened.get(collection)
+        if model is not None:
+            chosen_model(model, backend)
+        from nnclr_hub.workbench import Encoders, Workbench  # imports torch, so errors in the call come first
+
+        bench = Workbench(Encoders(model, backend=backend), opened)
+        if model is not None or any(example.image is not None for query in queries for example in query.examples):
+            bench.embedder_of(there, model)
+        yield lambda queries: bench.search_each(collection, queries), there.thumbnail
+
+
+@contextmanager
+def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher]:
+    """Connect to `nnclr serve`."""
+    with connected(server, api_key_env) as client:
+        there = client.collection(collection)
+        yield there.search_each, there.thumbnail
+
+
+def _require_one_file(images: Sequence[Path]) -> None:
+    """Refuse a call without a single file: the arguments are probably words or folders.
+
+    Raises:
+        InvalidRequest: if no image is a file.
+    """
+    if images and not any(image.is_file() for image in images):
+        raise InvalidRequest(f"{images[0]} is not a file; queries are image files, not words or folders.")
+
+
+def _example(text: str, box: Any) -> Any:
+    """Return the example of an image file, or else of an item id."""
+    from nnclr_hub.workbench.search_query import Example
+
+    return Example(image=Path(text), box=box) if Path(text).is_file() else Example(id=text)
+
+
+def _rows(path: Path | None) -> Any:
+    """Return the vectors of a .npy file as rows."""
+    if path is None:
+        return ()
+    import numpy as np
+
+    try:
+        vectors = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path} is not a .npy file of vectors ({error}).") from error
+    return vectors[None] if vectors.ndim == 1 else vectors
+
+
+def _numbers(box: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(one) for one in box.split(","))
+    except ValueError as error:
+        raise InvalidRequest(f"--box must be x0,y0,x1,y1 in pixels, got {box!r}.") from error
+
+
+def _filter(where: str | None) -> dict[str, Any] | None:
+    try:
+        return json.loads(where) if where else None
+    except ValueError as error:
+        raise InvalidFilter(
+            f'--where is not JSON ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+        ) from error
+
+
+def _named(answer: Answer, title: str) -> Answer:
+    """Return the answer; an image error names its image."""
+    return answer.for_image(title, 0) if isinstance(answer, ImageError) else answer
+
+
+def _in_json(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, NNCLRHubError):
+        return {"error": {"code": answer.code, "detail": str(answer)}}
+    matches = []
+    for match in answer:
+        one: dict[str, Any] = {"id": match.id, "score": match.score, "metadata": dict(match.metadata)}
+        matches.append(one if match.vector is None else {**one, "vector": match.vector.tolist()})
+    return {"matches": matches}
+
+
+def _print_matches(found: Sequence[tuple[str, Any]]) -> None:
+    for title, matches in found:
+        table = Table("score", "label", "path", box=None, header_style="bold", title=title, title_justify="left")
+        for match in matches:
+            path = str(Path(*place_of(match.id, match.metadata)))
+            table.add_row(f"{match.score:.4f}", str(match.metadata.get("label", "")), path)
+        out.print(table)

@@ -1,0 +1,156 @@
+"""Contact sheets: search results as one HTML page, one PNG, or a CSV table.
+
+write_contact_sheet(Path("contact.html"), [SheetRow("cat.jpg", matches)], collection.thumbnail)
+
+The HTML page is self-contained: thumbnails are embedded, it loads nothing and runs no scripts.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from nnclr_hub.errors import InvalidRequest, ItemNotFound
+from nnclr_hub.store.base import Match
+
+SUFFIXES = (".html", ".csv", ".png")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # text that spreadsheets would run as a formula
+TILE, TEXT, COLUMNS = 160, 34, 6  # pixels of an image and its caption in the PNG, and images per line
+STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .75rem; overflow-wrap: anywhere; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; }
+figure { margin: 0; }
+img, .none { width: 100%; aspect-ratio: 1; object-fit: contain; border-radius: 6px; background: #8882; }
+figcaption { font-size: .85rem; overflow-wrap: anywhere; }
+.score { font-variant-numeric: tabular-nums; font-weight: 600; }
+.path { opacity: .75; }
+"""
+
+
+@dataclass(frozen=True)
+class SheetRow:
+    """One query: its title, and its matches, best first."""
+
+    title: str
+    matches: Sequence[Match]
+
+
+def check_sheet(path: Path) -> None:
+    """Check the name of a contact sheet before the search runs.
+
+    Raises:
+        InvalidRequest: if its suffix is not .html, .csv or .png.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidRequest(f"{path} must end in one of {', '.join(SUFFIXES)}.")
+
+
+def write_contact_sheet(path: Path, rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> None:
+    """Write search results to a file; its suffix selects the format.
+
+    Args:
+        thumbnail: returns the JPEG of an item by its id, or None.
+
+    Raises:
+        InvalidRequest: if the suffix is unknown or the file cannot be written.
+    """
+    check_sheet(path)
+    kind = path.suffix.lower()
+    if kind == ".csv":
+        content = _csv(rows).encode()
+    else:
+        content = _html(rows, thumbnail).encode() if kind == ".html" else _png(rows, thumbnail)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror}); use another file.") from error
+
+
+def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> str:
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Search results</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{STYLE}</style></head><body><h1>Search results</h1>",
+    ]
+    for row in rows:
+        parts.append(f'<h2>{escape(row.title)}</h2><div class="grid">')
+        for match in row.matches:
+            jpeg = _thumbnail(thumbnail, match.id)
+            image = '<div class="none"></div>'
+            if jpeg is not None:
+                data = base64.b64encode(jpeg).decode()
+                image = f'<img alt="{escape(_name(match))}" src="data:image/jpeg;base64,{data}">'
+            label = escape(str(match.metadata.get("label", "")))
+            parts.append(
+                f'<figure>{image}<figcaption><span class="score">{match.score:.4f}</span> {label}<br>'
+                f'<span class="path">{escape(_name(match))}</span></figcaption></figure>'
+            )
+        parts.append("</div>" if row.matches else "</div><p>No matches.</p>")
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _csv(rows: Sequence[SheetRow]) -> str:
+    keys = sorted({key for row in rows for match in row.matches for key in match.metadata})
+    file = io.StringIO()
+    table = csv.writer(file)
+    table.writerow(["query", "rank", "id", "score", *map(_cell, keys)])
+    for row in rows:
+        for rank, match in enumerate(row.matches, 1):
+            metadata = (_cell(match.metadata.get(key, "")) for key in keys)
+            table.writerow([_cell(row.title), rank, _cell(match.id), f"{match.score:.6f}", *metadata])
+    return file.getvalue()
+
+
+def _png(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> bytes:
+    from PIL import Image, ImageDraw
+
+    heights = [TEXT + -(-len(row.matches) // COLUMNS) * (TILE + TEXT) for row in rows]
+    sheet = Image.new("RGB", (COLUMNS * TILE, sum(heights)), "white")
+    draw, top = ImageDraw.Draw(sheet), 0
+    for row, height in zip(rows, heights, strict=True):
+        draw.text((4, top + 8), _ascii(row.title)[:120], fill="black")
+        for i, match in enumerate(row.matches):
+            left, upper = i % COLUMNS * TILE, top + TEXT + i // COLUMNS * (TILE + TEXT)
+            jpeg = _thumbnail(thumbnail, match.id)
+            if jpeg is not None:
+                image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+                image.thumbnail((TILE - 8, TILE - 8))
+                sheet.paste(image, (left + (TILE - image.width) // 2, upper + (TILE - image.height) // 2))
+            draw.text((left + 4, upper + TILE), f"{match.score:.4f}", fill="black")
+            draw.text((left + 4, upper + TILE + 14), _ascii(_name(match))[-24:], fill="dimgray")
+        top += height
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
+
+
+def _thumbnail(thumbnail: Callable[[str], bytes | None], id: str) -> bytes | None:
+    """Return the thumbnail; None if there is none, or the item was deleted since the search."""
+    try:
+        return thumbnail(id)
+    except ItemNotFound:
+        return None
+
+
+def _name(match: Match) -> str:
+    return str(match.metadata.get("path", match.id))
+
+
+def _ascii(text: str) -> str:
+    """Return text that the built-in font of Pillow can draw."""
+    return text.encode("ascii", "replace").decode()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value if value.startswith(FORMULA) else value
+    return json.dumps(value)

@@ -1,0 +1,125 @@
+"""nnclr search: every kind of query, in a local store and on a server, and its files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nnclr_hub import open_store
+from nnclr_hub.cli.app import app
+from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
+
+
+@pytest.fixture(scope="module")
+def store(model, photos, tmp_path_factory):
+    path = tmp_path_factory.mktemp("search") / "store"
+    with open_store(str(path)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("c", photos)
+    return path
+
+
+@pytest.fixture
+def bench(store, model):
+    with open_store(str(store), read_only=True) as opened:
+        yield Workbench(Encoders(str(model), device="cpu"), opened)
+
+
+def call(*arguments) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error of `nnclr search`."""
+    result = CliRunner().invoke(app, ["search", "--collection", "c", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def found(*arguments):
+    code, out, err = call(*arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def ids(answer) -> list[str]:
+    return [match["id"] for match in answer["matches"]]
+
+
+def test_options_become_the_query(bench, store, pictures, tmp_path):
+    items = bench.collection("c").scroll(limit=3).items
+    a, b = items[0].id, items[1].id
+    np.save(tmp_path / "v.npy", np.stack([item.vector for item in items]))
+    where = {"must": [{"key": "label", "match": "cat"}]}
+    one, two = Example(image=pictures[4]), Example(id=b)
+    cases = [
+        ((pictures[4], "-k", 3, "--offset", 2), SearchQuery([one], k=3, offset=2)),
+        ((pictures[4], "--box", "0,0,32,32"), SearchQuery.of(image=pictures[4], box=(0, 0, 32, 32), k=5)),
+        (("--id", a, "--where", json.dumps(where), "--exact"), SearchQuery.of(id=a, k=5, where=where, exact=True)),
+        (("--id", a, "--group-by", "label"), SearchQuery.of(id=a, k=5, group_by="label")),
+        (("--id", a, "--threshold", "0.99", "-k", 50), SearchQuery.of(id=a, k=50, score_threshold=0.99)),
+        (("--positive", pictures[4], "--positive", b, "--negative", a), SearchQuery([one, two], [a], k=5)),
+    ]
+    for arguments, query in cases:
+        expected = [match.id for match in bench.search("c", query)]
+        assert ids(found("--store", store, *arguments)) == expected, arguments
+    rows = found("--store", store, "--vector-from", tmp_path / "v.npy", "-k", 1, "--with-vector")
+    assert [ids(row) for row in rows] == [[item.id] for item in items]
+    assert len(rows[0]["matches"][0]["vector"]) == 32
+
+
+def test_matches_are_written_as_html_csv_and_png(store, pictures, tmp_path):
+    page, table, sheet = (tmp_path / f"matches.{suffix}" for suffix in ("html", "csv", "png"))
+    for path in (page, table, sheet):
+        assert call("--store", store, pictures[0], pictures[1], "-k", 4, "--out", path)[0] == 0
+    html = page.read_text()
+    assert html.count("data:image/jpeg;base64,") == 8
+    assert "<script" not in html
+    assert "http" not in html
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(pictures[0]), str(i)) for i in range(1, 5)]
+    assert rows[0]["label"]
+    assert Image.open(sheet).size[0] > 100
+    code, _, err = call("--store", store, pictures[0], "--out", tmp_path / "matches.txt")
+    assert (code, ".html" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--positive", "a", "--id", "b"),
+        ("--id", "a", "--box", "1,2,3"),
+        ("--id", "a", "--box", "x"),
+        ("--id", "a", "--where", "{"),
+        ("--id", "a", "--where", '{"most": []}'),
+        ("--id", "a", "-k", 5000),
+        ("--id", "not possible!"),
+        ("--vector-from", "nowhere.npy"),
+        ("nowhere.jpg",),
+        ("--id", "a", "--store", "s", "--server", "http://127.0.0.1:9"),
+        ("--id", "a", "--model", "m", "--server", "http://127.0.0.1:9"),
+    ],
+)
+def test_a_wrong_call_exits_with_2(store, arguments):
+    given = arguments if "--server" in arguments else ("--store", store, *arguments)
+    code, _, err = call(*given)
+    assert (code, "Traceback" in err) == (2, False), err
+
+
+def test_an_unknown_item_exits_with_1(store):
+    assert call("--store", store, "--id", "nobody")[0] == 1
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve):
+    yield from serve(model, tmp_path_factory.mktemp("verb") / "store")
+
+
+def test_a_server_answers_as_the_local_store_does(server, store, photos, pictures, tmp_path):
+    server.bench.index_folder("c", photos)
+    for arguments in ((pictures[0], pictures[9]), ("--positive", pictures[3], "--negative", pictures[30])):
+        there, here = found(*arguments, "--server", server.url), found(*arguments, "--store", store)
+        there, here = ([one] if isinstance(one, dict) else one for one in (there, here))
+        assert [ids(one) for one in there] == [ids(one) for one in here]
+    assert call(pictures[0], "--server", server.url, "--out", tmp_path / "c.html")[0] == 0
+    assert "data:image/jpeg" in (tmp_path / "c.html").read_text()

@@ -1,0 +1,69 @@
+"""Every field of SearchQuery and AddRequest can be set at every entry point."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import typer
+
+from app.query import Query as PageQuery
+from nnclr_hub.cli.app import app
+from nnclr_hub.client import AsyncClient, Client
+from nnclr_hub.workbench import Example, NewImage, SearchQuery, Workbench
+from serving.schemas.search import Example as ExampleBody
+from serving.schemas.search import SearchRequest
+from serving.schemas.items import ItemNote, NewItem
+
+QUERY = {field.name for field in fields(SearchQuery)}
+EXAMPLE = {field.name for field in fields(Example)}
+IMAGE = {field.name for field in fields(NewImage)}
+# options of the command line with another name than the field
+SEARCH_OPTIONS = {"score_threshold": "threshold", "id": "ids", "image": "images", "vector": "vector_from"}
+# `nnclr index` makes ids of paths, and metadata of paths, folders and files
+INDEX_OPTIONS = {"id": "photos", "image": "photos", "metadata": "photos", "thumbnail": "thumbnails"}
+# the page shows the first results of a plain search; its links hold the rest of the query
+NOT_ON_THE_PAGE = {"offset", "exact", "with_vector", "effort", "group_by"}
+
+
+def parameters(verb: str) -> set[str]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {parameter.name for parameter in command.params}
+
+
+def test_the_convenience_constructor_takes_every_field():
+    assert set(inspect.signature(SearchQuery.of).parameters) == QUERY | EXAMPLE
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_client_takes_every_field_of_a_search(kind):
+    search = inspect.signature(kind("http://127.0.0.1:9").collection("x").search)
+    assert set(search.parameters) == QUERY | EXAMPLE | {"query"}
+
+
+def test_the_command_line_takes_every_field_of_a_search():
+    assert {SEARCH_OPTIONS.get(name, name) for name in QUERY | EXAMPLE} <= parameters("search")
+
+
+def test_rest_takes_every_field_of_a_search():
+    assert set(SearchRequest.model_fields) == QUERY | EXAMPLE
+    assert set(ExampleBody.model_fields) == EXAMPLE
+
+
+def test_the_page_takes_the_fields_that_it_shows():
+    assert {field.name for field in fields(PageQuery)} >= QUERY - NOT_ON_THE_PAGE
+    assert inspect.signature(PageQuery.to_search).return_annotation == "SearchQuery"
+
+
+def test_the_workbench_takes_the_objects_themselves():
+    assert inspect.signature(Workbench.search).parameters["query"].annotation == "SearchQuery"
+    assert inspect.signature(Workbench.search_each).parameters["queries"].annotation == "Sequence[SearchQuery]"
+    added = inspect.signature(Workbench.add_images).parameters["images"]
+    assert added.annotation == "AddRequest | Sequence[NewImage]"
+
+
+def test_every_entry_point_takes_every_field_of_an_image_to_add():
+    client = inspect.signature(Client("http://127.0.0.1:9").collection("x").add_images)
+    assert client.parameters["images"].annotation == "AddRequest | Sequence[NewImage]"
+    assert set(NewItem.model_fields) == IMAGE
+    assert set(ItemNote.model_fields) == IMAGE - {"image"}  # the image is a file of the form
+    assert {INDEX_OPTIONS[name] for name in IMAGE} <= parameters("index")
