@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
-from nnclr_hub.cli.verbs import GO_ON, new_app
+from nnclr_hub.cli.verbs import CONTINUE, new_app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 
@@ -43,7 +43,7 @@ def test_an_interrupt_says_how_to_go_on_where_one_can(verb, sentence):
 
 
 def test_the_verbs_that_go_on_are_verbs():
-    assert set(GO_ON) <= set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(CONTINUE) <= set(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("code", "way_on"), [(errno.ENOSPC, "make room"), (errno.EACCES, "whether it is yours")])
