@@ -29,7 +29,7 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def strict(model, tmp_path_factory, serve) -> Iterator:
-    """A server with limits of 2 MB and one second on bodies, and a collection `c` of 2-dimensional vectors."""
+    """Run a server with limits of 2 MB and one second on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"
     for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000, bodies_bytes=2_500_000):
         httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2})
@@ -45,7 +45,7 @@ def well_afterwards(strict) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def encoder(model):
-    """The encoder of the server, to compare with."""
+    """Load the encoder of the server, to compare with."""
     return load_encoder(model, device="cpu")
 
 
@@ -57,7 +57,7 @@ def client(server) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def collection(client) -> Iterator[str]:
-    """An empty collection for the model of the server, deleted afterwards."""
+    """Create an empty collection for the model of the server, and delete it afterwards."""
     assert client.put("/api/v1/collections/photos", json={}).status_code == 201
     yield "/api/v1/collections/photos"
     client.delete("/api/v1/collections/photos")
@@ -65,7 +65,7 @@ def collection(client) -> Iterator[str]:
 
 @pytest.fixture
 def make_world(tmp_path) -> Iterator:
-    """make_world(**options of Jobs) -> a World that is stopped at the end."""
+    """Return make_world(**options of Jobs), which makes a World that is stopped at the end."""
     worlds: list[World] = []
 
     def make(**options) -> World:
@@ -88,7 +88,7 @@ def world(make_world) -> World:
 
 @pytest.fixture(scope="module")
 def server_of_jobs(model, make_model, tmp_path_factory, serve):
-    """A server with a source folder, a second model, and space for two waiting jobs."""
+    """Run a server with a source folder, a second model, and space for two waiting jobs."""
     folder = tmp_path_factory.mktemp("jobs")
     options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
     for running in serve(model, folder / "store", capacity=100, **options):
@@ -101,7 +101,7 @@ def server_of_jobs(model, make_model, tmp_path_factory, serve):
 
 @pytest.fixture(scope="module")
 def photos_in(server, image_files):
-    """A collection of the photos with their folders as labels, and two items without a label."""
+    """Create a collection of the photos with their folders as labels, and two items without a label."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.put("/api/v1/collections/album", json={}).status_code == 201
         for start in range(0, 60, 30):
@@ -122,7 +122,7 @@ def photos_in(server, image_files):
 
 @pytest.fixture(scope="module")
 def pets(server, photos_in):
-    """A probe that was fitted on the photos."""
+    """Fit a probe on the photos."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         job = ended(
             client, client.post("/api/v1/probes", json={"name": "pets", "collection": photos_in, "field": "label"})
@@ -137,7 +137,7 @@ def pets(server, photos_in):
 
 @pytest.fixture
 def make_engine():
-    """make_engine(encoder, **settings) -> an engine that is closed at the end."""
+    """Return make_engine(encoder, **settings), which makes an engine that is closed at the end."""
     made = []
 
     def start(encoder, **settings) -> Engine:
@@ -152,7 +152,7 @@ def make_engine():
 
 @pytest.fixture
 def make_engines():
-    """make_engines(shelf, **settings) -> Engines that load from it, closed at the end."""
+    """Return make_engines(shelf, **settings), which makes Engines that load from it and are closed at the end."""
     made = []
 
     def start(shelf: Shelf, **settings) -> Engines:

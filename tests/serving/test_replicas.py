@@ -103,7 +103,7 @@ class Cluster:
 
     Args:
         fails: the calls that raise, and what.
-        lasting: number of status calls until a deleted application is gone.
+        lasting: number of status calls until a deleted application disappears.
         message: of the deployment; None if there is no deployment.
     """
 
