@@ -362,7 +362,8 @@ def load_encoder(
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
 
     Raises:
-        UnknownModel, ModelFilesMissing, TamperedModel, WeightsMismatch.
+        UnknownModel, ModelFilesMissing: the source or its files do not exist.
+        TamperedModel, WeightsMismatch: the files differ from what was recorded, or do not fit the architecture.
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
