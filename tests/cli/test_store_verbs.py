@@ -168,7 +168,7 @@ def test_a_collection_is_made_as_it_is_wanted(nnclr, store, model):
         wanted = replace(CollectionSpec.of(load_encoder(model, device="cpu")), precision="f16")
         assert opened.get("by-model").spec == wanted
     assert "'own'" in said(nnclr("create", "own", "--dim", 4), 1)
-    assert "There is an alias 'current'" in said(nnclr("create", "current", "--dim", 4), 1)
+    assert "'current'" in said(nnclr("create", "current", "--dim", 4), 1)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(nnclr, tmp_path):
     nowhere = tmp_path / "nowhere"
     for call in (("list",), ("verify",), ("repair", "x"), ("drop", "x", "--yes"), ("reembed", "x", "--model", "m")):
         assert "not a store" in said(nnclr(*call, "--store", nowhere), 2)
-    assert "holds no exported collection" in said(nnclr("import", tmp_path, "--store", nowhere), 2)
+    assert "not an exported collection" in said(nnclr("import", tmp_path, "--store", nowhere), 2)
     for wrong in (tmp_path, tmp_path / "no-export"):
         sentence = said(nnclr("import", wrong, "--collection", "x", "--store", nowhere), 2)
-        assert "holds no exported collection" in sentence
+        assert "not an exported collection" in sentence
     assert not nowhere.exists()
     for call in (("verify", "x"), ("repair", "x"), ("drop", "x"), ("alias", "a", "x"), ("export", "x", nowhere)):
         assert "there are" in said(nnclr(*call), 1), call

@@ -105,12 +105,6 @@ class MilvusStore:
             return self._open[real]
 
     def drop(self, name: str) -> None:
-        """Delete a collection with everything in it, and its aliases.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-            InvalidRequest: the name is an alias.
-        """
         self._refuse_if_read_only()
         with self._names:
             self._require(name)
@@ -120,13 +114,6 @@ class MilvusStore:
             self._open.pop(name, None)
 
     def rename(self, name: str, to: str) -> None:
-        """Rename a collection; its aliases follow.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-            InvalidRequest: the name is an alias, or the new name is invalid.
-            CollectionExists: the new name is taken.
-        """
         self._refuse_if_read_only()
         with self._names:
             self._require(name)
@@ -137,18 +124,11 @@ class MilvusStore:
                 self._open[to].renamed(to)
 
     def list(self) -> list[CollectionInfo]:
-        """Return the state of each collection, by name."""
         return [self.get(name).info() for name in self._collections()]
 
     # ---- aliases
 
     def alias(self, alias: str, name: str) -> None:
-        """Point an alias to a collection, whatever it pointed to before.
-
-        Raises:
-            CollectionExists: a collection itself has that name.
-            CollectionNotFound: the collection does not exist.
-        """
         self._refuse_if_read_only()
         with self._names:
             check_name(alias, "Alias")
@@ -162,11 +142,6 @@ class MilvusStore:
                 opened.refresh()
 
     def unalias(self, alias: str) -> None:
-        """Remove an alias.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-        """
         self._refuse_if_read_only()
         with self._names:
             known = self.aliases()
@@ -176,7 +151,6 @@ class MilvusStore:
             self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
 
     def aliases(self) -> dict[str, str]:
-        """Return the names of collections by alias."""
         found = {alias: name for name in self._collections() for alias in self._aliases_of(name)}
         return dict(sorted(found.items()))
 
