@@ -20,6 +20,7 @@ from nnclr_hub.errors import CheckpointError
 
 from .data.datasets import ImageFiles
 from .recipes import Recipe
+from .recipes.settings import RENAMED
 
 NAME = "checkpoint.pt"
 # settings that may change between the parts of one run: the weights do not depend on them, except for rounding
@@ -28,7 +29,6 @@ FREE = (
     *("eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "tensorboard"),
     *("residency", "channels_last", "compile", "compile_views", "chunk", "fixed"),
 )
-RENAMED = {"eval_pictures": "eval_images"}  # settings of earlier versions
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:

@@ -114,21 +114,6 @@ def test_the_loss_falls(data, tmp_path):
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["method=simclr"],
-        ["prediction=paper"],
-        ["optimizer=lars", "weight_decay=1e-6"],
-        ["optimizer=adamw", "base_lr=1e-3"],
-        ["augmentation=crop_only"],
-        ["precision=bf16"],
-    ],
-)
-def test_every_choice_trains(data, tmp_path, settings):
-    assert pretrain("small_cpu", recipe("epochs=1", *settings), [data], tmp_path / "run").finished
-
-
 def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data, tmp_path, capsys, monkeypatch):
     printed = []
 

@@ -150,6 +150,10 @@ def test_an_invalid_setting_is_rejected(assignment, sentence):
         find_recipe("small_cpu").with_settings([assignment])
 
 
+def test_the_old_name_of_a_setting_works():
+    assert find_recipe("small_cpu").with_settings(["eval_pictures=7"]).eval_images == 7
+
+
 def test_lars_without_weight_decay_is_rejected():
     """timm's LARS would silently become plain SGD."""
     with pytest.raises(UnknownSetting, match="lars"):

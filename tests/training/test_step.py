@@ -31,7 +31,8 @@ def run(photos, out, *settings, name="small_cpu"):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["method=simsiam"],
+        ["method=simclr", "optimizer=adamw", "base_lr=1e-3"],
+        ["method=simsiam", "optimizer=lars", "weight_decay=1e-6"],
         ["method=nnsiam"],
         ["method=byol"],
         ["method=momentum_nnclr", "encoder=momentum"],
@@ -46,7 +47,8 @@ def run(photos, out, *settings, name="small_cpu"):
         ["accumulate=2"],
         ["chunk=3"],
         ["clip=0.1", "nesterov=true"],
-        ["augmentation=simclr"],
+        ["augmentation=simclr", "precision=bf16"],
+        ["augmentation=crop_only", "prediction=paper"],
         ["augmentation=cifar", "degrade=0.5", "one_folder=0.5"],
         ["residency=host", "channels_last=false"],
         ["projection=none", "projection_dim=0"],

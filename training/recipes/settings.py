@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from nnclr_hub.errors import UnknownSetting
 
+RENAMED = {"eval_pictures": "eval_images"}  # names of settings in earlier versions
+
 
 def setting(default: Any, help: str) -> Any:
     """Define a field of a recipe with the help that the command line shows."""
@@ -31,6 +33,7 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
     changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
+        key = RENAMED.get(key, key)
         if key not in hints:
             close = get_close_matches(key, hints, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(hints)}."
