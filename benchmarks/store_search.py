@@ -57,7 +57,7 @@ def search(report: Report, collection: Any, data: Clusters, queries: int, turns:
 def same_index(collection: Any) -> tuple[Any, Any, str]:
     """Return the faiss object that answers the collection's searches, and its search parameters."""
     parts = collection._index.parts
-    assert not parts.delta.count + parts.deaths.count, "the store would have more to do than bare faiss"
+    assert not parts.delta.count + parts.deletions.count, "the store would have more to do than bare faiss"
     main = parts.main
     chosen = f"{type(faiss.downcast_index(main.index)).__name__}"
     options = main.kind.search_options(main.index, 1, main.effort)
