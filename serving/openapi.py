@@ -77,7 +77,9 @@ def document() -> dict[str, Any]:
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # keys are optional
-    writes = {route.operation_id: "POST" in route.methods for route in routes if access_of(route).scope == WRITE}
+    writes = {
+        route.operation_id: "POST" in (route.methods or ()) for route in routes if access_of(route).scope == WRITE
+    }
     for name, operation in operations(found).items():
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}

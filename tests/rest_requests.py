@@ -1,4 +1,4 @@
-"""What tests of REST ask with, and what they hold its refusals to."""
+"""Helpers of REST tests: request bodies, and a check of error responses."""
 
 import base64
 from collections.abc import Iterable
@@ -8,17 +8,17 @@ import httpx
 
 
 def upload(paths: Iterable[Path]) -> list:
-    """The files of a multipart request."""
+    """Return the files of a multipart request."""
     return [("files", (path.name, path.read_bytes(), "image/jpeg")) for path in paths]
 
 
 def as_text(path: Path) -> str:
-    """An image as base64."""
+    """Return an image as base64."""
     return base64.b64encode(path.read_bytes()).decode()
 
 
 def is_problem(response: httpx.Response, status: int, code: str) -> str:
-    """Holds the answer to RFC 9457 and returns its sentence."""
+    """Check that the response is an RFC 9457 problem, and return its detail."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     body = response.json()

@@ -40,7 +40,7 @@ class ItemNote(Strict):
 
     id: Name | None = Field(default=None, description="null: derived from the bytes of the image")
     metadata: Metadata = Field(default_factory=dict)
-    thumbnail: bool = Field(True, description="store a thumbnail of the image")
+    thumbnail: bool = Field(default=True, description="store a thumbnail of the image")
 
 
 class NewItem(ItemNote):

@@ -85,7 +85,7 @@ class AccessRules:
 
     def __init__(self, routers: Iterable[APIRouter] = ()) -> None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._routes = [(route.methods, route.path_regex, access_of(route)) for route in routes]
+        self._routes = [(route.methods or set(), route.path_regex, access_of(route)) for route in routes]
 
     def of(self, method: str, path: str) -> Access:
         """Return what a request needs; the method of a websocket is GET."""

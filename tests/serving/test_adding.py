@@ -18,7 +18,7 @@ from serving.jobs.context import Interrupted, JobContext, Signals
 
 
 @pytest.fixture
-def ticket(tmp_path, pictures):
+def ticket(tmp_path, image_files):
     """ticket({name: file or bytes}) -> what waits."""
 
     def make(files) -> str:
@@ -55,20 +55,20 @@ def add(server, ticket: str, most: int = 20_000_000):
     return run(server, "add", collection="photos", upload=ticket, max_bytes=most)
 
 
-def test_images_are_added_with_their_folder_as_label_and_each_error_is_told(
-    server, client, collection, ticket, pictures
+def test_images_are_added_with_their_folder_as_label_and_errors_are_listed(
+    server, client, collection, ticket, image_files
 ):
     one = Image.new("RGB", (1, 1), "red")
-    one.save(pictures[0].parent.parent / "one.png")
+    one.save(image_files[0].parent.parent / "one.png")
     files = {
-        "pets/cat/a.jpg": pictures[0],
-        "b.jpg": pictures[1],
+        "pets/cat/a.jpg": image_files[0],
+        "b.jpg": image_files[1],
         "broken.jpg": b"no image",
         "large.jpg": bytes(99_999),
     }
-    files |= {"one.png": pictures[0].parent.parent / "one.png", "again.jpg": pictures[1]}
+    files |= {"one.png": image_files[0].parent.parent / "one.png", "again.jpg": image_files[1]}
     given = ticket(files)
-    (pictures[0].parent.parent / "one.png").unlink()
+    (image_files[0].parent.parent / "one.png").unlink()
     job = add(server, given, most=90_000)
     assert job.state == "done"
     assert {name: job.result[name] for name in ("added", "replaced", "errors_count")} == {
@@ -79,21 +79,21 @@ def test_images_are_added_with_their_folder_as_label_and_each_error_is_told(
     assert [error["name"] for error in job.result["errors"]] == ["large.jpg", "broken.jpg"]
     found = {item["id"]: item["metadata"] for item in client.get(f"{collection}/items").json()["items"]}
     assert len(found) == 3
-    first = found[hashlib.sha256(pictures[0].read_bytes()).hexdigest()[:32]]
+    first = found[hashlib.sha256(image_files[0].read_bytes()).hexdigest()[:32]]
     assert (first["name"], first["label"]) == ("a.jpg", "cat")
     until(lambda: not waits(given))
-    again = add(server, ticket({"b.jpg": pictures[1]}))
+    again = add(server, ticket({"b.jpg": image_files[1]}))
     assert (again.result["added"], again.result["replaced"]) == (0, 1)
 
 
-def test_what_waits_for_a_job_goes_however_it_ends(server, client, collection, ticket, pictures, monkeypatch):
+def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection, ticket, image_files, monkeypatch):
     """Cancelled before it began, cancelled at work, failed."""
     going = threading.Event()
     add_images = Workbench.add_images
     monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(30), add_images(*given))[1])
-    jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": pictures[i]}) for i in range(20)]
+    jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": image_files[i]}) for i in range(20)]
     made = [jobs.submit("add", {"collection": "photos", "upload": one, "max_bytes": 10**6}) for one in tickets]
-    failing = ticket({"a.jpg": pictures[0]})
+    failing = ticket({"a.jpg": image_files[0]})
     for job in made:
         jobs.cancel(job.id)
     going.set()
@@ -117,13 +117,11 @@ def attempt(server, ticket: str, *, until: int | None = None):
         return None
 
 
-def test_a_job_that_was_cut_short_counts_all_that_it_added_and_embeds_it_once(
-    server, collection, ticket, pictures, monkeypatch
-):
+def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, image_files, monkeypatch):
     """Among them one that was there before, one that is given twice, and one that is broken."""
-    assert add(server, ticket({"there.jpg": pictures[20]})).result["added"] == 1
-    files = {f"{i}.jpg": path for i, path in enumerate(pictures[:24])}
-    given = ticket({**files, "again.jpg": pictures[0], "broken.jpg": b"no image"})
+    assert add(server, ticket({"there.jpg": image_files[20]})).result["added"] == 1
+    files = {f"{i}.jpg": path for i, path in enumerate(image_files[:24])}
+    given = ticket({**files, "again.jpg": image_files[0], "broken.jpg": b"no image"})
     embedded: list[str] = []
     original = Workbench.add_images
 
@@ -138,13 +136,11 @@ def test_a_job_that_was_cut_short_counts_all_that_it_added_and_embeds_it_once(
     assert len(embedded) == len(set(embedded)) == 16
     report = attempt(server, given)
     assert (report["added"], report["replaced"], report["errors_count"]) == (23, 2, 1)
-    assert len([id for id in embedded if id == hashlib.sha256(pictures[1].read_bytes()).hexdigest()[:32]]) == 1
+    assert len([id for id in embedded if id == hashlib.sha256(image_files[1].read_bytes()).hexdigest()[:32]]) == 1
 
 
-def test_a_job_that_ended_between_its_note_and_its_write_adds_what_it_noted(
-    server, collection, ticket, pictures, monkeypatch
-):
-    given = ticket({"a.jpg": pictures[0], "b.jpg": pictures[1]})
+def test_a_job_interrupted_before_its_write_adds_the_images_later(server, collection, ticket, image_files, monkeypatch):
+    given = ticket({"a.jpg": image_files[0], "b.jpg": image_files[1]})
     with monkeypatch.context() as patched:
         patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(Interrupted()))
         assert attempt(server, given) is None
@@ -152,33 +148,33 @@ def test_a_job_that_ended_between_its_note_and_its_write_adds_what_it_noted(
     assert attempt(server, given)["added"] == 2
 
 
-def test_zips_are_added_image_by_image(server, client, collection, ticket, pictures, tmp_path):
-    """The one folder that all lie in is no label."""
+def test_zips_are_added_image_by_image(server, client, collection, ticket, image_files, tmp_path):
+    """A single folder that contains everything does not become a label."""
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
-        for path in pictures[:40]:
+        for path in image_files[:40]:
             file.write(path, f"photos/{path.parent.name}/{path.name}")
         file.writestr("photos/inner.zip", b"PK")
     job = add(server, ticket({"z.zip": tmp_path / "z.zip"}))
     assert (job.result["added"], job.total) == (40, 40)
     assert [error["name"] for error in job.result["errors"]] == ["photos/inner.zip"]
     labels = {item["metadata"]["label"] for item in client.get(f"{collection}/items").json()["items"]}
-    assert labels == {path.parent.name for path in pictures[:40]}
+    assert labels == {path.parent.name for path in image_files[:40]}
 
 
-def test_a_job_whose_images_are_gone_fails_with_a_sentence(server, collection):
+def test_a_job_whose_images_were_deleted_fails(server, collection):
     job = add(server, "0" * 32)
     assert job.state == "failed"
     assert job.error["code"] == "invalid_request"
 
 
-def test_nobody_is_told_the_ticket(server, client, collection, ticket, pictures):
-    job = add(server, ticket({"a.jpg": pictures[0]}))
-    told = client.get(f"/api/v1/jobs/{job.id}")
-    assert job.params["upload"] not in told.text
+def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_files):
+    job = add(server, ticket({"a.jpg": image_files[0]}))
+    body = client.get(f"/api/v1/jobs/{job.id}")
+    assert job.params["upload"] not in body.text
     assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
 
 
-def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, collection, photos):
+def test_only_folders_inside_the_source_folders_are_indexed(server, client, collection, photos):
     root = server.app.state.settings.source_folders[0]
     shutil.copytree(photos, root / "some", dirs_exist_ok=True)
     (root / "some" / "cat" / "broken.jpg").write_bytes(b"no image")
@@ -196,8 +192,8 @@ def test_a_folder_below_the_servers_is_indexed_and_no_other(server, client, coll
     assert elsewhere.error["code"] == "invalid_request"
 
 
-def test_a_folders_job_that_was_cut_short_counts_all_that_it_did(server, collection, photos, monkeypatch):
-    """Some images were there before, one of them changed since, one is gone; and cut short again and again."""
+def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos, monkeypatch):
+    """Some images exist already, one has changed and one was removed; the job is interrupted several times."""
     root = server.app.state.settings.source_folders[0].resolve()
     folder = shutil.copytree(photos, root / "cut")
     kept = {path: path.read_bytes() for path in sorted((folder / "cat").iterdir())}
@@ -222,16 +218,16 @@ def test_a_folders_job_that_was_cut_short_counts_all_that_it_did(server, collect
 
         task = JobContext(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
         try:
-            told = add_images.index(task).result
+            body = add_images.index(task).result
         except Interrupted:
             assert stop_at is not None
-    assert [told[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
+    assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
     assert len(notes) == 2
     shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("root", ["elsewhere", 0], ids=["path", "number"])
-def test_a_folder_that_is_no_longer_the_servers_is_not_read(server, collection, photos, root):
+def test_a_folder_removed_from_the_settings_is_not_read(server, collection, photos, root):
     """A job outlives the settings of the server that took it; one of an earlier version has the folder's number."""
     root = str(photos) if root == "elsewhere" else root
     job = run(server, "index", collection="photos", root=root, folder=".")

@@ -60,7 +60,7 @@ def test_a_chunked_body_is_counted(strict, head):
 
 @pytest.mark.parametrize("head", [EMBED, PUT])
 @pytest.mark.parametrize("length", [2_000_001, 10**12, 10**18])
-def test_a_length_above_the_limit_is_believed(strict, head, length):
+def test_a_content_length_above_the_limit_is_refused_at_once(strict, head, length):
     assert raw(strict, [head + b"Content-Length: %d\r\n\r\n" % length]).startswith(b"HTTP/1.1 413")
 
 
@@ -90,7 +90,7 @@ def test_a_silent_client_is_answered_408(strict):
     assert RequestTooSlow.code.encode() in answer
 
 
-def test_a_dripping_client_too(strict):
+def test_a_client_that_sends_too_slowly_is_answered_408(strict):
     """A byte now and then is never silent for long, and yet the body must come to an end."""
 
     def drip() -> Iterator[bytes]:
@@ -102,7 +102,7 @@ def test_a_dripping_client_too(strict):
     assert raw(strict, drip()).startswith(b"HTTP/1.1 408")
 
 
-def test_what_still_comes_after_an_answer_is_thrown_away_for_a_while_only(strict, monkeypatch):
+def test_a_body_after_the_response_is_discarded_for_a_limited_time(strict, monkeypatch):
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
 
     def endless() -> Iterator[bytes]:
@@ -128,7 +128,7 @@ def test_a_compressed_body_is_refused(strict, encoding):
 # ---- all bodies together
 
 
-def test_half_sent_bodies_need_permits_and_give_them_back(strict):
+def test_the_memory_of_all_bodies_is_limited(strict):
     """However many clients send at once, what the server holds of them stays below what the settings say."""
     port = int(strict.url.rpartition(":")[2])
     head = PUT + b"Content-Length: 1900000\r\n\r\n["
@@ -172,12 +172,12 @@ def test_a_head_below_the_limit_is_read(strict):
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\nHos"])
-def test_a_connection_that_says_nothing_is_closed(strict, monkeypatch, start):
+def test_a_silent_connection_is_closed(strict, monkeypatch, start):
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     assert raw(strict, [start], timeout=10) == b""
 
 
-def test_answers_do_not_say_what_serves_them(strict):
+def test_responses_do_not_name_the_server_software(strict):
     for pieces in (
         [b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"],
         [b"nonsense\r\n\r\n"],

@@ -32,7 +32,7 @@ def png(mode: str, size: tuple[int, int]) -> bytes:
 
 @pytest.mark.data
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-def test_the_bombs_of_the_nasty_pack(pack, server, client, pictures):
+def test_the_bombs_of_the_nasty_pack(pack, server, client, image_files):
     """All at once, several times over, while a good image goes through."""
     folder = pack("nasty.tar")
     with (folder / "manifest.csv").open() as file:
@@ -48,7 +48,7 @@ def test_the_bombs_of_the_nasty_pack(pack, server, client, pictures):
         for name, answer in pool.map(send, [*bombs] * 3):
             allowed = {"refuse": {413, 415, 422}, "decode": {200}, "either": {200, 413, 415, 422}}[bombs[name]]
             assert answer.status_code in allowed, (name, answer.text)
-            assert client.post("/api/v1/embed", files={"files": pictures[0].read_bytes()}).status_code == 200
+            assert client.post("/api/v1/embed", files={"files": image_files[0].read_bytes()}).status_code == 200
     assert peak() - before < 600, "MB"
     assert client.get("/readyz").status_code == 200
 

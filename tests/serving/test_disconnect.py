@@ -18,7 +18,7 @@ def request(gone: asyncio.Event) -> Request:
     return Request({"type": "http", "method": "GET", "path": "/", "headers": []}, receive)
 
 
-def test_it_gives_what_the_work_gives_or_raises():
+def test_the_result_or_error_of_the_work_is_returned():
     async def ask():
         async def fail():
             raise ValueError("its own")
@@ -31,7 +31,7 @@ def test_it_gives_what_the_work_gives_or_raises():
     asyncio.run(ask())
 
 
-def test_work_is_cancelled_when_its_client_goes():
+def test_work_is_cancelled_when_its_client_disconnects():
     async def ask():
         gone, begun, cancelled = asyncio.Event(), asyncio.Event(), []
 
@@ -55,7 +55,7 @@ def test_work_is_cancelled_when_its_client_goes():
     asyncio.run(ask())
 
 
-def test_work_is_cancelled_with_whoever_waits_for_it():
+def test_work_is_cancelled_with_the_task_that_awaits_it():
     async def ask():
         work = asyncio.Event()
         asked = asyncio.create_task(while_connected(request(asyncio.Event()), work.wait()))

@@ -62,10 +62,10 @@ def run(page, operation: str, number: int = 0) -> str:
 
 
 @pytest.mark.browser
-def test_examples_run_in_a_browser(page, client, pictures):
+def test_examples_run_in_a_browser(page, client, image_files):
     assert page.locator("#embed-embed").get_attribute("open") is not None
     assert run(page, "embed-embed") == "Choose an image at the top of the page first."
-    page.locator("#photo").set_input_files(str(pictures[0]))
+    page.locator("#photo").set_input_files(str(image_files[0]))
     for operation, part in (
         ("health-healthz", '"status": "ok"'),
         ("embed-embed", "application/x-npy"),

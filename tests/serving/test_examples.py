@@ -14,19 +14,19 @@ from serving.openapi import document, operations
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, pictures):
+def folder(tmp_path_factory, image_files):
     """Where the examples are run: with a photo.jpg."""
     made = tmp_path_factory.mktemp("examples")
-    shutil.copy(pictures[0], made / "photo.jpg")
+    shutil.copy(image_files[0], made / "photo.jpg")
     return made
 
 
 def check_what_was_saved(folder) -> None:
     assert np.load(folder / "vectors.npy").shape == (1, 32)
-    with Image.open(folder / "map.png") as picture:
-        assert (picture.format, picture.size) == ("PNG", (64, 64))
-    with Image.open(folder / "thumbnail.jpg") as picture:
-        assert picture.format == "JPEG"
+    with Image.open(folder / "map.png") as image:
+        assert (image.format, image.size) == ("PNG", (64, 64))
+    with Image.open(folder / "thumbnail.jpg") as image:
+        assert image.format == "JPEG"
 
 
 def test_every_operation_has_an_example_and_every_example_an_operation():

@@ -1,4 +1,4 @@
-"""Whatever is sent to whichever operation: no failure, and no answer that the description does not tell of."""
+"""Random requests to every operation: no server error, and no response that OpenAPI does not describe."""
 
 import re
 import zlib
@@ -23,7 +23,7 @@ schema = schemathesis.openapi.from_dict(document())
 
 
 @pytest.fixture(scope="module")
-def sent(server, pictures):
+def sent(server, image_files):
     """Sends a case and holds the answer to the description."""
     with requests.Session() as session:
 
@@ -31,10 +31,10 @@ def sent(server, pictures):
             session.put(f"{server.url}/api/v1/collections/photos", json={})
             session.put(f"{server.url}/api/v1/aliases/live", json={"collection": "photos"})
             tom = {"items": '[{"id": "tom"}]'}
-            session.post(f"{server.url}/api/v1/collections/photos/items", files=upload(pictures[:1]), data=tom)
+            session.post(f"{server.url}/api/v1/collections/photos/items", files=upload(image_files[:1]), data=tom)
 
         def send(case) -> None:
-            """Half of the cases go to what is there; which half is told by the case, so that it can be repeated."""
+            """Send half of the cases to existing items; the case decides which half, so that it can be repeated."""
             if zlib.crc32(repr((case.body, case.query, case.path_parameters)).encode()) % 2:
                 case.path_parameters.update({k: v for k, v in KNOWN.items() if k in case.path_parameters})
                 if case.operation.definition.raw["operationId"] == "openai-model":
@@ -49,7 +49,7 @@ def sent(server, pictures):
 
 
 def fuzzed(label: str):
-    """The quick test of an operation and the long one; each has a name of its own, by which it can be run alone."""
+    """Make a quick and a long test of an operation; each has a separate name."""
     operation = schema.include(name=label)
 
     @operation.parametrize()

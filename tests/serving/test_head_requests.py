@@ -11,8 +11,8 @@ def headers(answer: httpx.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name not in OF_ONE_ANSWER}
 
 
-def test_every_get_can_be_asked_for_its_head(client, server, collection, pictures):
-    client.post(f"{collection}/items", files=upload(pictures[:1]), data={"items": '[{"id": "a"}]'})
+def test_every_get_route_supports_head(client, server, collection, image_files):
+    client.post(f"{collection}/items", files=upload(image_files[:1]), data={"items": '[{"id": "a"}]'})
     job = client.post("/api/v1/jobs", json={"kind": "verify", "collection": "photos"}).json()["id"]
     paths = [path for path, methods in server.app.openapi()["paths"].items() if "get" in methods]
     paths += ["/", "/favicon.ico", "/docs", "/openapi.json"]
@@ -28,18 +28,18 @@ def test_every_get_can_be_asked_for_its_head(client, server, collection, picture
         )
         got, head = client.get(path), client.head(path)
         assert (head.status_code, head.content) == (got.status_code, b""), path
-        if "/jobs" not in path and path != "/metrics":  # those go on meanwhile
+        if "/jobs" not in path and path != "/metrics":  # these change between two requests
             assert headers(head) == headers(got), path
         found.append(got.status_code)
     assert found.count(200) > 10
 
 
-def test_what_cannot_be_got_has_no_head(client, collection):
+def test_a_route_without_get_has_no_head(client, collection):
     assert client.head(f"{collection}/search").status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_probes_of_an_orchestrator_may_ask_for_the_head(client, path):
+def test_health_checks_support_head(client, path):
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
     assert int(answer.headers["content-length"]) == len(client.get(path).content)

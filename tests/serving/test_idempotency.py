@@ -23,7 +23,7 @@ def world(records):
     return World(records)
 
 
-def test_sent_again_it_is_answered_again_and_not_done_again(world):
+def test_a_repeated_request_gets_the_stored_response(world):
     first, second = run(world.send()), run(world.send())
     assert world.done == [b"body"]
     assert "idempotency-replayed" not in first.headers
@@ -35,7 +35,7 @@ def test_sent_again_it_is_answered_again_and_not_done_again(world):
     assert run(world.send("other")).headers["x-number"] == "2"
 
 
-def test_without_a_key_or_by_another_method_everything_is_done(world):
+def test_only_post_requests_with_a_key_are_stored(world):
     for _ in range(2):
         run(world.send(None))
         run(world.send(method="PUT"))
@@ -44,7 +44,7 @@ def test_without_a_key_or_by_another_method_everything_is_done(world):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/v1/embed", "/api/v1/collections/c/search"])
-def test_what_changes_nothing_is_done_again_and_not_kept(world, records, path):
+def test_routes_that_change_nothing_ignore_the_key(world, records, path):
     for _ in range(2):
         assert run(world.send(path=path)).status_code == 200
     assert len(world.done) == 2
@@ -70,13 +70,13 @@ def test_the_same_key_with_another_request_is_refused(world, other):
     assert run(world.send()).headers["idempotency-replayed"] == "true"
 
 
-def test_a_key_is_its_callers_own(world):
+def test_a_key_belongs_to_one_caller(world):
     run(world.send(authorization="Bearer one"))
     assert run(world.send(authorization="Bearer two", content=b"another")).headers["x-number"] == "2"
     assert run(world.send(authorization="Bearer one")).headers["x-number"] == "1"
 
 
-def test_a_form_that_is_written_anew_is_the_same_request(world):
+def test_a_form_with_a_new_boundary_is_the_same_request(world):
     async def upload(data: bytes) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(world.app), base_url="http://x") as client:
             files = [("files", ("a.jpg", data))]
@@ -89,7 +89,7 @@ def test_a_form_that_is_written_anew_is_the_same_request(world):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504, 507])
-def test_an_answer_that_says_to_come_back_is_not_kept(world, status):
+def test_a_response_that_asks_for_a_retry_is_not_stored(world, status):
     world.status = status
     run(world.send())
     world.status = 200
@@ -99,7 +99,7 @@ def test_an_answer_that_says_to_come_back_is_not_kept(world, status):
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 404, 409, 413, 422])
-def test_a_definite_answer_is_kept(world, status):
+def test_a_final_response_is_stored(world, status):
     world.status = status
     world.answer = b"" if status == 204 else b"no"
     assert run(world.send()).status_code == status
@@ -107,7 +107,7 @@ def test_a_definite_answer_is_kept(world, status):
     assert (again.status_code, again.content, len(world.done)) == (status, world.answer, 1)
 
 
-def test_while_the_first_is_at_work_a_second_is_told_to_wait(world):
+def test_a_second_request_waits_for_the_first(world):
     async def both() -> tuple[httpx.Response, httpx.Response]:
         world.gate = asyncio.Event()
         first = asyncio.create_task(world.send())
@@ -124,7 +124,7 @@ def test_while_the_first_is_at_work_a_second_is_told_to_wait(world):
     assert run(world.send()).headers["idempotency-replayed"] == "true"
 
 
-def test_an_app_that_fails_leaves_no_trace(world):
+def test_a_failed_request_is_not_stored(world):
     class Broken(Exception):
         pass
 
@@ -139,13 +139,13 @@ def test_an_app_that_fails_leaves_no_trace(world):
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "\t"])
-def test_a_key_that_is_none_is_refused(world, key):
+def test_an_invalid_key_is_refused(world, key):
     answer = run(world.send(key))
     assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_invalid")
     assert not world.done
 
 
-def test_below_v1_refusals_wear_openais_envelope(world):
+def test_errors_under_v1_have_the_openai_envelope(world):
     run(world.send(path="/v1/files"))
     for answer in (run(world.send(path="/v1/files", content=b"another")), run(world.send("a b", path="/v1/x"))):
         assert answer.status_code == 400
@@ -169,7 +169,7 @@ def test_a_body_above_the_limit_is_a_problem(world):
     assert run(too_much())[0]["status"] == 413
 
 
-def test_through_a_server_a_job_is_made_once(client, collection):
+def test_a_job_is_started_once_per_key(client, collection):
     body, key = {"kind": "verify", "collection": "photos"}, {"Idempotency-Key": "once"}
     answers: list[httpx.Response] = []
     threads = [
@@ -190,7 +190,7 @@ def test_through_a_server_a_job_is_made_once(client, collection):
     assert other.json()["code"] == "idempotency_mismatch"
 
 
-def test_a_server_that_keeps_no_answers_writes_none(model, tmp_path, serve):
+def test_a_server_without_stored_responses_writes_none(model, tmp_path, serve):
     for running in serve(model, tmp_path / "store", replies_kept=0):
         key = {"Idempotency-Key": "k"}
         assert httpx.put(f"{running.url}/api/v1/collections/photos", json={}).status_code == 201

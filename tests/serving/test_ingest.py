@@ -1,4 +1,4 @@
-"""Uploads beside searches: who only reads waits for no upload, and who goes away costs nothing more."""
+"""Uploads next to searches: reads never wait for uploads, and work for disconnected clients is dropped."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from serving.ingest import WRITERS
 
 
 class Hold:
-    """The server's network, which goes on when the test says so."""
+    """Hold the network of the server until the test releases it."""
 
     def __init__(self, server, monkeypatch) -> None:
         (self.engine,) = server.engines._memory.engines
@@ -38,11 +38,11 @@ def hold(server, monkeypatch):
 
 
 @contextmanager
-def uploads(server, collection, count, pictures):
+def uploads(server, collection, count, image_files):
     """So many uploads at once, of an image each."""
 
     def send(number: int) -> int:
-        return each.post(f"{collection}/items", files=upload([pictures[number]])).status_code
+        return each.post(f"{collection}/items", files=upload([image_files[number]])).status_code
 
     each = httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=count))
     with each, ThreadPoolExecutor(count) as pool:
@@ -58,12 +58,12 @@ def reads(client, collection, vector) -> None:
     assert client.get(f"{collection}/items").json()["items"][0]["id"] == "there"
 
 
-def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, server, collection, pictures, hold):
+def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, server, collection, image_files, hold):
     """More uploads than there are threads to decode: all of them are in the engine at once."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     many = server.app.state.settings.decode_threads + 4
-    with uploads(server, collection, many, pictures) as sent:
+    with uploads(server, collection, many, image_files) as sent:
         try:
             until(lambda: hold.engine.in_work == many)
             reads(client, collection, vector)
@@ -74,13 +74,13 @@ def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, serv
     assert client.get(f"{collection}/count").json() == {"count": many + 1}
 
 
-def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, server, collection, pictures):
+def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, server, collection, image_files):
     """More of them than the framework has threads."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     with ExitStack() as nobody_writes:
         nobody_writes.enter_context(server.bench.write_lock.alone())  # before the first upload gets so far
-        with uploads(server, collection, 45, pictures) as sent:
+        with uploads(server, collection, 45, image_files) as sent:
             try:
                 until(lambda: server.app.state.ingest.writers.statistics().tasks_waiting >= 45 - WRITERS)
                 reads(client, collection, vector)
@@ -91,15 +91,15 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
 
 
 @pytest.mark.parametrize("what", ["upload", "search"])
-def test_what_is_to_be_embedded_is_dropped_when_its_client_goes(client, server, collection, pictures, hold, what):
-    """One image holds the device; those of another client stand in line behind it, and leave with that."""
-    with uploads(server, collection, 1, pictures) as sent:
+def test_queued_images_are_dropped_when_their_client_disconnects(client, server, collection, image_files, hold, what):
+    """One image holds the device; queued images of another client are dropped when it disconnects."""
+    with uploads(server, collection, 1, image_files) as sent:
         try:
             assert hold.begun.wait(120)
             if what == "upload":
-                request = client.build_request("POST", f"{collection}/items", files=upload(pictures[1:4]))
+                request = client.build_request("POST", f"{collection}/items", files=upload(image_files[1:4]))
             else:
-                queries = [{"image": as_text(path)} for path in pictures[1:4]]
+                queries = [{"image": as_text(path)} for path in image_files[1:4]]
                 request = client.build_request("POST", f"{collection}/search/batch", json={"queries": queries})
             head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
             with socket.create_connection((request.url.host, request.url.port)) as connection:

@@ -18,7 +18,7 @@ def raw(server, head: bytes) -> bytes:
         return answer
 
 
-def test_names_make_neither_headers_nor_lines_of_the_log(server, client, caplog):
+def test_names_cannot_inject_headers_or_log_lines(server, client, caplog):
     caplog.set_level(logging.INFO)
     quoted = "%61%0d%0aX-Evil:%201%0d%0a%0d%0a%3Cscript%3E%1b%5B31m"
     answers = [
@@ -49,7 +49,7 @@ def test_names_make_neither_headers_nor_lines_of_the_log(server, client, caplog)
             assert not {"\r", "\n", "\x1b", "\u2028"} & set(line), line
 
 
-def test_item_ids_and_metadata_come_back_as_they_went_in(client):
+def test_item_ids_and_metadata_are_returned_unchanged(client):
     client.put("/api/v1/collections/odd", json={"dim": 2})
     items = [{"id": "a", "vector": [1, 0], "metadata": {"name": EVIL, EVIL: "x"}}]
     assert client.put("/api/v1/collections/odd/items", json=items).status_code == 200
@@ -64,13 +64,13 @@ def test_item_ids_and_metadata_come_back_as_they_went_in(client):
 @pytest.mark.parametrize(
     "path", ["/../../etc/passwd", "/ui/../../etc/passwd", "/ui/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"]
 )
-def test_a_path_that_climbs_finds_nothing(server, path):
+def test_paths_with_dots_find_nothing(server, path):
     answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
     assert answer.split(b" ")[1] in (b"404", b"400")
     assert b"root:" not in answer
 
 
-def test_html_is_never_made_of_what_was_sent(client):
+def test_input_never_becomes_html(client):
     """A browser that opens an error page must not run it."""
     answer = client.get("/<script>alert(1)</script>", headers={"Accept": "text/html"})
     assert answer.headers["content-type"] == "application/problem+json"

@@ -9,22 +9,22 @@ from serving.problems import ANYWHERE, refusal_of
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_kept_description_is_current():
+def test_the_stored_document_is_current():
     """If not: python -m serving.openapi > docs/openapi.json"""
     assert (ROOT / "docs" / "openapi.json").read_text() == text()
 
 
-def test_a_server_tells_the_kept_description(client):
+def test_a_server_returns_the_stored_document(client):
     assert client.get("/openapi.json").json() == json.loads(text())
 
 
-def test_operations_are_called_tag_and_name_and_say_what_they_do():
+def test_operations_have_an_id_and_a_description():
     for name, operation in operations(document()).items():
         assert name.startswith(f"{operation['tags'][0]}-")
         assert operation["description"].strip(), name
 
 
-def test_every_operation_documents_every_refusal_that_any_can_meet():
+def test_every_operation_documents_the_common_errors():
     for name, operation in operations(document()).items():
         answers = operation["responses"]
         for kind in ANYWHERE:
@@ -40,7 +40,7 @@ def test_every_operation_documents_every_refusal_that_any_can_meet():
             assert {"X-Request-ID", "Server-Timing"} <= answer["headers"].keys()
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_exists():
     whole = text()
     names = {part.partition('"')[0] for part in whole.split('"#/components/schemas/')[1:]}
     assert names <= document()["components"]["schemas"].keys()

@@ -15,7 +15,7 @@ from nnclr_hub.probe.linear_probe import LinearProbe
 PROBES = "/api/v1/probes"
 
 
-def test_a_probe_of_a_collection_is_the_one_that_the_library_fits(server, client, pets):
+def test_a_fitted_probe_equals_that_of_the_library(server, client, pets):
     items = [item for item in server.bench.collection("album").scroll(limit=1000).items if "label" in item.metadata]
     assert len(items) == 60
     expected = fit_linear_probe(np.stack([item.vector for item in items]), [item.metadata["label"] for item in items])
@@ -36,37 +36,37 @@ def test_an_exported_probe_is_read_from_a_folder(client, pets, tmp_path):
     assert alone.headers["content-disposition"] == 'attachment; filename="pets.safetensors"'
     (tmp_path / "alone.safetensors").write_bytes(alone.content)
     with safe_open(tmp_path / "alone.safetensors", "np") as file:
-        told = json.loads(file.metadata()["probe"])
+        body = json.loads(file.metadata()["probe"])
         np.testing.assert_array_equal(file.get_tensor("weight"), LinearProbe.load(tmp_path).weight)
-    assert told["scores"] == client.get(f"{PROBES}/pets").json()["scores"]
-    assert told["classes"] == ["astronaut", "cat", "coffee"]
+    assert body["scores"] == client.get(f"{PROBES}/pets").json()["scores"]
+    assert body["classes"] == ["astronaut", "cat", "coffee"]
     for kind in ("zip", "safetensors"):  # the same bytes every time
         answers = [client.get(f"{PROBES}/pets/export?format={kind}").content for _ in range(3)]
         assert len(set(answers)) == 1
 
 
-def test_the_job_and_the_probe_say_how_it_does_on_rows_that_it_has_not_seen(client, pets):
-    told = client.get(f"{PROBES}/pets").json()
-    assert client.get(PROBES).json() == {"probes": [told]}
-    assert told["rows"] == 60
-    assert told["left_out"] == {"no label": 2}
-    assert told["held_out"] == 12
-    assert [(one["label"], one["rows"], one["held_out"]) for one in told["per_class"]] == [
+def test_the_job_and_the_probe_have_held_out_scores(client, pets):
+    body = client.get(f"{PROBES}/pets").json()
+    assert client.get(PROBES).json() == {"probes": [body]}
+    assert body["rows"] == 60
+    assert body["left_out"] == {"no label": 2}
+    assert body["held_out"] == 12
+    assert [(one["label"], one["rows"], one["held_out"]) for one in body["per_class"]] == [
         ("astronaut", 20, 4),
         ("cat", 20, 4),
         ("coffee", 20, 4),
     ]
-    right = sum(one["score"] * one["held_out"] for one in told["per_class"])
-    assert told["scores"]["top1"] == pytest.approx(right / 12)
-    assert told["scores"]["top1"] > 0.6
+    right = sum(one["score"] * one["held_out"] for one in body["per_class"])
+    assert body["scores"]["top1"] == pytest.approx(right / 12)
+    assert body["scores"]["top1"] > 0.6
     for name in ("rows", "left_out", "held_out", "scores", "per_class", "none"):
-        assert pets["result"][name] == told[name]
+        assert pets["result"][name] == body[name]
     assert pets["done"] == pets["total"] > 0
     assert pets["created"] <= pets["started"] <= pets["ended"]
 
 
-def test_items_vectors_and_images_are_labeled_alike(server, client, pets, pictures):
-    path = pictures[25]
+def test_items_vectors_and_images_get_the_same_labels(server, client, pets, image_files):
+    path = image_files[25]
     data = path.read_bytes()
     id = f"{path.parent.name}-{path.stem}"
     vector = server.bench.collection("album").get([id])[0].vector
@@ -77,8 +77,8 @@ def test_items_vectors_and_images_are_labeled_alike(server, client, pets, pictur
     assert by_id["results"][0]["id"] == id
     assert by_id["results"][0]["label"] == probe.label
     # three rows at once differ from one alone in float32's last places
-    told = [(one["label"], pytest.approx(one["probability"], abs=1e-5)) for one in by_id["results"][0]["top"]]
-    assert told == list(probe.top)
+    body = [(one["label"], pytest.approx(one["probability"], abs=1e-5)) for one in by_id["results"][0]["top"]]
+    assert body == list(probe.top)
     assert sum(one["probability"] for one in by_id["results"][0]["top"]) == pytest.approx(1)
     encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     for body in ({"vectors": [vector.tolist()]}, {"vectors": [encoded]}, {"images": [base64.b64encode(data).decode()]}):
@@ -91,8 +91,8 @@ def test_items_vectors_and_images_are_labeled_alike(server, client, pets, pictur
     assert (result["name"], result["label"]) == ("a.jpg", probe.label)
 
 
-def test_what_cannot_be_labeled_fails_alone(client, pets, pictures):
-    files = [("files", ("broken.jpg", b"no image")), ("files", ("good.jpg", pictures[0].read_bytes()))]
+def test_one_failed_prediction_does_not_affect_the_others(client, pets, image_files):
+    files = [("files", ("broken.jpg", b"no image")), ("files", ("good.jpg", image_files[0].read_bytes()))]
     answer = client.post(f"{PROBES}/pets/predict", files=files, data={"top": "1"})
     assert answer.status_code == 200, answer.text
     broken, good = answer.json()["results"]
@@ -131,7 +131,7 @@ def test_vectors_of_another_encoder_are_refused(client, pets):
         {"vectors": [[1.0]], "more": 1},
     ],
 )
-def test_a_prediction_that_makes_no_sense_is_refused(client, pets, body):
+def test_an_invalid_prediction_is_refused(client, pets, body):
     answer = client.post(f"{PROBES}/pets/predict", json=body)
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"

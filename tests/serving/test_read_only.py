@@ -1,4 +1,4 @@
-"""A server over a store that it was told to leave as it is."""
+"""A read-only server never changes its store."""
 
 import hashlib
 import re
@@ -49,7 +49,7 @@ def server(model, store, serve):
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Of all that a store is made of; SQLite's own way of taking turns is no part of it."""
+    """Return the hash of each file of a store, without the lock files of SQLite."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -81,32 +81,32 @@ def test_every_write_is_refused_and_changes_nothing(client, store):
 def test_every_write_is_described_with_its_refusal():
     for path, methods in document()["paths"].items():
         for method, operation in methods.items():
-            told = "`read_only`" in operation["responses"]["403"]["description"]
-            assert told == (ACCESS.of(method.upper(), path).scope == "write"), (method, path)
+            described = "`read_only`" in operation["responses"]["403"]["description"]
+            assert described == (ACCESS.of(method.upper(), path).scope == "write"), (method, path)
 
 
-def test_reading_is_as_ever(client, pictures):
+def test_reads_work_as_usual(client, image_files):
     ready = client.get("/readyz").json()
     assert (ready["status"], ready["read_only"]) == ("ready", True)
-    files = upload(pictures[:2])
+    files = upload(image_files[:2])
     assert len(client.post("/api/v1/embed", files=files).json()["data"]) == 2
-    assert client.post("/v1/embeddings", json={"model": "default", "input": as_text(pictures[0])}).status_code == 200
-    found = client.post("/api/v1/collections/live/search", json={"image": as_text(pictures[0]), "k": 1}).json()
+    assert client.post("/v1/embeddings", json={"model": "default", "input": as_text(image_files[0])}).status_code == 200
+    found = client.post("/api/v1/collections/live/search", json={"image": as_text(image_files[0]), "k": 1}).json()
     assert found["matches"][0]["score"] == pytest.approx(1.0, abs=1e-5)
     items = [found["matches"][0]["id"]]
     predicted = client.post("/api/v1/probes/things/predict", files=files).json()["results"][0]
     by_id = client.post("/api/v1/probes/things/predict", json={"collection": "live", "ids": items}).json()["results"][0]
-    assert predicted["label"] == by_id["label"] in {path.parent.name for path in pictures}
+    assert predicted["label"] == by_id["label"] in {path.parent.name for path in image_files}
 
 
-def test_a_job_of_another_server_is_shown_and_not_begun(client):
+def test_a_job_of_another_server_is_listed_but_not_started(client):
     jobs = client.get("/api/v1/jobs").json()["jobs"]
     assert [(job["id"], job["state"]) for job in jobs] == [(WAITING, "queued")]
     assert client.get(f"/api/v1/jobs/{WAITING}").json()["state"] == "queued"
     is_problem(client.delete(f"/api/v1/jobs/{WAITING}"), 403, "read_only")
 
 
-def test_what_a_writer_beside_it_commits_is_found(client, store):
+def test_commits_of_another_process_are_visible(client, store):
     with open_store(str(store)) as writer:
         collection = writer.get("photos")
         vector = np.full(collection.spec.dim, 3.0, np.float32)
@@ -116,7 +116,7 @@ def test_what_a_writer_beside_it_commits_is_found(client, store):
         collection.delete(["new"])
 
 
-def test_the_workbench_refuses_whoever_writes_by_it(server, photos, pictures):
+def test_the_workbench_refuses_writes(server, photos, image_files):
     """Pages work on it, and come by no route."""
     bench = server.bench
     assert bench.read_only
@@ -124,8 +124,8 @@ def test_the_workbench_refuses_whoever_writes_by_it(server, photos, pictures):
     for write in (
         lambda: bench.ensure_collection("other"),
         lambda: bench.index_folder("photos", photos),
-        lambda: bench.add_images("photos", [NewImage("x", pictures[0])]),
-        lambda: bench.ingestion("photos", [NewImage("x", pictures[0])]).store(),
+        lambda: bench.add_images("photos", [NewImage("x", image_files[0])]),
+        lambda: bench.ingestion("photos", [NewImage("x", image_files[0])]).store(),
         lambda: bench.upsert("photos", [item]),
         lambda: bench.delete("photos", ["x"]),
         lambda: bench.drop("photos"),
@@ -148,7 +148,7 @@ def test_the_client_raises_the_same_error(server):
         client.collection("photos").delete(["x"])
 
 
-def test_the_verb_takes_it_from_the_environment_too(tmp_path, model):
+def test_the_command_reads_the_environment_variable(tmp_path, model):
     """A store that is to be shown must be there; none is made."""
     asked = ["serve", "--store", str(tmp_path / "store"), "--model", str(model), "--port", str(free_port())]
     for flags, environment in ((["--read-only"], {}), ([], {"NNCLR_READ_ONLY": "1"})):

@@ -21,7 +21,7 @@ def world(records):
     return World(records)
 
 
-def test_answers_outlive_the_process(tmp_path):
+def test_stored_responses_survive_a_restart(tmp_path):
     for replayed in (None, "true"):
         with closing(Records(tmp_path / RECORDS, read_only=False)) as records:
             world = World(records)
@@ -31,7 +31,7 @@ def test_answers_outlive_the_process(tmp_path):
             assert len(world.done) == (0 if replayed else 1)
 
 
-def test_the_mark_of_a_request_tells_it_from_others(world):
+def test_different_requests_have_different_ids(world):
     run(world.send("a"))
     run(world.send("b"))
     run(world.send("c", content=b"another"))
@@ -40,14 +40,14 @@ def test_the_mark_of_a_request_tells_it_from_others(world):
     assert world.marks[3] == ""
 
 
-def test_what_is_kept_is_bounded_in_number_and_bytes(records):
+def test_stored_responses_are_limited_in_number_and_bytes(records):
     world = World(records, most=3)
     for key in "abcd":
         run(world.send(key))
     assert len(records.list("reply")) == 3
     assert run(world.send("d")).headers["x-number"] == "4"
     assert run(world.send("a")).headers["x-number"] == "5"  # forgotten
-    world = World(records, most_bytes=5000)  # another process: counts what is there
+    world = World(records, most_bytes=5000)  # another process counts the stored ones
     world.answer = b"x" * 2000
     for key in "efg":
         run(world.send(key))
@@ -56,7 +56,7 @@ def test_what_is_kept_is_bounded_in_number_and_bytes(records):
 
 
 @pytest.mark.parametrize("limits", [{"most": 4}, {"most_bytes": 9000}])
-def test_nobody_drives_out_anothers_answer(records, limits):
+def test_a_caller_cannot_push_out_the_responses_of_another(records, limits):
     for restarted in (False, True):
         world = World(records, **limits)
         world.answer = b"x" * 2000
@@ -69,14 +69,14 @@ def test_nobody_drives_out_anothers_answer(records, limits):
     assert len(records.list("reply")) == 4
 
 
-def test_a_huge_answer_is_sent_and_not_kept(world):
+def test_a_huge_response_is_sent_but_not_stored(world):
     world.answer = b"x" * (MAX_STORED + 1)
     for number in ("1", "2"):
         answer = run(world.send())
         assert (answer.headers["x-number"], len(answer.content)) == (number, MAX_STORED + 1)
 
 
-def test_after_a_day_a_key_is_new_again(world, monkeypatch):
+def test_a_key_expires_after_a_day(world, monkeypatch):
     run(world.send())
     import time
 
@@ -85,7 +85,7 @@ def test_after_a_day_a_key_is_new_again(world, monkeypatch):
     assert run(world.send(content=b"another")).headers["x-number"] == "2"
 
 
-def test_an_answer_that_cannot_be_kept_is_given_all_the_same(world, records, monkeypatch):
+def test_a_response_that_cannot_be_stored_is_still_sent(world, records, monkeypatch):
     from nnclr_hub.errors import DiskFull
 
     def full(*_):

@@ -26,10 +26,10 @@ from serving.responses import BYTES, JSON, NPY, wanted
         ("", JSON),
     ],
 )
-def test_the_form_of_an_answer_is_the_one_that_is_liked_best(accept, kind):
+def test_the_preferred_media_type_is_chosen(accept, kind):
     request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
     assert wanted(request, NPY, BYTES) == kind
 
 
-def test_without_the_header_it_is_json():
+def test_the_default_is_json():
     assert wanted(Request({"type": "http", "headers": []}), NPY, BYTES) == JSON

@@ -5,7 +5,7 @@ from rest_requests import is_problem
 ALIASES = "/api/v1/aliases"
 
 
-def test_an_alias_is_a_name_for_everything_that_is_asked(client, collection):
+def test_an_alias_works_in_every_route(client, collection):
     client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}])
     assert client.put(f"{ALIASES}/live", json={"collection": "photos"}).json() == {
         "alias": "live",

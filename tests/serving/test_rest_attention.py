@@ -19,7 +19,7 @@ NPY, PNG = {"Accept": "application/x-npy"}, {"Accept": "image/png"}
 
 @pytest.fixture(scope="module")
 def vit(server):
-    """Served beside the default, a ResNet."""
+    """Serve a vision transformer in addition to the default ResNet."""
     server.engines.get(VIT)
     return load_encoder(VIT, device="cpu")
 
@@ -50,59 +50,59 @@ QUESTIONS = [
 
 @pytest.mark.parametrize("send", [form, body])
 @pytest.mark.parametrize(("query", "settings"), QUESTIONS)
-def test_json_tells_all_of_the_librarys_own_map(client, encoder, pictures, send, query, settings):
-    [want] = encoder.attention_maps(settings, pictures[0])
-    response = client.post(PATH, **send(pictures[0], **query))
+def test_json_has_all_values_of_the_library(client, encoder, image_files, send, query, settings):
+    [want] = encoder.attention_maps(settings, image_files[0])
+    response = client.post(PATH, **send(image_files[0], **query))
     assert response.status_code == 200, response.text
     [found] = response.json()["maps"]
     np.testing.assert_allclose(found["values"], want.values, rtol=1e-4, atol=1e-5)
-    told = {**want.describe(), "shape": list(want.values.shape)}
+    entry = {**want.describe(), "shape": list(want.values.shape)}
     for name in ("kind", "shape", "size", "input_size", "first", "stride", "peak"):
-        assert found[name] == told[name], name
+        assert found[name] == entry[name], name
     assert found["limits"] == pytest.approx(want.limits, rel=1e-4)
     assert "png" not in found
 
 
-def test_it_comes_as_an_array_or_as_a_image(client, encoder, pictures):
-    [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), pictures[0])
-    array = client.post(PATH, headers=NPY, **form(pictures[0], point=[20, 30]))
+def test_maps_come_as_an_array_or_an_image(client, encoder, image_files):
+    [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), image_files[0])
+    array = client.post(PATH, headers=NPY, **form(image_files[0], point=[20, 30]))
     assert array.headers["X-Shape"] == "7,7"
     np.testing.assert_allclose(np.load(io.BytesIO(array.content)), want.values, rtol=1e-4)
     for opacity in (0, 0.3):
-        drawn = client.post(PATH, headers=PNG, **form(pictures[0], point=[20, 30], opacity=opacity))
+        drawn = client.post(PATH, headers=PNG, **form(image_files[0], point=[20, 30], opacity=opacity))
         assert drawn.headers["content-type"] == "image/png"
         overlay = np.asarray(Image.open(io.BytesIO(drawn.content)), int)
         assert np.abs(overlay - np.asarray(want.overlay(opacity), int)).max() <= 1
-    told = client.post(PATH, **form(pictures[0], point=[20, 30], opacity=0.3, with_png=True)).json()["maps"][0]
-    assert base64.b64decode(told["png"]) == drawn.content
+    entry = client.post(PATH, **form(image_files[0], point=[20, 30], opacity=0.3, with_png=True)).json()["maps"][0]
+    assert base64.b64decode(entry["png"]) == drawn.content
 
 
-def test_what_is_in_one_image_is_looked_for_in_others_on_one_scale(client, encoder, pictures, photos, tmp_path):
+def test_maps_of_several_targets_share_a_scale(client, encoder, image_files, photos, tmp_path):
     wide = tmp_path / "wide.png"
-    Image.open(pictures[2]).resize((96, 64)).save(wide)
+    Image.open(image_files[2]).resize((96, 64)).save(wide)
     question, query = AttentionSettings(Box(0, 0, 32, 32)), {"box": [0, 0, 32, 32]}
     for send in (form, body):
-        targets = [pictures[1], wide]
-        want = encoder.attention_maps(question, pictures[0], targets)
-        found = client.post(PATH, **send(pictures[0], targets, **query)).json()["maps"]
+        targets = [image_files[1], wide]
+        want = encoder.attention_maps(question, image_files[0], targets)
+        found = client.post(PATH, **send(image_files[0], targets, **query)).json()["maps"]
         assert [one["size"] for one in found] == [[64, 64], [96, 64]]
         assert found[0]["limits"] == found[1]["limits"] == pytest.approx(want[0].limits, rel=1e-4)
         for one, other in zip(found, want, strict=True):
             np.testing.assert_allclose(one["values"], other.values, rtol=1e-4)
-    stacked = client.post(PATH, headers=NPY, **form(pictures[0], pictures[1:4], **query))
+    stacked = client.post(PATH, headers=NPY, **form(image_files[0], image_files[1:4], **query))
     assert np.load(io.BytesIO(stacked.content)).shape == (3, 7, 7)
-    one = client.post(PATH, headers=NPY, **form(pictures[0], pictures[1:2], **query))
+    one = client.post(PATH, headers=NPY, **form(image_files[0], image_files[1:2], **query))
     assert np.load(io.BytesIO(one.content)).shape == (1, 7, 7)
-    assert client.post(PATH, headers=PNG, **form(pictures[0], [wide], **query)).status_code == 200
-    several = client.post(PATH, headers=NPY, **form(pictures[0], [pictures[1], wide], **query))
+    assert client.post(PATH, headers=PNG, **form(image_files[0], [wide], **query)).status_code == 200
+    several = client.post(PATH, headers=NPY, **form(image_files[0], [image_files[1], wide], **query))
     is_problem(several, 422, "invalid_request")
-    drawn = client.post(PATH, headers=PNG, **form(pictures[0], pictures[1:3], **query))
+    drawn = client.post(PATH, headers=PNG, **form(image_files[0], image_files[1:3], **query))
     is_problem(drawn, 422, "invalid_request")
 
 
-def test_the_encoder_is_the_one_that_is_named_or_the_collections_own(client, server, vit, pictures, encoder):
-    row = vit.attention_maps(AttentionSettings(head=1, threshold=0.6), pictures[0])[0]
-    answer = client.post(PATH, **form(pictures[0], model=VIT, head=1, threshold=0.6)).json()
+def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, vit, image_files, encoder):
+    row = vit.attention_maps(AttentionSettings(head=1, threshold=0.6), image_files[0])[0]
+    answer = client.post(PATH, **form(image_files[0], model=VIT, head=1, threshold=0.6)).json()
     assert answer["model"] == VIT
     [found] = answer["maps"]
     assert found["kind"] == "class_token"
@@ -111,15 +111,15 @@ def test_the_encoder_is_the_one_that_is_named_or_the_collections_own(client, ser
 
     assert client.put("/api/v1/collections/seen", json={"model": VIT}).status_code == 201
     try:
-        by_collection = client.post(PATH, **form(pictures[0], collection="seen")).json()
+        by_collection = client.post(PATH, **form(image_files[0], collection="seen")).json()
         assert (by_collection["model"], by_collection["maps"][0]["kind"]) == (VIT, "class_token")
         default = client.get("/v1/models").json()["data"][0]["id"]
-        other = client.post(PATH, **form(pictures[0], collection="seen", model=default))
+        other = client.post(PATH, **form(image_files[0], collection="seen", model=default))
         is_problem(other, 409, "fingerprint_mismatch")
     finally:
         client.delete("/api/v1/collections/seen")
-    is_problem(client.post(PATH, **form(pictures[0], collection="seen")), 404, "collection_not_found")
-    is_problem(client.post(PATH, **form(pictures[0], model="other")), 404, "unknown_model")
+    is_problem(client.post(PATH, **form(image_files[0], collection="seen")), 404, "collection_not_found")
+    is_problem(client.post(PATH, **form(image_files[0], model="other")), 404, "unknown_model")
 
 
 @pytest.mark.parametrize(
@@ -145,65 +145,65 @@ def test_the_encoder_is_the_one_that_is_named_or_the_collections_own(client, ser
         {"image": "YQ=="},
     ],
 )
-def test_an_invalid_attention_query_is_refused(client, server, vit, pictures, query):
+def test_an_invalid_attention_query_is_refused(client, server, vit, image_files, query):
     server.engines.get("random:test_convnext")
-    is_problem(client.post(PATH, **form(pictures[0], **query)), 422, "invalid_request")
+    is_problem(client.post(PATH, **form(image_files[0], **query)), 422, "invalid_request")
 
 
 @pytest.mark.parametrize(
-    ("picture", "status", "code", "words"),
+    ("image", "status", "code", "words"),
     [
         (png(Image.new("RGB", (64, 64)))[:50], 422, "undecodable_image", "broken"),
         (b"garbage", 415, "unsupported_image", ""),
         (b"", 415, "unsupported_image", ""),
     ],
 )
-def test_images_that_have_no_map_say_which_and_why(client, pictures, picture, status, code, words):
-    alone = client.post(PATH, files=[("image", ("x", picture))])
+def test_unreadable_images_are_named_in_the_error(client, image_files, image, status, code, words):
+    alone = client.post(PATH, files=[("image", ("x", image))])
     assert words in is_problem(alone, status, code)
-    good = ("image", ("x", pictures[0].read_bytes()))
-    target = ("target", ("y", pictures[1].read_bytes()))
-    among = client.post(PATH, files=[good, target, ("target", ("z", picture))])
+    good = ("image", ("x", image_files[0].read_bytes()))
+    target = ("target", ("y", image_files[1].read_bytes()))
+    among = client.post(PATH, files=[good, target, ("target", ("z", image))])
     assert "number 1" in is_problem(among, status, code)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (1000, 200)])
-def test_specks_and_strips_have_maps(client, size):
+def test_tiny_and_narrow_images_have_maps(client, size):
     answer = client.post(PATH, files=[("image", ("x", png(Image.new("RGB", size))))], headers={"Accept": "image/png"})
     assert answer.status_code == 200
     assert Image.open(io.BytesIO(answer.content)).size == size
 
 
-def test_too_much_is_refused(client, pictures):
-    assert client.post(PATH, **form(pictures[0], pictures[1:7])).status_code == 200
+def test_too_much_is_refused(client, image_files):
+    assert client.post(PATH, **form(image_files[0], image_files[1:7])).status_code == 200
     for send in (form, body):
-        is_problem(client.post(PATH, **send(pictures[0], pictures[1:8])), 422, "invalid_request")
-    two = [("image", ("x", pictures[0].read_bytes()))] * 2
+        is_problem(client.post(PATH, **send(image_files[0], image_files[1:8])), 422, "invalid_request")
+    two = [("image", ("x", image_files[0].read_bytes()))] * 2
     is_problem(client.post(PATH, files=two), 413, "request_too_large")
     is_problem(client.post(PATH, json={"target": []}), 422, "invalid_request")
     is_problem(client.post(PATH, json={"image": "***"}), 422, "invalid_request")
     is_problem(client.post(PATH, files=[("target", ("x", b"y"))]), 422, "invalid_request")
     is_problem(client.post(PATH, content=b"x", headers={"Content-Type": "image/png"}), 415, "unsupported_media_type")
-    drawn = client.post(PATH, headers=NPY, **form(pictures[0], with_png=True))
+    drawn = client.post(PATH, headers=NPY, **form(image_files[0], with_png=True))
     is_problem(drawn, 422, "invalid_request")
 
 
-def test_json_holds_no_more_images_than_one_large_one(client, pictures, monkeypatch):
+def test_the_pngs_of_a_json_response_are_limited(client, image_files, monkeypatch):
     monkeypatch.setattr("serving.routes.attention.MAX_RENDERED_PIXELS", 2 * 64 * 64)
     for targets, status in ((2, 200), (3, 413)):
-        response = client.post(PATH, **form(pictures[0], pictures[1 : 1 + targets], with_png=True))
+        response = client.post(PATH, **form(image_files[0], image_files[1 : 1 + targets], with_png=True))
         assert response.status_code == status, response.text
     is_problem(response, 413, "request_too_large")
-    assert client.post(PATH, **form(pictures[0], pictures[1:4])).status_code == 200
+    assert client.post(PATH, **form(image_files[0], image_files[1:4])).status_code == 200
 
 
-def test_its_time_is_told_by_stage_and_its_images_are_counted(client, pictures):
+def test_stages_are_timed_and_images_counted(client, image_files):
     def mapped() -> float:
         lines = client.get("/metrics").text.splitlines()
         return sum(float(one.split()[-1]) for one in lines if 'outcome="mapped"' in one and "_total" in one)
 
     before = mapped()
-    response = client.post(PATH, headers=PNG, **form(pictures[0], pictures[1:2]))
+    response = client.post(PATH, headers=PNG, **form(image_files[0], image_files[1:2]))
     stages = [part.partition(";")[0] for part in response.headers["Server-Timing"].split(", ")]
     assert stages == ["body", "decode", "queue", "forward", "map", "render", "total"]
     assert mapped() == before + 2

@@ -12,40 +12,40 @@ import pytest
 from rest_requests import as_text, is_problem, upload
 
 
-def test_embed_answers_each_file_for_itself(client, pictures, encoder):
-    files = [*upload(pictures[:2]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+def test_embed_has_a_result_for_each_file(client, image_files, encoder):
+    files = [*upload(image_files[:2]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
     response = client.post("/api/v1/embed", files=files)
     assert response.status_code == 200
     body = response.json()
     assert (body["dim"], len(body["data"])) == (32, 3)
     np.testing.assert_allclose(
-        [entry["embedding"] for entry in body["data"][:2]], encoder.embed(pictures[:2]), atol=1e-5
+        [entry["embedding"] for entry in body["data"][:2]], encoder.embed(image_files[:2]), atol=1e-5
     )
     assert body["data"][2]["error"]["code"] == "unsupported_image"
     assert body["data"][2]["name"] == "bad.jpg"
 
 
-def test_embed_gives_an_array_on_request(client, pictures, encoder):
-    response = client.post("/api/v1/embed", files=upload(pictures[:5]), headers={"Accept": "application/x-npy"})
-    np.testing.assert_allclose(np.load(io.BytesIO(response.content)), encoder.embed(pictures[:5]), atol=1e-5)
-    mixed = [*upload(pictures[:1]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+def test_embed_returns_an_array_on_request(client, image_files, encoder):
+    response = client.post("/api/v1/embed", files=upload(image_files[:5]), headers={"Accept": "application/x-npy"})
+    np.testing.assert_allclose(np.load(io.BytesIO(response.content)), encoder.embed(image_files[:5]), atol=1e-5)
+    mixed = [*upload(image_files[:1]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
     is_problem(
         client.post("/api/v1/embed", files=mixed, headers={"Accept": "application/x-npy"}), 422, "undecodable_image"
     )
 
 
-def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(client, pictures, encoder):
+def test_a_batch_of_garbage_does_not_affect_other_requests(client, image_files, encoder):
     """64 files of noise, while another client asks for a good image again and again."""
     rng = np.random.default_rng(0)
     garbage = [("files", (f"{i}.jpg", rng.bytes(3000), "image/jpeg")) for i in range(64)]
-    want = encoder.embed(pictures[:1])[0]
+    want = encoder.embed(image_files[:1])[0]
     good: list[float] = []
     stop = threading.Event()
 
     def ask():
         with httpx.Client(base_url=str(client.base_url), timeout=120) as other:
             while not stop.is_set():
-                response = other.post("/api/v1/embed", files=upload(pictures[:1]))
+                response = other.post("/api/v1/embed", files=upload(image_files[:1]))
                 assert response.status_code == 200
                 good.append(float(np.abs(np.array(response.json()["data"][0]["embedding"]) - want).max()))
 
@@ -56,7 +56,7 @@ def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(clie
         response = client.post("/api/v1/embed", files=garbage)
         assert "64 of 64" in is_problem(response, 422, "undecodable_image")
         assert len(response.json()["errors"]) == 64
-        while thread.is_alive() and len(good) == seen:  # the other client was answered meanwhile
+        while thread.is_alive() and len(good) == seen:  # the other client was answered
             time.sleep(0.01)
     stop.set()
     thread.join()
@@ -65,19 +65,19 @@ def test_a_full_batch_of_garbage_is_refused_item_by_item_and_harms_no_other(clie
     assert client.get("/readyz").status_code == 200
 
 
-def test_concurrent_requests_each_get_their_own_vectors(client, pictures, encoder):
-    want = encoder.embed(pictures)
+def test_concurrent_requests_each_get_their_own_vectors(client, image_files, encoder):
+    want = encoder.embed(image_files)
 
     def ask(i):
-        answer = client.post("/api/v1/embed", files=upload([pictures[i]]))
+        answer = client.post("/api/v1/embed", files=upload([image_files[i]]))
         return np.array(answer.json()["data"][0]["embedding"])
 
     with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(ask, range(len(pictures))))
+        got = list(pool.map(ask, range(len(image_files))))
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_what_is_too_much_is_refused_while_it_streams(client):
+def test_a_body_above_the_limit_is_refused_while_it_streams(client):
     is_problem(
         client.post("/api/v1/embed", files=[("files", ("a.jpg", b"x", "image/jpeg"))] * 65), 413, "request_too_large"
     )
@@ -93,49 +93,49 @@ def test_what_is_too_much_is_refused_while_it_streams(client):
     try:
         response = client.post("/api/v1/embed", content=endless(), headers=headers)
     except (httpx.WriteError, httpx.RemoteProtocolError):
-        pass  # the server closed the door in the middle, as it may
+        pass  # the server may close the connection before the end
     else:
         is_problem(response, 413, "request_too_large")
     assert client.get("/healthz").status_code == 200
 
 
-def test_images_come_as_json_too_each_for_itself(client, pictures, encoder):
-    images = [as_text(pictures[0]), "***", f"data:image/jpeg;base64,{as_text(pictures[1])}"]
+def test_images_in_json_have_a_result_each(client, image_files, encoder):
+    images = [as_text(image_files[0]), "***", f"data:image/jpeg;base64,{as_text(image_files[1])}"]
     body = client.post("/api/v1/embed", json={"images": images, "model": "default"}).json()
     assert body["model"] == "resnet18"
     assert body["data"][1]["error"]["code"] == "undecodable_image"
     assert "images[1]" in body["data"][1]["error"]["detail"]
     got = [body["data"][index]["embedding"] for index in (0, 2)]
-    np.testing.assert_allclose(got, encoder.embed(pictures[:2]), atol=1e-5)
+    np.testing.assert_allclose(got, encoder.embed(image_files[:2]), atol=1e-5)
     is_problem(client.post("/api/v1/embed", json={"images": ["***"]}), 422, "undecodable_image")
     is_problem(client.post("/api/v1/embed", json={"images": []}), 422, "invalid_request")
     is_problem(client.post("/api/v1/embed", json={"images": images, "model": "other"}), 404, "unknown_model")
     is_problem(client.post("/api/v1/embed", json={"images": ["YQ=="] * 65}), 413, "request_too_large")
 
 
-def test_base64_comes_as_programs_write_it(client, pictures, encoder):
+def test_common_variants_of_base64_are_accepted(client, image_files, encoder):
     """In lines, as of mail and shells; in the alphabet of addresses; the words of a data URI in any case."""
-    data = pictures[0].read_bytes()
+    data = image_files[0].read_bytes()
     forms = [
         base64.encodebytes(data).decode(),
         base64.urlsafe_b64encode(data).decode(),
         base64.urlsafe_b64encode(data).decode().rstrip("="),
-        f"DATA:image/JPEG;BASE64,{as_text(pictures[0])}",
+        f"DATA:image/JPEG;BASE64,{as_text(image_files[0])}",
     ]
     body = client.post("/api/v1/embed", json={"images": forms}).json()
     for one in body["data"]:
-        np.testing.assert_allclose(one["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
+        np.testing.assert_allclose(one["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
 
 
-def test_a_body_may_be_one_image(client, pictures, encoder):
+def test_a_body_may_be_one_image(client, image_files, encoder):
     headers = {"Content-Type": "image/jpeg"}
-    body = client.post("/api/v1/embed", content=pictures[0].read_bytes(), headers=headers).json()
-    np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(pictures[:1])[0], atol=1e-5)
+    body = client.post("/api/v1/embed", content=image_files[0].read_bytes(), headers=headers).json()
+    np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3)])
-def test_vectors_come_as_bare_numbers_and_in_half_precision(client, pictures, encoder, dtype, tolerance):
-    want, files = encoder.embed(pictures[:3]), upload(pictures[:3])
+def test_vectors_come_as_raw_numbers_and_in_half_precision(client, image_files, encoder, dtype, tolerance):
+    want, files = encoder.embed(image_files[:3]), upload(image_files[:3])
     asked = {"params": {"dtype": dtype}, "files": files}
     bare = client.post("/api/v1/embed", headers={"Accept": "application/octet-stream"}, **asked)
     shape = tuple(map(int, bare.headers["X-Shape"].split(",")))
@@ -145,8 +145,8 @@ def test_vectors_come_as_bare_numbers_and_in_half_precision(client, pictures, en
     np.testing.assert_allclose(npy, want, atol=tolerance)
 
 
-def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, pictures):
-    files = upload(pictures[:1])
+def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, image_files):
+    files = upload(image_files[:1])
     plain = client.post("/api/v1/embed", files=files)
     numbers = plain.text.partition('"embedding":[')[2].partition("]")[0].split(",")
     assert max(len(number.lstrip("-").replace(".", "").lstrip("0").partition("e")[0]) for number in numbers) <= 9

@@ -40,7 +40,7 @@ def test_alive_and_ready(client, collection):
     assert "photos" not in ready.text
 
 
-def test_readiness_counts_what_is_loaded_and_tells_a_damaged_collection(tmp_path, model):
+def test_readiness_counts_loaded_and_damaged_collections(tmp_path, model):
     with open_store(tmp_path / "store") as store:
         for name in ("a", "b", "c"):
             store.create(name, CollectionSpec(4))
@@ -109,16 +109,16 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
     assert "device thread" in report.detail
 
 
-def test_every_request_and_stage_is_counted(client, collection, pictures, model):
+def test_every_request_and_stage_is_counted(client, collection, image_files, model):
     before = samples(client)
-    client.post(f"{collection}/items", files=upload(pictures[:2]))
+    client.post(f"{collection}/items", files=upload(image_files[:2]))
     client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}])
     client.post(f"{collection}/search", json={"id": "a"})
-    client.post("/api/v1/embed", files=upload(pictures[:2]))
+    client.post("/api/v1/embed", files=upload(image_files[:2]))
     for number in range(20):
         client.get(f"/no/such/path/{number}")
         client.get(f"{collection}/items/no-such-item-{number}")
-    client.post("/api/v1/embed", files=upload(pictures[:1] * 65))
+    client.post("/api/v1/embed", files=upload(image_files[:1] * 65))
     after = samples(client)
 
     def grown(name: str, **labels: str) -> float:
@@ -140,7 +140,7 @@ def test_every_request_and_stage_is_counted(client, collection, pictures, model)
 
 
 @pytest.mark.parametrize("method", ["BREW", "get"])
-def test_an_odd_method_does_not_make_a_label_of_its_own(client, method):
+def test_an_unknown_method_does_not_create_a_metric_label(client, method):
     client.request(method, "/healthz")
     methods = {dict(key[1:])["method"] for key in samples(client) if key[0] == "nnclr_http_requests_total"}
     assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"}

@@ -69,7 +69,7 @@ def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     refused = indexed(client, **body)
     emptied.rename(folder)
     kept = indexed(client, **body)
-    (folder / "note.txt").write_text("Its images are gone.")
+    (folder / "note.txt").write_text("All images were deleted.")
     pruned = indexed(client, **body)
     shutil.rmtree(folder.parent)
     assert refused["error"]["code"] == "no_images"

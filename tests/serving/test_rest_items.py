@@ -25,7 +25,7 @@ def test_pages_and_filters_of_a_listing(client, collection):
     assert np.linalg.norm(page["items"][0]["vector"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_cursor_goes_with_its_own_listing_alone(client, collection):
+def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
     client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])
     cursor = client.get(f"{collection}/items", params={"limit": 2}).json()["cursor"]
     assert "i1" not in cursor
@@ -42,35 +42,35 @@ def test_a_cursor_goes_with_its_own_listing_alone(client, collection):
     client.delete("/api/v1/collections/other")
 
 
-def test_images_without_ids_get_one_of_their_bytes(client, collection, pictures):
+def test_images_without_ids_get_a_hash_as_id(client, collection, image_files):
     """The same image again is the same item."""
     for _ in range(2):
-        results = client.post(f"{collection}/items", files=upload(pictures[:2])).json()["results"]
+        results = client.post(f"{collection}/items", files=upload(image_files[:2])).json()["results"]
     assert [one["name"] for one in results] == ["00.jpg", "01.jpg"]
-    assert [one["id"] for one in results] == [sha256(p.read_bytes()).hexdigest()[:32] for p in pictures[:2]]
+    assert [one["id"] for one in results] == [sha256(p.read_bytes()).hexdigest()[:32] for p in image_files[:2]]
     assert client.get(f"{collection}/count").json() == {"count": 2}
     item = client.get(f"{collection}/items/{results[0]['id']}").json()
     assert item["metadata"]["name"] == "00.jpg"
     assert len(item["metadata"]["pixel_sha256"]) == 64
 
 
-def test_images_go_in_as_json_too(client, collection, pictures, encoder):
+def test_images_are_accepted_as_json(client, collection, image_files, encoder):
     items = [
-        {"id": "a", "image": as_text(pictures[0]), "metadata": {"label": "x"}},
+        {"id": "a", "image": as_text(image_files[0]), "metadata": {"label": "x"}},
         {"image": "***"},
-        {"image": as_text(pictures[1])},
+        {"image": as_text(image_files[1])},
     ]
     results = client.post(f"{collection}/items", json={"items": items}).json()["results"]
     assert [("id" in one, "error" in one) for one in results] == [(True, False), (False, True), (True, False)]
     item = client.get(f"{collection}/items/a").json()
     assert item["metadata"]["label"] == "x"
-    np.testing.assert_allclose(item["vector"], encoder.embed(pictures[:1])[0], atol=1e-5)
+    np.testing.assert_allclose(item["vector"], encoder.embed(image_files[:1])[0], atol=1e-5)
     is_problem(client.post(f"{collection}/items", json={"items": [{"image": "***"}]}), 422, "undecodable_image")
 
 
-def test_an_id_twice_in_a_request_is_refused_and_nothing_stored(client, collection, pictures):
+def test_an_id_twice_in_a_request_is_refused_and_nothing_stored(client, collection, image_files):
     note = json.dumps([{"id": "same"}] * 2)
-    response = client.post(f"{collection}/items", files=upload(pictures[:2]), data={"items": note})
+    response = client.post(f"{collection}/items", files=upload(image_files[:2]), data={"items": note})
     assert "'same' is given twice" in is_problem(response, 422, "invalid_request")
     is_problem(client.put(f"{collection}/items", json=[{"id": "x", "vector": [1.0] * 32}] * 2), 422, "invalid_request")
     assert client.get(f"{collection}/count").json() == {"count": 0}
@@ -86,8 +86,8 @@ def test_a_count_takes_a_filter(client, collection):
     is_problem(client.get("/api/v1/collections/nothing/count"), 404, "collection_not_found")
 
 
-def test_a_thumbnail_is_sent_once(client, collection, pictures):
-    client.post(f"{collection}/items", files=upload(pictures[:1]), data={"items": '[{"id": "a"}]'})
+def test_a_thumbnail_is_cached_by_its_etag(client, collection, image_files):
+    client.post(f"{collection}/items", files=upload(image_files[:1]), data={"items": '[{"id": "a"}]'})
     first = client.get(f"{collection}/items/a/thumbnail")
     again = client.get(f"{collection}/items/a/thumbnail", headers={"If-None-Match": first.headers["ETag"]})
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
@@ -98,45 +98,43 @@ def test_integers_beyond_64_bits_in_metadata_come_back(client, collection):
     assert client.get(f"{collection}/items/a").json()["metadata"] == {"n": 2**70}
 
 
-def test_notes_may_be_as_large_as_a_body(client, collection, pictures):
+def test_notes_may_be_as_large_as_a_body(client, collection, image_files):
     """Two megabytes of them in one part, as they may be in JSON."""
     notes = [{"id": f"p{i}", "metadata": {"text": chr(97 + i % 26) * 60_000}} for i in range(35)]
-    response = client.post(f"{collection}/items", files=upload(pictures[:35]), data={"items": json.dumps(notes)})
+    response = client.post(f"{collection}/items", files=upload(image_files[:35]), data={"items": json.dumps(notes)})
     assert response.status_code == 200, response.text
     for note in (notes[0], notes[-1]):
         assert client.get(f"{collection}/items/{note['id']}").json()["metadata"]["text"] == note["metadata"]["text"]
 
 
-def test_the_original_is_the_source_or_says_that_it_is_the_thumbnail(
-    client, server, collection, pictures, tmp_path_factory
-):
+def test_the_original_is_the_source_or_the_thumbnail(client, server, collection, image_files, tmp_path_factory):
     """A file below the server's source folders, as it is; whatever was uploaded has its thumbnail alone."""
     [folder] = server.app.state.settings.source_folders
     (folder / "sources").mkdir()
-    (folder / "sources" / "a.jpg").write_bytes(pictures[0].read_bytes())
+    (folder / "sources" / "a.jpg").write_bytes(image_files[0].read_bytes())
     server.bench.index_folder("photos", folder / "sources")
     [item] = server.bench.collection("photos").scroll().items
     answer = client.get(f"{collection}/items/{item.id}/original")
     assert (answer.status_code, answer.headers["X-Picture"]) == (200, "source")
-    assert answer.content == pictures[0].read_bytes()
+    assert answer.content == image_files[0].read_bytes()
     assert answer.headers["content-type"] == "image/jpeg"
-    client.post(f"{collection}/items", files={"files": pictures[1].read_bytes()}, data={"items": '[{"id": "b"}]'})
+    client.post(f"{collection}/items", files={"files": image_files[1].read_bytes()}, data={"items": '[{"id": "b"}]'})
     uploaded = client.get(f"{collection}/items/b/original")
     assert uploaded.headers["X-Picture"] == "thumbnail"
     assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
     assert client.get(f"{collection}/items/none/original").status_code == 404
 
 
-def test_while_another_process_re_embeds_nothing_is_taken_that_could_be_lost(client, collection, server, pictures):
+def test_writes_are_refused_while_another_process_re_embeds(client, collection, server, image_files):
     store = server.bench.store
-    client.post(f"{collection}/items", files=upload(pictures[:1]))
+    client.post(f"{collection}/items", files=upload(image_files[:1]))
     id = client.get(f"{collection}/items").json()["items"][0]["id"]
     client.put("/api/v1/collections/next", json={})
     store.alias("photos~next", "next")
     store.single_writer = False  # as one that several processes share
     try:
         answers = [
-            client.post(f"{collection}/items", files=upload(pictures[1:2])),
+            client.post(f"{collection}/items", files=upload(image_files[1:2])),
             client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}]),
             client.delete(f"{collection}/items/{id}"),
         ]

@@ -18,10 +18,10 @@ def peak() -> int:
 
 
 @pytest.mark.data
-def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, pictures):
-    """Alone, and beside a good image, which is embedded all the same."""
+def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, image_files):
+    """Send each file alone, and together with a good image, which is still embedded."""
     folder = pack("nasty.tar")
-    good = ("files", ("good.jpg", pictures[0].read_bytes(), "image/jpeg"))
+    good = ("files", ("good.jpg", image_files[0].read_bytes(), "image/jpeg"))
     want = client.post("/api/v1/embed", files=[good]).json()["data"][0]["embedding"]
     before, wrong = peak(), []
     with (folder / "manifest.csv").open(newline="") as file:

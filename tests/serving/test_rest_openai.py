@@ -20,28 +20,28 @@ def official(server):
 
 @pytest.mark.parametrize("name", ["default", "resnet18"])
 @pytest.mark.parametrize("extra", [{}, {"encoding_format": "float"}, {"dimensions": 32}])
-def test_the_official_client_gets_our_vectors(official, pictures, encoder, extra, name):
+def test_the_official_client_gets_our_vectors(official, image_files, encoder, extra, name):
     """Its default asks for base64 and decodes it."""
-    texts = [as_text(path) for path in pictures[:3]]
+    texts = [as_text(path) for path in image_files[:3]]
     texts[1] = f"data:image/jpeg;base64,{texts[1]}"
     answer = official.embeddings.create(model=name, input=texts, extra_body={"modality": "image"}, **extra)
-    np.testing.assert_allclose([entry.embedding for entry in answer.data], encoder.embed(pictures[:3]), atol=1e-5)
+    np.testing.assert_allclose([entry.embedding for entry in answer.data], encoder.embed(image_files[:3]), atol=1e-5)
     assert [entry.index for entry in answer.data] == [0, 1, 2]
     assert answer.usage.total_tokens == 3
     assert answer.model == "resnet18"
 
 
-def test_the_official_asynchronous_client_too(server, pictures, encoder):
+def test_the_official_asynchronous_client_too(server, image_files, encoder):
     async def ask():
         async with openai.AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
-            answers = [client.embeddings.create(model="default", input=as_text(path)) for path in pictures[:8]]
+            answers = [client.embeddings.create(model="default", input=as_text(path)) for path in image_files[:8]]
             return [answer.data[0].embedding for answer in await asyncio.gather(*answers)]
 
-    np.testing.assert_allclose(asyncio.run(ask()), encoder.embed(pictures[:8]), atol=1e-5)
+    np.testing.assert_allclose(asyncio.run(ask()), encoder.embed(image_files[:8]), atol=1e-5)
 
 
-def test_the_official_client_raises_its_own_errors(official, pictures):
-    good = as_text(pictures[0])
+def test_the_official_client_raises_its_own_errors(official, image_files):
+    good = as_text(image_files[0])
     with pytest.raises(openai.NotFoundError) as unknown:
         official.embeddings.create(model="other", input=good)
     assert (unknown.value.code, unknown.value.param) == ("unknown_model", "model")
@@ -52,7 +52,7 @@ def test_the_official_client_raises_its_own_errors(official, pictures):
         official.models.retrieve("other")
 
 
-def test_models_are_listed_with_what_is_known_of_them(official, server, encoder):
+def test_models_are_listed_with_their_details(official, server, encoder):
     listed = {card.id: card for card in official.models.list()}
     assert list(listed) == ["resnet18", *list_models()]
     ours = listed["resnet18"].model_dump()
@@ -80,8 +80,8 @@ def test_models_are_listed_with_what_is_known_of_them(official, server, encoder)
         ({"input": ["YQ=="] * 65}, 413, None),
     ],
 )
-def test_errors_have_the_openai_envelope(client, pictures, change, status, param):
-    response = client.post("/v1/embeddings", json={"model": "default", "input": as_text(pictures[0])} | change)
+def test_errors_have_the_openai_envelope(client, image_files, change, status, param):
+    response = client.post("/v1/embeddings", json={"model": "default", "input": as_text(image_files[0])} | change)
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert {"message", "type", "param", "code"} == error.keys()

@@ -9,10 +9,10 @@ import pytest
 from nnclr_hub.errors import StoreError
 
 
-def test_no_answer_holds_a_path_of_this_machine(server, client, model, pictures, monkeypatch):
+def test_no_response_has_a_path_of_this_machine(server, client, model, image_files, monkeypatch):
     """The model is a folder here, and the store too: their paths could come out in many places."""
     secrets = [str(model.parent), tempfile.gettempdir(), str(Path.home()), "site-packages"]
-    one = [("files", ("a.jpg", pictures[0].read_bytes(), "image/jpeg"))]
+    one = [("files", ("a.jpg", image_files[0].read_bytes(), "image/jpeg"))]
 
     def odd(*_, **__):
         raise OSError(5, "Input/output error", str(model / "catalog.sqlite"))
@@ -52,14 +52,16 @@ def test_no_answer_holds_a_path_of_this_machine(server, client, model, pictures,
             assert secret not in str(answer.headers), answer.url
 
 
-def test_a_model_goes_by_its_name(client, model, pictures):
+def test_a_model_goes_by_its_name(client, model, image_files):
     """Everywhere: in the list, in requests, in answers, and for collections."""
     assert client.get("/v1/models").json()["data"][0]["id"] == model.name
-    answer = client.post("/api/v1/embed", files={"files": pictures[0].read_bytes()}, data={"model": model.name})
+    answer = client.post("/api/v1/embed", files={"files": image_files[0].read_bytes()}, data={"model": model.name})
     assert answer.json()["model"] == model.name
     assert client.put("/api/v1/collections/named", json={"model": model.name}).status_code == 201
     assert client.get("/api/v1/collections/named").json()["model"] == model.name
-    assert client.post("/api/v1/collections/named/items", files={"files": pictures[0].read_bytes()}).status_code == 200
+    assert (
+        client.post("/api/v1/collections/named/items", files={"files": image_files[0].read_bytes()}).status_code == 200
+    )
     client.delete("/api/v1/collections/named")
 
 
@@ -67,7 +69,7 @@ def test_a_model_goes_by_its_name(client, model, pictures):
 @pytest.mark.parametrize("kind", [{"match": "/a"}, {"prefix": "/"}, {"range": {"gte": "/"}}, {"exists": True}])
 def test_the_folder_of_an_indexed_item_cannot_be_guessed(client, collection, clause, kind):
     """By its value's effect on an answer; the answer would say each letter of it in turn."""
-    indexed = {"root": "/home/somebody/pictures", "path": "cat/1.jpg", "size": 1, "mtime": 1.0}
+    indexed = {"root": "/home/somebody/image_files", "path": "cat/1.jpg", "size": 1, "mtime": 1.0}
     dim = client.get(collection).json()["dim"]
     vector = [1.0] + [0.0] * (dim - 1)
     body = [{"id": "a", "vector": vector, "metadata": indexed}]

@@ -27,9 +27,9 @@ def test_malformed_requests_and_unknown_paths_are_problems(client, collection):
     is_problem(client.put(f"{collection}/items", json=[{"id": "a/b", "vector": [1.0] * 32}]), 422, "invalid_request")
 
 
-def test_text_in_an_image_field_is_refused_and_not_ignored(client, collection, pictures):
+def test_text_in_an_image_field_is_refused_and_not_ignored(client, collection, image_files):
     """`curl -F files=b.jpg` without its @ sends text, next to an image that did arrive."""
-    image = pictures[0].read_bytes()
+    image = image_files[0].read_bytes()
     for path, field, text_field in (
         ("/api/v1/embed", "files", "files"),
         (f"{collection}/items", "files", "files"),

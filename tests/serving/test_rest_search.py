@@ -10,9 +10,9 @@ from PIL import Image
 from rest_requests import as_text, is_problem, upload
 
 
-def test_images_go_in_and_come_back_as_neighbors(client, collection, pictures, encoder):
-    notes = [{"id": f"p{i}", "metadata": {"label": path.parent.name}} for i, path in enumerate(pictures[:20])]
-    files = [*upload(pictures[:20]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+def test_added_images_are_found_as_neighbors(client, collection, image_files, encoder):
+    notes = [{"id": f"p{i}", "metadata": {"label": path.parent.name}} for i, path in enumerate(image_files[:20])]
+    files = [*upload(image_files[:20]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
     response = client.post(f"{collection}/items", files=files, data={"items": json.dumps([*notes, {"id": "bad"}])})
     assert response.status_code == 200
     results = response.json()["results"]
@@ -21,19 +21,19 @@ def test_images_go_in_and_come_back_as_neighbors(client, collection, pictures, e
     about = client.get(collection).json()
     assert (about["count"], about["dim"], about["fingerprint"]) == (20, 32, encoder.fingerprint)
 
-    want = [f"p{i}" for i in np.argsort(-(encoder.embed(pictures[:20]) @ encoder.embed(pictures[3:4])[0]))[:5]]
-    picture = pictures[3].read_bytes()
-    text = base64.b64encode(picture).decode()
-    vector = encoder.embed(pictures[3:4])[0]
+    want = [f"p{i}" for i in np.argsort(-(encoder.embed(image_files[:20]) @ encoder.embed(image_files[3:4])[0]))[:5]]
+    image = image_files[3].read_bytes()
+    text = base64.b64encode(image).decode()
+    vector = encoder.embed(image_files[3:4])[0]
     searches = [
         {"json": {"image": text, "k": 5}},
         {"json": {"image": f"data:image/jpeg;base64,{text}", "k": 5}},
         {"json": {"vector": vector.tolist(), "k": 5}},
         {"json": {"vector": base64.b64encode(vector.tobytes()).decode(), "k": 5}},
-        {"files": {"image": ("q.jpg", picture, "image/jpeg"), "query": (None, '{"k": 5}')}},
+        {"files": {"image": ("q.jpg", image, "image/jpeg"), "query": (None, '{"k": 5}')}},
         {
             "files": {
-                "image": ("q.jpg", picture, "image/jpeg"),
+                "image": ("q.jpg", image, "image/jpeg"),
                 "query": ("query.json", b'{"k": 5}', "application/json"),
             }
         },
@@ -63,14 +63,14 @@ def test_images_go_in_and_come_back_as_neighbors(client, collection, pictures, e
     assert client.post(f"{collection}/snapshot").status_code == 204
 
 
-def test_a_box_searches_with_a_part_of_the_image(client, collection, pictures, encoder):
+def test_a_box_searches_with_part_of_an_image(client, collection, image_files, encoder):
     """The crop is the one that Pillow cuts; a box off the image is refused."""
-    picture = Image.open(pictures[0]).convert("RGB")
-    parts = [picture.crop((0, 0, 32, 32)), picture.crop((32, 32, 64, 64))]
+    image = Image.open(image_files[0]).convert("RGB")
+    parts = [image.crop((0, 0, 32, 32)), image.crop((32, 32, 64, 64))]
     vectors = encoder.embed(parts)
     items = [{"id": f"part{i}", "vector": vector.tolist()} for i, vector in enumerate(vectors)]
     assert client.put(f"{collection}/items", json=items).json()["stored"] == 2
-    text = base64.b64encode(pictures[0].read_bytes()).decode()
+    text = base64.b64encode(image_files[0].read_bytes()).decode()
     for i, box in enumerate(([0, 0, 32, 32], [32, 32, 64, 64])):
         best = client.post(f"{collection}/search", json={"image": text, "box": box, "k": 1}).json()["matches"][0]
         assert best["id"] == f"part{i}"
@@ -96,14 +96,14 @@ def test_a_box_searches_with_a_part_of_the_image(client, collection, pictures, e
         ({"image": "YQ=="}, 415, "unsupported_image"),
     ],
 )
-def test_a_bad_search_is_explained(client, collection, body, status, code):
+def test_an_invalid_search_has_a_code(client, collection, body, status, code):
     is_problem(client.post(f"{collection}/search", json=body), status, code)
 
 
 @pytest.fixture
-def gallery(client, collection, pictures, encoder) -> tuple[str, np.ndarray]:
+def gallery(client, collection, image_files, encoder) -> tuple[str, np.ndarray]:
     """Twenty images by their vectors, four albums; the collection's path, and the vectors."""
-    vectors = encoder.embed(pictures[::3])
+    vectors = encoder.embed(image_files[::3])
     items = [
         {"id": f"p{i}", "vector": vector.tolist(), "metadata": {"album": i % 4}} for i, vector in enumerate(vectors)
     ]
@@ -119,14 +119,14 @@ def ranked(vectors: np.ndarray, query: np.ndarray, without: tuple[int, ...] = ()
     return [f"p{i}" for i in np.argsort(-(vectors @ query)) if i not in without]
 
 
-def test_several_examples_pull_and_push(client, gallery, pictures):
-    """The query is p + (p - n) of the means, and examples by id are no answers."""
+def test_positive_and_negative_examples_move_the_query(client, gallery, image_files):
+    """The query is p + (p - n) of the means, and examples by id are never matches."""
     path, vectors = gallery
     query = 2 * vectors[[0, 1]].mean(axis=0) - vectors[7]
     by_id = {"positive": [{"id": "p0"}, {"id": "p1"}], "negative": [{"id": "p7"}], "k": 5}
     assert ids(client.post(f"{path}/search", json=by_id).json()) == ranked(vectors, query, (0, 1, 7))[:5]
     mixed = {
-        "positive": [{"image": as_text(pictures[0])}, {"vector": vectors[1].tolist()}],
+        "positive": [{"image": as_text(image_files[0])}, {"vector": vectors[1].tolist()}],
         "negative": [{"vector": base64.b64encode(vectors[7].tobytes()).decode()}],
         "k": 5,
     }
@@ -151,15 +151,15 @@ def test_a_search_gives_the_best_of_each_group(client, gallery):
     assert ids(client.post(f"{path}/search", json=by_id).json()) == best(ranked(vectors, vectors[2]))[1:4]
 
 
-def test_many_searches_at_once_answer_each_for_itself(client, gallery, pictures):
+def test_a_batch_has_a_result_for_each_search(client, gallery, image_files):
     path, vectors = gallery
     good = [
         {"id": "p3"},
         {"vector": vectors[1].tolist()},
         {"vector": vectors[2].tolist()},
-        {"image": as_text(pictures[0]), "k": 3},
-        {"image": as_text(pictures[3]), "box": [0, 0, 32, 32]},
-        {"positive": [{"id": "p4"}], "negative": [{"image": as_text(pictures[9])}]},
+        {"image": as_text(image_files[0]), "k": 3},
+        {"image": as_text(image_files[3]), "box": [0, 0, 32, 32]},
+        {"positive": [{"id": "p4"}], "negative": [{"image": as_text(image_files[9])}]},
     ]
     bad = [{}, {"id": "nobody"}, {"vector": [1.0]}, {"image": "YQ=="}, {"image": "***"}, {"id": "p1", "k": 0}]
     queries = [query for pair in zip(good, bad, strict=True) for query in pair]
@@ -194,6 +194,6 @@ def test_too_much_in_one_batch_is_refused(client, collection):
         {"id": "p0", "group_by": 'a"b'},
     ],
 )
-def test_examples_that_make_no_sense_are_refused(client, gallery, body):
+def test_invalid_examples_are_refused(client, gallery, body):
     response = client.post(f"{gallery[0]}/search", json=body)
     assert response.status_code == 422, response.text

@@ -14,7 +14,7 @@ def test_runs_and_their_reports(client, server):
     assert client.get("/api/v1/runs/sets/a%20b/report").text == "<h1>b</h1>"
 
 
-def test_a_report_runs_nothing_and_loads_nothing(client):
+def test_a_report_cannot_run_scripts_or_load_files(client):
     headers = client.get("/api/v1/runs/first/report").headers
     policy = headers["content-security-policy"].split("; ")
     assert {"sandbox", "default-src 'none'", "frame-ancestors 'self'", "form-action 'none'"} <= set(policy)
@@ -23,7 +23,7 @@ def test_a_report_runs_nothing_and_loads_nothing(client):
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_is_no_run_is_not_found_and_nothing_else_is_read(client, server):
+def test_only_runs_can_be_read(client, server):
     (server.app.state.settings.runs.parent / "report.html").write_text("outside")
     for name in ("nothing", "..", "%2e%2e", "..%2fstore", "first/.."):
         answer = client.get(f"/api/v1/runs/{name}/report")
@@ -33,7 +33,7 @@ def test_what_is_no_run_is_not_found_and_nothing_else_is_read(client, server):
     assert str(server.app.state.settings.runs) not in said
 
 
-def test_a_server_without_runs_says_how_to_give_them(model, tmp_path, serve):
+def test_a_server_without_a_runs_folder_lists_no_runs(model, tmp_path, serve):
     import httpx
 
     for served in serve(model, tmp_path / "store"):

@@ -1,4 +1,4 @@
-"""So many at once, so many who wait, and a sentence for all others."""
+"""Slots limit the requests at once and the requests that wait."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from serving.slots import Slots
 from serving.telemetry import Metrics
 
 
-def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
+def test_slots_and_the_queue_in_front_of_them_are_limited():
     waits: list[float] = []
 
     async def run() -> int:
@@ -36,7 +36,7 @@ def test_no_more_than_so_many_have_their_turn_and_all_who_may_wait_get_theirs():
     assert min(waits) > 0
 
 
-def test_who_waits_too_long_or_is_broken_off_leaves_the_others_their_turns():
+def test_a_timeout_or_cancellation_frees_the_queue():
     async def run() -> None:
         slots = Slots(1, waiting=3, metrics=Metrics())
         async with slots.slot(1):

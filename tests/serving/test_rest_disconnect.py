@@ -61,13 +61,13 @@ def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("route", ["embed", "openai", "predict"])
-def test_images_of_a_client_that_has_gone_are_not_embedded(server, client, probe, pictures, monkeypatch, route):
+def test_images_of_a_disconnected_client_are_not_embedded(server, client, probe, image_files, monkeypatch, route):
     asked = {
-        "embed": lambda: client.build_request("POST", "/api/v1/embed", files=upload(pictures[:COUNT])),
+        "embed": lambda: client.build_request("POST", "/api/v1/embed", files=upload(image_files[:COUNT])),
         "openai": lambda: client.build_request(
-            "POST", "/v1/embeddings", json={"model": "default", "input": [as_text(one) for one in pictures[:COUNT]]}
+            "POST", "/v1/embeddings", json={"model": "default", "input": [as_text(one) for one in image_files[:COUNT]]}
         ),
-        "predict": lambda: client.build_request("POST", probe, files=upload(pictures[:COUNT])),
+        "predict": lambda: client.build_request("POST", probe, files=upload(image_files[:COUNT])),
     }[route]()
     embedded, cancelled = images_by(server, "embedded"), images_by(server, "cancelled")
     threads = server.app.state.settings.decode_threads
@@ -76,12 +76,12 @@ def test_images_of_a_client_that_has_gone_are_not_embedded(server, client, probe
         until(lambda: images_by(server, "cancelled") - cancelled >= COUNT - threads)
     assert images_by(server, "embedded") == embedded
     assert images_by(server, "cancelled") - cancelled == COUNT
-    assert client.post("/api/v1/embed", files=upload(pictures[:2])).status_code == 200
+    assert client.post("/api/v1/embed", files=upload(image_files[:2])).status_code == 200
 
 
-def test_what_a_client_left_undone_is_done_when_it_comes_back_with_the_same_key(server, client, pictures, monkeypatch):
+def test_a_retry_with_the_same_key_finishes_an_interrupted_request(server, client, image_files, monkeypatch):
     asked = client.build_request(
-        "POST", "/api/v1/embed", files=upload(pictures[:COUNT]), headers={"Idempotency-Key": "left-and-came-back"}
+        "POST", "/api/v1/embed", files=upload(image_files[:COUNT]), headers={"Idempotency-Key": "left-and-came-back"}
     )
     with held_up(server, monkeypatch) as begun:
         ask_and_leave(asked, begun)
@@ -91,13 +91,13 @@ def test_what_a_client_left_undone_is_done_when_it_comes_back_with_the_same_key(
     assert len(answer.json()["data"]) == COUNT
 
 
-def test_many_predictions_in_work_keep_no_other_waiting(server, client, collection, probe, pictures, monkeypatch):
+def test_predictions_do_not_block_other_requests(server, client, collection, probe, image_files, monkeypatch):
     def predict(path):
         return client.post(probe, files=upload([path])).status_code
 
     with ThreadPoolExecutor(50) as pool:
         with held_up(server, monkeypatch):
-            asked = [pool.submit(predict, path) for path in pictures[:50]]
+            asked = [pool.submit(predict, path) for path in image_files[:50]]
             until(lambda: server.engines.in_work == 50)
             for path in ("/readyz", "/metrics", f"{collection}/items"):
                 assert client.get(path, timeout=60).status_code == 200
@@ -105,7 +105,7 @@ def test_many_predictions_in_work_keep_no_other_waiting(server, client, collecti
         assert {one.result() for one in asked} == {200}
 
 
-def test_who_looks_whether_it_is_well_waits_for_no_thread_of_others(server, client, collection, monkeypatch):
+def test_health_checks_do_not_wait_for_other_requests(server, client, collection, monkeypatch):
     release, waiting = threading.Event(), threading.Semaphore(0)
     real = server.bench.collection
 
@@ -128,7 +128,7 @@ def test_who_looks_whether_it_is_well_waits_for_no_thread_of_others(server, clie
 
 
 @pytest.mark.parametrize("what", ["verify", "snapshot"])
-def test_what_goes_through_a_whole_collection_keeps_no_other_waiting(server, client, collection, monkeypatch, what):
+def test_work_on_a_whole_collection_does_not_block_other_requests(server, client, collection, monkeypatch, what):
     release, begun = threading.Event(), threading.Event()
     kind = type(server.bench.collection("photos"))
     real = getattr(kind, what)
@@ -143,7 +143,7 @@ def test_what_goes_through_a_whole_collection_keeps_no_other_waiting(server, cli
         try:
             asked = [pool.submit(client.post, f"{collection}/{what}") for _ in range(50)]
             assert begun.wait(120)
-            time.sleep(0.5)  # for the others to come: nothing tells of them while they wait
+            time.sleep(0.5)  # until the others have arrived; nothing reports requests that wait
             assert client.get(f"{collection}/items", timeout=60).status_code == 200
         finally:
             release.set()
