@@ -17,8 +17,8 @@ if "nnclr_hub" in _sys.modules:
     _loaded = _os.path.dirname(_os.path.realpath(next(iter(_sys.modules["nnclr_hub"].__path__))))
     if _loaded != _here:
         raise RuntimeError(
-            "This process already runs the nnclr_hub of %s, and cannot run that of %s as well: load one of them, or "
-            "start another process for it." % (_loaded, _here)
+            "This process already runs the nnclr_hub of %s, and cannot run that of %s as well; load one of them, or "
+            "start another process." % (_loaded, _here)
         )
 
 from nnclr_hub import torch_hub as _torch_hub  # noqa: E402

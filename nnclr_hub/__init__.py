@@ -1,11 +1,11 @@
-"""nnclr_hub: pretrained NNCLR encoders, and what one does with them.
+"""nnclr_hub: pretrained NNCLR encoders, and tools to search, label and serve images with them.
 
     from nnclr_hub import load_encoder, open_store
 
     encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
     vectors = encoder.embed(["cat.jpg", "dog.jpg"])           # (2, D) float32, unit rows
 
-Importing this package is light: torch, faiss and the rest come with the first use of a name.
+Importing this package is light: torch, faiss and other libraries load with the first use of a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder for what can be made or fetched again: decoded images, the demo's gallery."""
+"""The cache folder, for data that can be recreated: decoded images, the demo's gallery, downloads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub.
+    """Return $NNCLR_CACHE, else $XDG_CACHE_HOME/nnclr_hub, else ~/.cache/nnclr_hub.
 
-    Of a user without a home, as in some containers, ~ is a folder where the program runs, as for the Hub's client.
+    For a user without a home, as in some containers, ~ becomes a folder in the working directory, as in the Hub's
+    client.
     """
     chosen = os.environ.get("NNCLR_CACHE")
     if chosen:

@@ -1,4 +1,4 @@
-"""A progress bar with rate and time left, for programs; the library itself never prints.
+"""A progress bar with rate and remaining time, for programs; the library itself does not print.
 
 with bar(console, "decoding") as advance:
     advance(done, total)
@@ -25,13 +25,13 @@ Advance = Callable[[int, int], None]  # (done, total)
 
 @contextmanager
 def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) -> Iterator[Advance]:
-    """Shows a bar from the first step on; off a terminal, its last state alone.
+    """Show a bar from the first step on; without a terminal, only its last state.
 
     Args:
         console: where to draw.
-        title: what is being done.
-        unit: what the rate counts.
-        each: units that one step of `done` stands for.
+        title: of the task.
+        unit: of the rate.
+        each: units per step of `done`.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -56,5 +56,5 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
     try:
         yield advance
     finally:
-        if task is not None:  # a bar that never began would still end with an empty line
+        if task is not None:  # stopping a bar that never started would print an empty line
             progress.stop()

@@ -1,4 +1,4 @@
-"""What hubconf.py offers to torch.hub: bare timm backbones with verified weights.
+"""The entry points of hubconf.py for torch.hub: bare timm backbones with verified weights.
 
 backbone = torch.hub.load(CHECKOUT, "nnclr_resnet50", source="local", weights="./my-model")
 backbone(x)                                     # (B, 3, H, W) normalized -> (B, D)
@@ -25,22 +25,22 @@ EntryPoint = Callable[..., nn.Module]
 _HELP = """{title}
 
     Args:
-        pretrained: load weights; False gives a fresh network, unless weights are named.
-        weights: where from: {default}, a name of list_models(), hf-hub:org/repo@revision,
+        pretrained: load weights; False returns a network with random weights, unless weights are named.
+        weights: the source: {default}, a name of list_models(), hf-hub:org/repo@revision,
             a model folder, its .safetensors file, file://..., or https://...-<sha256>.safetensors
-            with its config.json beside it.
-        progress: show a bar where something is downloaded.
-        timm_kwargs: passed on to timm, such as num_classes=10, in_chans=1, features_only=True or
-            img_size=96; timm itself adapts the layers that these change.
+            with its config.json next to it.
+        progress: show a bar for downloads.
+        timm_kwargs: passed to timm, such as num_classes=10, in_chans=1, features_only=True or
+            img_size=96; timm adapts the layers that these change.
 
     Returns:
         The backbone in evaluation mode: (B, 3, H, W) normalized float -> (B, {dim}). Its nnclr_info
-        holds "transform" (an image -> (3, H, W) normalized), "source" and "provenance".
+        contains "transform" (an image -> (3, H, W) normalized), "source" and "provenance".
 
     Raises:
-        UnknownModel: there are no such weights; never random ones instead.
-        TamperedModel: the files are not the pinned ones.
-        WeightsMismatch: the weights are another architecture's, or not whole.
+        UnknownModel: the weights do not exist; they are never replaced by random ones.
+        TamperedModel: a file differs from the pinned one.
+        WeightsMismatch: the weights are incomplete or of another architecture.
 
     Example:
         backbone = torch.hub.load("ORG/nnclr_hub:TAG", "{name}", trust_repo=True{example})
@@ -48,10 +48,10 @@ _HELP = """{title}
 
 
 def entry_points() -> dict[str, EntryPoint]:
-    """Every entry point by name."""
+    """Return every entry point by name."""
     points = {}
     for name, architecture in ARCHITECTURES.items():
-        title = f"{timm_name(architecture)}, a network of the paper. Nobody has trained weights for it yet: name some."
+        title = f"{timm_name(architecture)}, a network of the paper. It has no published weights yet; name a source."
         text = {"title": title, "default": "none yet", "dim": "D", "example": ', weights="./my-model"'}
         points[name] = _entry_point(name, architecture, None, text)
     for name, model in MODELS.items():
@@ -79,8 +79,8 @@ def _entry_point(name: str, architecture: str, default: str | None, text: dict[s
             return create_backbone(architecture, model_args={**_own_arguments(name), **timm_kwargs}).eval()
         if default is None:
             raise UnknownModel(
-                f"There are no published weights for {name} yet: give weights=SOURCE, for example a model folder, or "
-                f"pretrained=False for a fresh network; of the entry points these have weights: {', '.join(MODELS)}."
+                f"{name} does not have published weights yet; pass weights=SOURCE, such as a model folder, or "
+                f"pretrained=False for random weights. Entry points with weights: {', '.join(MODELS)}."
             )
         return _trained(default, name, architecture, progress, timm_kwargs)
 
@@ -90,21 +90,21 @@ def _entry_point(name: str, architecture: str, default: str | None, text: dict[s
 
 
 def _own_arguments(name: str) -> dict[str, Any]:
-    """What timm must be told to build a model's network; nothing for one of timm's own shape."""
+    """Return the arguments for timm to build a model's network; {} for timm's own shape."""
     return dict(resolve(name).config.model_args) if name in MODELS else {}
 
 
 def _trained(source: str, name: str, architecture: str, progress: bool, timm_kwargs: dict[str, Any]) -> nn.Module:
     found = resolve(source, progress=progress)
     if found.folder is None or found.seed is not None:
-        raise InvalidRequest(f"{name} takes a model folder or a published name as weights; {source} is neither.")
+        raise InvalidRequest(f"weights of {name} must be a model folder or a published name, got {source}.")
     config = read_config(found.folder)
     if config.architecture != timm_name(architecture):
         raise WeightsMismatch(f"{source} is a {config.architecture}, not the {timm_name(architecture)} of {name}.")
-    with torch.random.fork_rng(devices=[]):  # fresh weights that are soon gone must not move the caller's generator
+    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
         backbone = create_backbone(config.architecture, model_args=config.model_args)
     load_state(backbone, read_weights(found.folder, found.weights), source)
-    if timm_kwargs:  # timm passes over keys that are missing where it adapts; by now none is
+    if timm_kwargs:  # timm ignores missing keys when it adapts layers; load_state has excluded them
         backbone = backbone_from_folder(found.folder, {**config.model_args, **timm_kwargs}, found.weights)
     transform = EvalTransform(Preprocessing.from_pretrained_cfg(config.pretrained_cfg))
     backbone.nnclr_info = {"source": source, "transform": transform, "provenance": dict(config.nnclr)}  # type: ignore[assignment]

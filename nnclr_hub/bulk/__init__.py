@@ -1,12 +1,12 @@
-"""Millions of images to vectors: a folder of shards that any number of processes and machines fill together.
+"""Embed millions of images into a folder of shards, which any number of processes and machines fill together.
 
-    embed_shards(Path("vectors"), [Path("photos"), Path("more.tar")], encoder)      # again, to go on
+    embed_shards(Path("vectors"), [Path("photos"), Path("more.tar")], encoder)      # call again to resume
     for shard in open_shards(Path("vectors")):
         shard.vectors, shard.paths                                                  # (n, D) float32, n names
 
-`images.py` lists what there is to do, `plan.py` cuts it into shards and writes that down, `shards.py` keeps what is
-done, `local.py` does it here, `ray.py` on a cluster, `joining.py` makes one array of it and `collecting.py` a
-collection. A shard is written whole or not at all, and says which plan it belongs to: what is there is done.
+`image_list.py` lists the images, `plan.py` divides them into shards, and `shards.py` reads and writes shards.
+`local.py` runs on this machine and `ray.py` on a cluster. `joining.py` makes one array of the shards, and
+`collecting.py` a collection. A shard is written as a whole or not at all and records its plan, so existing shards need no further work.
 """
 
 from __future__ import annotations

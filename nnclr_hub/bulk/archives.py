@@ -1,9 +1,9 @@
-"""Tar archives of images, read where they lie: what is in them, and the bytes of one.
+"""Tar archives of images, read without unpacking: list the members, and read the bytes of one.
 
     for name, size, mtime, offset in members(Path("more.tar")):
         TarMember("more.tar", changed, offset, size).read()
 
-Only what can be read in any order: no compression, one archive a file, whole to its end.
+Archives must allow random access: uncompressed, one archive per file, and complete.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """An image in an archive, whose bytes are read when they are needed.
+    """An image in an archive, whose bytes are read on demand.
 
     archive: its path.
-    changed: when the archive was changed last, as it was listed.
-    offset, size: where the bytes are.
+    changed: modification time of the archive when it was listed.
+    offset, size: of the bytes.
     """
 
     archive: str
@@ -36,7 +36,7 @@ class TarMember:
     size: int
 
     def read(self) -> bytes:
-        """The image's file.
+        """Return the bytes of the image.
 
         Raises:
             InvalidRequest: the archive has changed since it was listed.
@@ -44,32 +44,36 @@ class TarMember:
         """
         with open(self.archive, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_mtime != self.changed:
-                raise InvalidRequest(f"{self.archive} has changed while its images were read: begin anew.")
+                raise InvalidRequest(f"{self.archive} changed while its images were read; restart the run.")
             return os.pread(file.fileno(), self.size, self.offset)
 
 
 def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
-    """(name, size, mtime, offset) of each image, by suffix, in the archive's own order, the fast one to read.
+    """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
 
-    Names are brought to the form a/b.jpg; hidden files and folders are left out, and links.
+    Names are normalized to the form a/b.jpg. Hidden files and folders, and links, are left out.
 
     Raises:
-        InvalidRequest: it is compressed, breaks off, goes on behind its end, or holds an image in parts.
+        InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image.
     """
     if archive.name.lower().endswith(COMPRESSED):
-        raise InvalidRequest(f"{archive} is compressed, so its images can only be read in turn: unpack it first.")
+        raise InvalidRequest(f"{archive} is compressed and does not allow random access; decompress it first.")
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..")]
                 if member.isreg() and not _hidden(parts) and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
                     if member.issparse():
-                        raise InvalidRequest(f"{archive} holds {member.name} in parts: pack it without --sparse.")
+                        raise InvalidRequest(
+                            f"{archive} contains the sparse file {member.name}; pack it without --sparse."
+                        )
                     yield "/".join(parts), member.size, float(member.mtime), member.offset_data
-                tar.members.clear()  # type: ignore[attr-defined] - else each stays, with all its fields
+                tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
     except tarfile.TarError as error:
-        raise InvalidRequest(f"{archive} is no whole tar file ({error}): make it anew, or unpack it.") from error
+        raise InvalidRequest(
+            f"{archive} is not a complete tar file ({error}); create it again, or unpack it."
+        ) from error
     _check_end(archive, end)
 
 
@@ -78,15 +82,16 @@ def _hidden(parts: list[str]) -> bool:
 
 
 def _check_end(archive: Path, end: int) -> None:
-    """tarfile stops without a word at what is no header; after the last member there are zeros, and nothing else."""
+    """Check that only zeros follow the last member; tarfile stops silently at an invalid header."""
     with archive.open("rb") as file:
         file.seek(end)
         rest = file.read(CHUNK)
         if len(rest) < tarfile.BLOCKSIZE:
-            raise InvalidRequest(f"{archive} is no whole tar file (it breaks off): make it anew, or unpack it.")
+            raise InvalidRequest(f"{archive} is truncated; create it again, or unpack it.")
         while rest:
             if rest.strip(b"\0"):
                 raise InvalidRequest(
-                    f"{archive} goes on behind its end (damaged, or several put together): make it anew, or unpack it."
+                    f"{archive} has data after its end, so it is damaged or concatenated; create it again, or unpack "
+                    "it."
                 )
             rest = file.read(CHUNK)

@@ -1,8 +1,8 @@
-"""The vectors of a bulk run into a collection, as `nnclr index` would have left them there, but for thumbnails.
+"""Import the vectors of a bulk run into a collection, in the form of `nnclr index`, without thumbnails.
 
     collect(open_shards(Path("vectors")), store, "photos")
 
-`nnclr index` of the same folder takes them for its own afterwards, and looks only at what is new or has changed.
+`nnclr index` of the same folder recognizes these items afterwards, and indexes only new and changed images.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.bulk.pictures import Picture, Source, named
+from nnclr_hub.bulk.image_list import Picture, Source, named
 from nnclr_hub.bulk.plan import Plan
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.encoder.image_folder import label_of
@@ -32,28 +32,28 @@ def collect(
     into: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> tuple[int, int]:
-    """Adds all images to a collection, which is made if it is not there; again, to go on after an interruption.
+    """Add all images to a collection, which is created if necessary; call again to resume after an interruption.
 
     Args:
-        into: add to a collection that holds other items.
+        into: allow a collection with other items.
         progress: called with (done, total) in images.
 
     Returns:
-        How many images there are, and how many of them were written now.
+        The number of images, and how many of them this call wrote.
 
     Raises:
         InvalidRequest: shards are missing, or two images have the same path.
-        CollectionExists: the collection holds other items and `into` was not said, or another image of the same path.
-        FingerprintMismatch: it holds vectors of another encoder.
+        CollectionExists: the collection has other items and `into` is False, or another image of the same path.
+        FingerprintMismatch: it contains vectors of another encoder.
         CollectionMoving: another process re-embeds it.
     """
     shards.require_all()
-    _refuse_twins(shards)
-    collection = _receiving(shards.plan, store, name)
-    if not into and collection.count() > sum(len(_held(collection, items)) for items in _all_batches(shards)):
+    _refuse_duplicate_paths(shards)
+    collection = _target(shards.plan, store, name)
+    if not into and collection.count() > sum(len(_existing(collection, items)) for items in _all_batches(shards)):
         raise CollectionExists(
-            f"Collection {name!r} holds other items than these shards: import them under another name, or add them to "
-            "it with `--into` (into=True)."
+            f"Collection {name!r} has other items than these shards; import them under another name, or add them with "
+            "--into (into=True)."
         )
     total = sum(shard.count for shard in shards)
     done = written = 0
@@ -65,8 +65,8 @@ def collect(
     return total, written
 
 
-def _refuse_twins(shards: Shards) -> None:
-    """Images of several sources, or of one archive, may have one path below them, and would be one item."""
+def _refuse_duplicate_paths(shards: Shards) -> None:
+    """Check that no two images have the same path below their source, because they would be one item."""
     sources = shards.plan.sources
     if len(sources) == 1 and not sources[0].archive:
         return
@@ -76,13 +76,13 @@ def _refuse_twins(shards: Shards) -> None:
             id = bytes.fromhex(_id(sources[picture.source], picture))
             if id in seen:
                 raise InvalidRequest(
-                    f"{named(sources, picture)} has the same path below its folder or archive as another image, and "
-                    "would take its place: embed a folder that holds both folders."
+                    f"{named(sources, picture)} has the same path below its folder or archive as another image and "
+                    "would replace it; embed a folder that contains both folders."
                 )
             seen.add(id)
 
 
-def _receiving(plan: Plan, store: VectorStore, name: str) -> Collection:
+def _target(plan: Plan, store: VectorStore, name: str) -> Collection:
     try:
         collection = store.get(name)
     except CollectionNotFound:
@@ -107,35 +107,38 @@ def _batches(shard: Shard) -> Iterator[list[Item]]:
 
 
 def _item(source: Source, picture: Picture, vector: np.ndarray) -> Item:
-    """As `nnclr index` writes it; an image of an archive has that for its root."""
+    """Return the item that `nnclr index` would write; the root of an image in an archive is the archive."""
     label = label_of(Path(picture.path), Path())
     metadata = {"path": picture.path, "root": source.absolute, "size": picture.size, "mtime": picture.mtime}
     return Item(_id(source, picture), vector, metadata | ({"label": label} if label else {}))
 
 
 def _id(source: Source, picture: Picture) -> str:
-    """Of an archive's image as if it lay in a folder of the archive's name: archives call theirs alike."""
+    """Return the item id; for an archive, as if it were a folder, because archives often contain equal names."""
     root = Path(source.absolute)
     return item_id(root / picture.path, root.parent if source.archive else root)
 
 
-def _held(collection: Collection, items: list[Item]) -> dict[str, Item]:
+def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:
     return {item.id: item for item in collection.get([item.id for item in items])}
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:
-    """Those that the collection does not hold as they are.
+    """Return the items that the collection does not have in the same form.
 
     Raises:
-        CollectionExists: it holds the same path of another folder.
+        CollectionExists: it has the same path from another folder.
     """
-    held = _held(collection, items)
+    existing = _existing(collection, items)
     for item in items:
-        root = held.get(item.id, item).metadata.get("root")
+        root = existing.get(item.id, item).metadata.get("root")
         if root != item.metadata["root"]:
             raise CollectionExists(
-                f"Collection {collection.name!r} holds {item.metadata['path']!r} of {root} already: import these under "
-                "another name."
+                f"Collection {collection.name!r} already has {item.metadata['path']!r} from {root}; import these "
+                "images "
+                "under another name."
             )
-    same = {item.id for item in items if item.id in held and held[item.id].metadata.items() >= item.metadata.items()}
+    same = {
+        item.id for item in items if item.id in existing and existing[item.id].metadata.items() >= item.metadata.items()
+    }
     return [item for item in items if item.id not in same]

@@ -1,9 +1,9 @@
-"""All shards of a bulk run as one array, for who wants a file that numpy reads.
+"""Join all shards of a bulk run into one array that numpy reads.
 
 join(open_shards(Path("vectors.npy.shards")), Path("vectors.npy"))
 
 vectors.npy     (N, D) float32 or float16, unit rows
-vectors.txt     the name of each row's image, a line each
+vectors.txt     the name of each row's image, one per line
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnclr_hub.errors import ImageError
 
 
 def join(shards: Shards, array: Path) -> tuple[int, int]:
-    """Writes the files; they are on disk when this returns. A shard at a time is in memory.
+    """Write the files; they are on disk when this returns. One shard at a time is in memory.
 
     Args:
         array: its name ends in .npy.
@@ -30,18 +30,18 @@ def join(shards: Shards, array: Path) -> tuple[int, int]:
 
     Raises:
         InvalidRequest: shards are missing.
-        ImageError: not one image could be read.
+        ImageError: no image could be read.
         DiskFull: nothing was written.
     """
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
         raise ImageError(
-            f"No image could be read, of {shards.plan.pictures} in all: the shards name each with its reason."
+            f"None of the {shards.plan.pictures} images could be read; the shards list the reason of each."
         )
     kind = np.dtype(PRECISIONS[shards.plan.precision])
     with written_whole(array.with_suffix(".txt")) as names, written_whole(array) as rows:
-        # written, not mapped: a mapped file ends the process when the disk is full
+        # written, not memory-mapped: with a full disk, a memory-mapped file would kill the process
         np.lib.format.write_array_header_1_0(
             rows, {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
         )

@@ -1,4 +1,4 @@
-"""A bulk run on this machine: the whole of it, or one of several parts that run beside each other.
+"""A bulk run on this machine: all shards, or one of several parts that run in parallel.
 
 embed_shards(Path("vectors"), [Path("photos")], encoder)
 embed_shards(Path("vectors"), [Path("photos")], encoder, part=(2, 8))      # shards 1, 9, 17, ... of all
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nnclr_hub.bulk.pictures import Picture, Source, contents, list_pictures, named
+from nnclr_hub.bulk.image_list import Picture, Source, contents, list_pictures, named
 from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.bulk.writing import sweep
@@ -22,24 +22,24 @@ from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
 
-STEP = 64  # images between two moves of the progress
-NO_DIRECTION = "The network gives numbers for it that are not finite, or all zero."
+STEP = 64  # images between two progress reports
+INVALID_VECTOR = "The network's output for this image is not finite, or all zero."
 
 
 class Streams(Embeds, Protocol):
-    """An encoder that takes any number of images and gives their vectors one after the other."""
+    """An encoder that embeds any number of images and yields their vectors one by one."""
 
     def embed_in_order(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[np.ndarray | ImageError]: ...
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """What a run, or a part of one, has come to.
+    """The result of a run, or of one part.
 
-    images: that have vectors.
-    broken: (path, reason) of the others.
-    shards: of all parts.
-    missing: how many of these are not there yet.
+    pictures: number of images with vectors.
+    broken: (path, reason) of the other images.
+    shards: number of shards of all parts.
+    missing: how many of these do not exist yet.
     """
 
     pictures: int
@@ -59,30 +59,30 @@ def embed_shards(
     retry_broken: bool = False,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
-    """Embeds images into a folder of shards; called again, it makes what is missing.
+    """Embed images into a folder of shards; call again to make missing shards.
 
-    A shard is durable when it is there. Killed at any moment, a run loses no more than the shard that it is at.
+    A shard that exists is durable. A run that is killed loses at most the shard in progress.
 
     Args:
-        folder: made if it is not there; holds nothing else.
-        given: images, folders of them, tar archives of them.
-        encoder: what embeds.
-        precision: "f32", or "f16" for half the room.
-        shard_size: images a shard.
-        part: (k, n): of n processes that share the folder, this is the k-th, from 1.
-        retry_broken: make shards again in which images could not be read.
+        folder: created if necessary; contains nothing else.
+        given: images, folders of images, or tar archives of images.
+        encoder: embeds the images.
+        precision: "f32", or "f16" for half the disk space.
+        shard_size: images per shard.
+        part: (k, n): make the k-th of n parts, from 1; each part is a separate process.
+        retry_broken: remake shards with images that could not be read.
         progress: called with (done, total) in images of this part.
 
     Raises:
-        InvalidRequest: the folder is of another plan, or there is no such part.
-        NoImages: nothing to embed.
+        InvalidRequest: the folder has another plan, or the part is invalid.
+        NoImages: there are no images.
         DiskFull: a shard does not fit.
     """
     check_part(part)
     sources, pictures = list_pictures(given)
     plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])
-    wanted = to_make(folder, plan, numbers, retry_broken=retry_broken)
+    wanted = shards_to_make(folder, plan, numbers, retry_broken=retry_broken)
     total = sum(len(plan.part(pictures, number)) for number in numbers)
     done = total - sum(len(plan.part(pictures, number)) for number in wanted)
 
@@ -92,13 +92,13 @@ def embed_shards(
         progress(done, total)
 
     advance(0)
-    # where the images lie is as of now: the plan may have been begun on another machine
+    # sources of this call: the plan may have been started on another machine, with other paths
     fill(folder, plan, sources, [(number, plan.part(pictures, number)) for number in wanted], encoder, advance)
-    return come_to(folder, plan, numbers)
+    return summarize(folder, plan, numbers)
 
 
-def to_make(folder: Path, plan: Plan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
-    """Numbers of the shards that are not there, or that hold broken images if those are to be tried again."""
+def shards_to_make(folder: Path, plan: Plan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
+    """Return the numbers of missing shards, and with retry_broken those of shards with broken images."""
     found = ((number, find_shard(folder, plan, number)) for number in numbers)
     return [number for number, shard in found if shard is None or (retry_broken and shard.broken)]
 
@@ -111,10 +111,10 @@ def fill(
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Makes shards, each written as soon as it is whole; images are decoded across their borders.
+    """Make shards and write each as soon as it is complete; decoding continues across their borders.
 
     Args:
-        sources: where the images lie, seen from here.
+        sources: of the images, with paths of this machine.
         parts: number and images of each shard.
         advance: called with the number of images done since the last call.
     """
@@ -127,7 +127,7 @@ def fill(
             if isinstance(result, ImageError):
                 broken.append((named(plan.sources, picture), str(result)))
             elif not np.isfinite(result).all() or not result.any():
-                broken.append((named(plan.sources, picture), NO_DIRECTION))
+                broken.append((named(plan.sources, picture), INVALID_VECTOR))
             else:
                 good.append(picture)
                 rows.append(result)
@@ -138,8 +138,8 @@ def fill(
         advance(len(pictures) % STEP)
 
 
-def come_to(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
-    """What is there of these shards, once they have been made, and how many of all are not."""
+def summarize(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
+    """Return the result of these shards, and how many of all shards are missing."""
     shards = [shard for number in numbers if (shard := find_shard(folder, plan, number)) is not None]
     missing = len(Shards(folder).missing)
     sweep(folder)

@@ -1,7 +1,7 @@
-"""The plan of a bulk run: which images, by which encoder, cut into how many shards. Written first, never changed.
+"""The plan of a bulk run: its images, encoder and shards. It is written first and never changes.
 
 plan = Plan.of(encoder, sources, images, precision="f32", shard_size=4096).begin(folder)
-plan.shards                         # how many
+plan.shards                         # number of shards
 plan.part(images, 3)              # those of shard 3
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from nnclr_hub.bulk.pictures import Picture, Source, digest_of
+from nnclr_hub.bulk.image_list import Picture, Source, digest_of
 from nnclr_hub.bulk.writing import written_whole
 from nnclr_hub.errors import InvalidRequest
 
@@ -33,50 +33,50 @@ KINDS = {
     "shard_size": int,
     "pictures": int,
     "listing": str,
-}  # of what a plan holds beside its sources
+}  # types of the fields in plan.json, except sources
 
 
 def check_form(precision: str, shard_size: int) -> None:
-    """Refuses vectors in a precision, or shards of a size, that there are not.
+    """Check the precision of vectors and the size of shards.
 
     Raises:
-        InvalidRequest: names the possible ones.
+        InvalidRequest: one is invalid.
     """
     if precision not in PRECISIONS:
-        raise InvalidRequest(f"precision={precision!r} is none of {', '.join(PRECISIONS)}.")
+        raise InvalidRequest(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
     if shard_size < 1:
-        raise InvalidRequest(f"shard_size={shard_size} is not possible: a shard holds 1 image or more.")
+        raise InvalidRequest(f"shard_size must be at least 1, got {shard_size}.")
 
 
 def check_part(part: tuple[int, int]) -> None:
-    """Refuses a part (k, n) that is not one of n.
+    """Check a part (k, n).
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: k is not from 1 to n.
     """
     if not 1 <= part[0] <= part[1]:
-        raise InvalidRequest(f"Part {part[0]} of {part[1]} is not possible: parts are 1/N to N/N.")
+        raise InvalidRequest(f"Parts are numbered 1/N to N/N, got {part[0]}/{part[1]}.")
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a place that no shards can be put in.
+    """Check that a folder can contain shards.
 
     Raises:
-        InvalidRequest: it is a file, holds other files, or the folder around it is not there.
+        InvalidRequest: it is a file, contains other files, or its parent folder does not exist.
     """
     if not folder.parent.is_dir():
-        raise InvalidRequest(f"{folder.parent} is no folder: make it first, or name another --out.")
+        raise InvalidRequest(f"The folder {folder.parent} does not exist; create it first, or use another --out.")
     if folder.exists() and not folder.is_dir():
-        raise InvalidRequest(f"{folder} is a file: name a folder for the shards, or a FILE.npy.")
+        raise InvalidRequest(f"{folder} is a file; use a folder for the shards, or a FILE.npy.")
     if not folder.exists() or (folder / PLAN).exists():
         return
-    ours = (".", PLAN)  # of others that begin at this moment
+    ours = (".", PLAN)  # temporary files of processes that start at the same time
     if strangers := [one.name for one in folder.iterdir() if not one.name.startswith(ours)]:
-        raise InvalidRequest(f"{folder} holds other files, such as {strangers[0]}: name a folder of its own.")
+        raise InvalidRequest(f"{folder} contains other files, such as {strangers[0]}; use a new folder.")
 
 
 class Embeds(Protocol):
-    """What a plan has to know of an encoder."""
+    """The attributes of an encoder that a plan records."""
 
     name: str
 
@@ -89,16 +89,16 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a folder of shards is to hold.
+    """The contents of a folder of shards.
 
     model: the encoder's source.
     fingerprint: of the encoder.
     dim: D, length of a vector.
-    precision: "f32" or "f16", in which vectors are kept.
-    shard_size: images a shard; the last has the rest.
-    images: how many there are.
+    precision: "f32" or "f16", of the stored vectors.
+    shard_size: images per shard; the last shard has the rest.
+    pictures: number of images.
     listing: SHA-256 of their names and sizes, in order, and of the bytes of a few; see `digest_of`.
-    sources: where they lie.
+    sources: folders and archives of the images.
     """
 
     model: str
@@ -123,10 +123,10 @@ class Plan:
         precision: str = "f32",
         shard_size: int = SHARD_SIZE,
     ) -> Self:
-        """The plan for these images.
+        """Make the plan for these images.
 
         Raises:
-            InvalidRequest: another precision, or shards of less than one image.
+            InvalidRequest: the precision or the shard size is invalid.
         """
         return cls(
             model=encoder.name,
@@ -141,34 +141,34 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The encoder's source, as an encoder calls it."""
+        """The encoder's source, under the name that encoders use."""
         return self.model
 
     @property
     def embed_dim(self) -> int:
-        """D, as an encoder calls it."""
+        """D, under the name that encoders use."""
         return self.dim
 
     @property
     def shards(self) -> int:
-        """How many shards there will be."""
+        """The number of shards."""
         return -(-self.pictures // self.shard_size)
 
     @cached_property
     def id(self) -> str:
-        """16 hex digits that each shard carries: of everything but where images lie and how the encoder is called."""
+        """16 hex digits that each shard records: a hash of all fields except the sources and the encoder's name."""
         named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
     def part(self, pictures: Sequence[Picture], number: int) -> Sequence[Picture]:
-        """The images of a shard."""
+        """Return the images of a shard."""
         return pictures[number * self.shard_size : (number + 1) * self.shard_size]
 
     def begin(self, folder: Path) -> Plan:
-        """Writes the plan into the folder, which is made; or takes up the one that is there, if it is the same.
+        """Create the folder and write the plan, or check that the existing plan is the same.
 
         Raises:
-            InvalidRequest: the folder holds another plan; or see `check_folder`.
+            InvalidRequest: the folder has another plan; or see `check_folder`.
         """
         check_folder(folder)
         folder.mkdir(exist_ok=True)
@@ -183,10 +183,10 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The plan of a folder of shards.
+        """Read the plan of a folder of shards.
 
         Raises:
-            InvalidRequest: there is none, or it makes no sense.
+            InvalidRequest: there is no plan, or it is invalid.
         """
         path = folder / PLAN
         try:
@@ -196,10 +196,10 @@ class Plan:
             return cls._parsed(given)
         except FileNotFoundError as error:
             raise InvalidRequest(
-                f"{folder} holds no shards ({PLAN} is missing): give a folder that `nnclr embed --out` wrote."
+                f"{folder} has no {PLAN}; expected a folder of shards that `nnclr embed --out` wrote."
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidRequest(f"{path} is no plan of shards ({str(error)[:150]}): name a new folder.") from error
+            raise InvalidRequest(f"{path} is not a valid plan ({str(error)[:150]}); use a new folder.") from error
 
     @classmethod
     def _parsed(cls, given: dict[str, Any]) -> Self:
@@ -211,18 +211,18 @@ class Plan:
         return cls(**fields, sources=sources)
 
     def _difference(self, other: Plan, folder: Path) -> str:
-        """Why what is asked for now cannot go on with this plan, and the ways on."""
+        """Return a message that says why another plan cannot continue this one, and what to do."""
         if self.fingerprint != other.fingerprint:
             return (
-                f"{folder} holds vectors of {self.model} ({self.fingerprint[:8]}), not of {other.model} "
-                f"({other.fingerprint[:8]}): name another --out, or go on with --model {self.model}."
+                f"{folder} contains vectors of {self.model} ({self.fingerprint[:8]}), not of {other.model} "
+                f"({other.fingerprint[:8]}); use another --out, or --model {self.model}."
             )
         for name, option in (("shard_size", "--shard-size"), ("precision", "--precision")):
             if getattr(self, name) != getattr(other, name):
                 was = getattr(self, name)
-                return f"{folder} was begun with {option} {was}: go on with that, or name another --out."
-        which = f"are {other.pictures}" if other.pictures != self.pictures else "are other ones"
+                return f"{folder} was started with {option} {was}; use the same value, or another --out."
+        now = f"{other.pictures} images" if other.pictures != self.pictures else "other images"
         return (
-            f"{folder} was begun for {self.pictures} images, and now there {which}: name another --out for those of "
-            f"now, or remove {folder}. (`nnclr index` keeps in step with a folder that changes.)"
+            f"{folder} was started for {self.pictures} images, and now there are {now}; use another --out, or delete "
+            f"{folder}. For a folder that changes, use `nnclr index`."
         )

@@ -1,9 +1,10 @@
-"""A bulk run on a Ray cluster, or on this machine by Ray: each worker holds an encoder and makes shard after shard.
+"""A bulk run on Ray, on a cluster or this machine: each worker loads an encoder and makes shards.
 
     embed_shards_by_ray(Path("/shared/vectors"), [Path("/shared/photos")], encoder, address="auto", workers=16)
 
-Ray Data hands out the shards, and again those of a worker that died. What is done is told by the folder alone, so a run
-whose driver died goes on where it was, by Ray or without. Every machine must see the images and the folder.
+Ray Data distributes the shards, and repeats those of a worker that died. The folder alone records what is done, so a
+run can continue after its driver died, with or without Ray. Every machine must be able to read the images and the
+folder.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.bulk.local import Embedded, come_to, fill, to_make
-from nnclr_hub.bulk.pictures import Picture, Source, list_pictures
+from nnclr_hub.bulk.image_list import Picture, Source, list_pictures
+from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
 from nnclr_hub.bulk.plan import SHARD_SIZE, Plan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
 from nnclr_hub.progress import Advance
@@ -31,17 +32,17 @@ from nnclr_hub.progress import Advance
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
-PATIENCE_S = 10
+CONNECT_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is told.
+    """The arguments of every worker.
 
-    folder, plan: to fill.
-    sources: where the images lie.
+    folder, plan: of the shards.
+    sources: of the images.
     model: source of the encoder.
-    backend: what runs it.
+    backend: of the encoder.
     """
 
     folder: Path
@@ -52,33 +53,32 @@ class Job:
 
 
 class Worker:
-    """Loads the encoder once, then makes shards; an actor of Ray's."""
+    """A Ray actor that loads the encoder once and makes shards."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The driver's encoder."""
+        """The same encoder as on the driver."""
         from nnclr_hub.encoder.encoder import load_encoder
 
         encoder = load_encoder(self.job.model, backend=self.job.backend)
         if encoder.fingerprint != self.job.plan.fingerprint:
             raise InvalidRequest(
-                f"{self.job.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than here "
-                f"({self.job.plan.fingerprint[:8]}): name one that all machines see, such as a folder that they share."
+                f"{self.job.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than on the driver "
+                f"({self.job.plan.fingerprint[:8]}); use one that all machines share, such as a shared folder."
             )
         return encoder
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Makes a shard.
+        """Make a shard.
 
         Args:
-            batch: of one: its number, and its images as JSON.
+            batch: of one shard: its number, and its images as JSON.
 
         Returns:
-            How many images were done; or else the error, its class and its sentence, for of what is raised here
-            Ray hands on the text alone.
+            The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
         pictures = [Picture(*one) for one in json.loads(batch["pictures"][0])]
         done, error = len(pictures), ("", "")
@@ -102,22 +102,22 @@ def embed_shards_by_ray(
     retry_broken: bool = False,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
-    """`nnclr_hub.bulk.embed_shards` on a cluster; the folder it leaves is the same.
+    """Run `nnclr_hub.bulk.embed_shards` on a cluster; the resulting folder is the same.
 
     Args:
-        encoder: tells what to load; the workers load it by its name.
-        backend: what runs it there; "auto" for the fastest of each machine.
-        address: of the cluster; "auto" for the one that this machine belongs to, "local" for one of this machine alone.
-        workers: how many encoders; None: one a GPU, or one a machine where there is none.
+        encoder: the workers load the same one by its name.
+        backend: of the encoder on the workers; "auto" for the fastest on each machine.
+        address: of the cluster; "auto" for the one of this machine, "local" to start one on this machine.
+        workers: number of encoders; None: one per GPU, or one per machine without GPUs.
 
     Raises:
         MissingDependency: Ray is not installed.
-        NNCLRHubError: what a worker met, as `embed_shards` raises it; or no such cluster.
+        NNCLRHubError: an error of `embed_shards` on a worker, or the cluster does not answer.
     """
     sources, pictures = list_pictures(given)
     folder = folder.resolve()
     plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
-    wanted = to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
+    wanted = shards_to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
     job = Job(folder, plan, tuple(sources), model, backend)
     parts = [{"number": n, "pictures": json.dumps([astuple(one) for one in plan.part(pictures, n)])} for n in wanted]
@@ -130,15 +130,15 @@ def embed_shards_by_ray(
                     raise BY_CODE[row["error"]](row["sentence"])
                 done += int(row["done"])
                 progress(done, plan.pictures)
-    return come_to(folder, plan, range(plan.shards))
+    return summarize(folder, plan, range(plan.shards))
 
 
 def _results(ray: Any, job: Job, parts: list[dict[str, Any]], workers: int | None) -> Iterator[dict[str, Any]]:
-    """A row for each shard that was made, as it is made."""
+    """Yield a row for each shard when it is complete."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     workers = min(workers or gpus or len(nodes), len(parts))
-    # torch takes the threads that Ray gives; where there is no GPU, the workers of a machine share all it has
+    # torch uses as many threads as Ray assigns; without GPUs, the workers of a machine share its processors
     here = -(-workers // len(nodes))
     cpus = 1 if gpus else max(1, int(min(node.get("CPU", 1) for node in nodes)) // here)
     data = ray.data.from_items(parts, override_num_blocks=len(parts))
@@ -154,28 +154,30 @@ def _results(ray: Any, job: Job, parts: list[dict[str, Any]], workers: int | Non
         yield from made.iter_rows()
     except ray.exceptions.RayError as error:
         reason = next((line for line in reversed(str(error).splitlines()) if "Error: " in line), str(error))
-        raise NNCLRHubError(f"A worker failed ({reason[:300]}): call again, what is done stays.") from error
+        raise NNCLRHubError(
+            f"A worker failed ({reason[:300]}); call again to resume, existing shards are kept."
+        ) from error
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Ray, quiet, and given back at the end."""
+    """Connect to Ray without its log output, and disconnect at the end."""
     try:
         ray = import_module("ray")
         import_module("ray.data")
     except ImportError as error:
         raise MissingDependency(
-            "Ray is not installed: pip install 'nnclr_hub[scale]', or leave --ray out to embed on this machine."
+            "Ray is not installed; pip install 'nnclr_hub[scale]', or leave --ray out to embed on this machine."
         ) from error
     mine = not ray.is_initialized()
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its own lines on standard error, between ours
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides Ray's own lines on standard error
     try:
         _check_answers(address)
         ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidRequest(
-            f"No Ray cluster answers at {address!r} ({str(error).splitlines()[0][:150]}): start one with `ray start`, "
-            "or say `--ray local`."
+            f"No Ray cluster answers at {address!r} ({str(error).splitlines()[0][:150]}); start one with `ray start`, "
+            "or use `--ray local`."
         ) from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -188,11 +190,11 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself asks an address without an answer for many minutes, and says so on every line.
+    """Check that the address answers; Ray itself would retry for many minutes.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: it does not.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()

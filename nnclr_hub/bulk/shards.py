@@ -1,13 +1,13 @@
-"""Shards: parts of a bulk run, a safetensors file each, written whole and never changed.
+"""Shards: the parts of a bulk run, one safetensors file each, written as a whole and never changed.
 
 shards = open_shards(Path("vectors"))
-shards.missing                                      # numbers of those that are not there yet
+shards.missing                                      # numbers of shards that do not exist yet
 for shard in shards:
     shard.vectors, shard.paths, shard.broken
 
-A file shard-00003.safetensors holds `vectors` (n, D) float32 or float16, unit rows; `images`, as uint8, the JSON of
-[source, path, size, mtime] of each; `broken`, likewise, [path, reason] of the others of its part. Its header says which
-plan's and which shard it is.
+A file shard-00003.safetensors contains `vectors` (n, D) float32 or float16, unit rows. `pictures` is JSON as uint8,
+with [source, path, size, mtime] per image. `broken` is JSON as uint8, with [path, reason] of the other images of its
+part. The header records the plan and the number of the shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from nnclr_hub.bulk.pictures import Picture, named
+from nnclr_hub.bulk.image_list import Picture, named
 from nnclr_hub.bulk.plan import PRECISIONS, Plan
 from nnclr_hub.bulk.writing import written_whole
 from nnclr_hub.errors import InvalidRequest
@@ -36,10 +36,10 @@ SHARD = "shard"
 class Shard:
     """One part of a bulk run.
 
-    plan: that it belongs to.
+    plan: of the run.
     number: from 0.
-    file: that holds it.
-    count: n, of images that have vectors.
+    file: of the shard.
+    count: n, the number of images with vectors.
     """
 
     plan: Plan
@@ -49,12 +49,12 @@ class Shard:
 
     @cached_property
     def pictures(self) -> tuple[Picture, ...]:
-        """n, in the order of the vectors."""
+        """n images, in the order of the vectors."""
         return tuple(Picture(*one) for one in json.loads(self._tensor(PICTURES).tobytes()))
 
     @cached_property
     def paths(self) -> list[str]:
-        """n names: each source as it was given, and the path below it."""
+        """n names: each source as passed, and the path below it."""
         return [named(self.plan.sources, one) for one in self.pictures]
 
     @cached_property
@@ -64,7 +64,7 @@ class Shard:
 
     @property
     def vectors(self) -> np.ndarray:
-        """(n, D) float32 or float16, unit rows; read anew each time."""
+        """(n, D) float32 or float16, unit rows; read from disk each time."""
         return self._tensor(VECTORS)
 
     def _tensor(self, name: str) -> np.ndarray:
@@ -73,13 +73,13 @@ class Shard:
 
 
 class Shards:
-    """The shards of a folder, in order; those that are there.
+    """The existing shards of a folder, in order.
 
     Args:
-        folder: that `embed_shards` filled, or is filling.
+        folder: of `embed_shards`, complete or not.
 
     Raises:
-        InvalidRequest: it holds no shards.
+        InvalidRequest: it is not a folder of shards.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,28 +94,29 @@ class Shards:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """Numbers of the shards that are not there."""
+        """Numbers of the missing shards."""
         there = {shard.number for shard in self}
         return tuple(number for number in range(self.plan.shards) if number not in there)
 
     def require_all(self) -> None:
-        """Refuses to go on with a part.
+        """Check that all shards exist.
 
         Raises:
             InvalidRequest: shards are missing.
         """
         if self.missing:
             raise InvalidRequest(
-                f"{self.folder} lacks {len(self.missing)} of {self.plan.shards} shards: run the same `nnclr embed` "
-                "again, which makes what is missing."
+                f"{len(self.missing)} of {self.plan.shards} shards are missing in {self.folder}; run the same `nnclr "
+                "embed` "
+                "again to make them."
             )
 
 
 def open_shards(folder: Path) -> Shards:
-    """The shards that a bulk run has written.
+    """Open the shards of a bulk run.
 
     Raises:
-        InvalidRequest: the folder holds none.
+        InvalidRequest: the folder is not a folder of shards.
     """
     return Shards(folder)
 
@@ -128,11 +129,11 @@ def write_shard(
     pictures: Sequence[Picture],
     broken: Sequence[tuple[str, str]],
 ) -> None:
-    """Writes a shard; it is on disk when this returns.
+    """Write a shard; it is on disk when this returns.
 
     Args:
         vectors: (n, D) float, unit rows.
-        images: n.
+        pictures: n images.
         broken: (path, reason) of the part's other images.
 
     Raises:
@@ -143,14 +144,14 @@ def write_shard(
         PICTURES: _json([[one.source, one.path, one.size, one.mtime] for one in pictures]),
         BROKEN: _json(list(broken)),
     }
-    # a single entry: of several, safetensors leaves the order to chance, and equal shards are to have equal bytes
+    # a single entry, because safetensors writes several in random order, and equal shards must have equal bytes
     content = save(tensors, {SHARD: _which(plan, number)})
     with written_whole(_file(folder, number)) as file:
         file.write(content)
 
 
 def find_shard(folder: Path, plan: Plan, number: int) -> Shard | None:
-    """A shard of the plan; None where there is none, or something else, and it has yet to be made."""
+    """Return a shard of the plan; None if it does not exist, is damaged or belongs to another plan."""
     path = _file(folder, number)
     if not path.exists():
         return None
@@ -168,7 +169,7 @@ def _which(plan: Plan, number: int) -> str:
 
 
 def _json(value: Any) -> np.ndarray:
-    """As uint8; ASCII, so that a name that is no UTF-8 is kept as its escapes."""
+    """Return JSON as uint8, in ASCII, which keeps names that are not valid UTF-8 as escapes."""
     return np.frombuffer(json.dumps(value).encode("ascii"), np.uint8)
 
 

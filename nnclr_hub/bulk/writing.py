@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whoever else writes beside."""
+"""Write files atomically, also while other processes write to the same folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nnclr_hub.errors import DiskFull
 from nnclr_hub.store.folder import fsync_folder
 
 UNFINISHED = ".unfinished"
-GIVEN_UP_S = 24 * 3600  # after which another machine's file is taken for one that nobody writes any more
+ABANDONED_S = 24 * 3600  # after this time, the temporary file of another machine counts as abandoned
 
 
 @contextmanager
 def written_whole(path: Path, *, first: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its name, on disk, when the block is done; and is gone when the block fails.
+    """Open a temporary file that is fsynced and renamed after the block, or deleted if the block fails.
 
     Args:
-        first: where somebody else's has the name by then, leave that as it is.
+        first: keep an existing file of that name.
 
     Raises:
-        DiskFull: it does not fit; what had the name before keeps it.
+        DiskFull: the file does not fit; an existing file is kept.
     """
     unfinished = path.with_name(f".{path.name}.{_host()}.{os.getpid()}{UNFINISHED}")
     try:
@@ -39,20 +39,22 @@ def written_whole(path: Path, *, first: bool = False) -> Iterator[BinaryIO]:
         fsync_folder(path.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFull(f"{path} does not fit on the disk: make room and call again, what is done stays.") from error
+            raise DiskFull(
+                f"{path} does not fit on the disk; free some space and call again, existing files are kept."
+            ) from error
         raise
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Removes what processes that were killed have left unfinished of a file of this name, or of all."""
+    """Delete the temporary files of killed processes, for one file name or for all."""
     for path in folder.glob(f".{'*' if name is None else escape(name)}.*{UNFINISHED}"):
         host, pid = path.name.removesuffix(UNFINISHED).rsplit(".", 2)[-2:]
         try:
-            if not _runs(int(pid)) if host == _host() else path.stat().st_mtime < time.time() - GIVEN_UP_S:
+            if not _runs(int(pid)) if host == _host() else path.stat().st_mtime < time.time() - ABANDONED_S:
                 path.unlink()
-        except (FileNotFoundError, ValueError):  # just finished by its process, or none of ours
+        except (FileNotFoundError, ValueError):  # just renamed by its process, or not a file of ours
             continue
 
 
@@ -64,7 +66,7 @@ def _name(unfinished: Path, path: Path, first: bool) -> None:
         os.link(unfinished, path)
     except FileExistsError:
         return
-    except OSError:  # a file system without links: one of several that begin at once may be overtaken
+    except OSError:  # a file system without links: of several processes that start together, the last one wins
         if not path.exists():
             unfinished.replace(path)
 

@@ -84,7 +84,7 @@ def _check_options(
 
 def _look_ahead(images: list[Path], to: Path | None, how: dict[str, Any]) -> None:
     """What `embed_shards` would refuse once an encoder is loaded, as far as a look at names and numbers shows it."""
-    from nnclr_hub.bulk.pictures import list_pictures
+    from nnclr_hub.bulk.image_list import list_pictures
     from nnclr_hub.bulk.plan import check_folder, check_form, check_part
 
     check_form(how["precision"], how["shard_size"])
@@ -98,7 +98,7 @@ def _look_ahead(images: list[Path], to: Path | None, how: dict[str, Any]) -> Non
 
 def _print_lines(images: list[Path], encoder: Encoder) -> None:
     """A line for each image as soon as it is embedded; those that cannot be read are named at the end."""
-    from nnclr_hub.bulk.pictures import contents, list_pictures, named
+    from nnclr_hub.bulk.image_list import contents, list_pictures, named
 
     sources, pictures = list_pictures(images)
     broken: list[tuple[str, str]] = []

@@ -1,15 +1,15 @@
-"""Whether a model folder holds the files that it should.
+"""Verify the files of a model folder by their sha256.
 
-A file is hashed when it is first loaded. Its hash is then remembered in our cache folder under its path, size, time of
-change and inode, so that later loads need not read it twice; where the cache cannot be written, it is hashed each time.
+A file is hashed when it is first loaded. The hash is cached under the file's path, size, modification time and inode,
+so that later loads need not read it twice. Without a writable cache, it is hashed each time.
 
-Who says what the hash must be decides what a match means:
+The source of the expected hash decides what a match proves:
 
-    registry, address    a file that this project published, or that the address itself names: nobody changed it
-    Hub                  the file that the Hub announced when it was fetched: whole and undamaged
-    config.json          the folder's own word: the files belong together and are whole, but whoever changes the
-                         weights can change config.json as well
-    nobody               nothing is recorded, as in a folder that timm wrote
+    registry, address    the file is the published one, or the one that the address names: nobody changed it
+    Hub                  the file is the one that the Hub announced for the download: complete and undamaged
+    config.json          the files of the folder belong together and are complete; an attacker who changes the weights
+                         can change config.json as well
+    nobody               no hash is recorded, as in a folder that timm wrote
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import TamperedModel
-from nnclr_hub.hub.layout import BESIDE, CONFIG, WEIGHTS, require, sha256_of
+from nnclr_hub.hub.layout import CONFIG, OPTIONAL, WEIGHTS, require, sha256_of
 
-# a file changed twice within one tick of the file system's clock looks the same; one this old is not being written
+# two changes within one tick of the file system's clock look the same; only older files are safe to cache
 SETTLED = 2.0  # seconds
 _BLOB = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Pins:
-    """What hashes a model folder's files must have.
+    """The expected hashes of a model folder's files.
 
-    by: who says so: "registry", "address", "Hub", "config.json" or "nobody".
-    sha256: hex digest, or its first digits, by the file's name.
+    by: their source: "registry", "address", "Hub", "config.json" or "nobody".
+    sha256: file name -> hex digest, or its first digits.
     """
 
     by: str
@@ -51,8 +51,8 @@ class FileCheck:
     """One file of a model folder, hashed.
 
     name: of the file.
-    sha256: hex digest of what is there.
-    pinned_by: who says that it must be so; "nobody" when nothing is recorded of it.
+    sha256: hex digest of the file.
+    pinned_by: the source of the expected hash; "nobody" if none is recorded.
     """
 
     name: str
@@ -61,21 +61,21 @@ class FileCheck:
 
 
 def check(folder: Path, pins: Pins) -> None:
-    """Compares the files with their pins.
+    """Compare files with their pins.
 
     Raises:
-        ModelFilesMissing: a pinned file is not there.
-        TamperedModel: a file's hash is another.
+        ModelFilesMissing: a pinned file is missing.
+        TamperedModel: the hash of a file differs.
     """
     for name, expected in pins.sha256.items():
         _check_file(require(folder, name), expected, pins.by)
 
 
 def hash_again(folder: Path, names: tuple[str, ...], pins: Sequence[Pins]) -> tuple[FileCheck, ...]:
-    """Reads every file of those names that is there, whatever is remembered of it, and compares it with all pins.
+    """Hash the existing files of these names without the cache, and compare them with all pins.
 
     Raises:
-        TamperedModel: a file's hash is another.
+        TamperedModel: the hash of a file differs.
     """
     checks = []
     for name in names:
@@ -88,15 +88,17 @@ def hash_again(folder: Path, names: tuple[str, ...], pins: Sequence[Pins]) -> tu
 
 
 def announced(folder: Path) -> Pins | None:
-    """What the Hub said of a folder's large files, if it did: its client keeps each under its sha256, and never looks
-    whether it has it."""
-    blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *BESIDE)}
+    """Return the hashes that the Hub announced for large files, if any.
+
+    Its client names each cached file by its announced sha256, but does not verify the content.
+    """
+    blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *OPTIONAL)}
     blobs = {name: blob for name, blob in blobs.items() if _BLOB.fullmatch(blob)}
     return Pins("Hub", blobs) if blobs else None
 
 
 def digest_of(path: Path) -> str:
-    """sha256 of a file in hex, from memory if the file is still the one that was hashed."""
+    """Return the sha256 of a file in hex, from the cache if the file did not change."""
     path = path.resolve()
     state = _state(path)
     memo = cache_folder() / "sha256" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
@@ -105,12 +107,12 @@ def digest_of(path: Path) -> str:
         return str(known["sha256"])
     digest = sha256_of(path)
     if _state(path) == state and time.time() - path.stat().st_mtime > SETTLED:
-        _remember(memo, {"file": state, "sha256": digest})
+        _write(memo, {"file": state, "sha256": digest})
     return digest
 
 
 def _check_file(path: Path, expected: str, by: str) -> None:
-    """A match may be remembered; that a file is another is not believed until it is read."""
+    """Check a file; a match may come from the cache, a difference is confirmed by reading the file."""
     if not digest_of(path).startswith(expected.lower()):
         _compare(path, sha256_of(path), expected, by)
 
@@ -123,19 +125,19 @@ def _compare(path: Path, actual: str, expected: str, by: str) -> None:
             "Hub": "the file that the Hub announced",
         }.get(by, f"the file that its {CONFIG} records")
         raise TamperedModel(
-            f"{path} is not {what} (sha256 {actual[:12]}..., expected {expected[:12]}...): it is damaged or was "
-            "changed; delete it and fetch or export the model again."
+            f"{path} is not {what} (sha256 {actual[:12]}..., expected {expected[:12]}...). It is damaged or was "
+            "modified; delete it and download or export the model again."
         )
 
 
 def _state(path: Path) -> list[str | int]:
-    """What changes when a file does. The time of the inode's change cannot be set back by whoever edits in place."""
+    """Return values that change with the file; the inode's change time cannot be set back after an edit."""
     found = path.stat()
     return [str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _read(memo: Path) -> dict[str, object]:
-    """What is remembered; nothing if it is not there or cannot be read."""
+    """Return a cache entry; {} if it does not exist or cannot be read."""
     try:
         known = json.loads(memo.read_text("utf-8"))
     except (OSError, ValueError):
@@ -143,8 +145,8 @@ def _read(memo: Path) -> dict[str, object]:
     return known if isinstance(known, dict) and isinstance(known.get("sha256"), str) else {}
 
 
-def _remember(memo: Path, known: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and must not cost the load
+def _write(memo: Path, known: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # loading must work without a writable cache
         memo.parent.mkdir(parents=True, exist_ok=True)
         descriptor, half = tempfile.mkstemp(dir=memo.parent)
         try:

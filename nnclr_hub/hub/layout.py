@@ -1,9 +1,9 @@
-"""The model folder: one set of files that timm, transformers, torch.hub and this library load.
+"""The model folder: a set of files that timm, transformers, torch.hub and this library load.
 
-config.json                timm's layout, with a block "nnclr" of our own
+config.json                timm's layout, plus the block "nnclr"
 model.safetensors          the bare timm state dict
-nnclr_heads.safetensors    projection and prediction heads, for going on with pretraining
-nnclr_support_set.safetensors  if wished, the embeddings that were its neighbors in training
+nnclr_heads.safetensors    projection and prediction heads, to continue pretraining
+nnclr_support_set.safetensors  optional: the support set, embeddings used as neighbors in training
 README.md                  the model card
 """
 
@@ -27,8 +27,8 @@ HEADS = "nnclr_heads.safetensors"
 SUPPORT_SET = "nnclr_support_set.safetensors"
 CARD = "README.md"
 FORMAT_VERSION = 1
-BESIDE = (HEADS, SUPPORT_SET)  # what a folder may hold besides its weights, and vouch for
-TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted")  # of the block nnclr
+OPTIONAL = (HEADS, SUPPORT_SET)  # further files whose hashes config.json may record
+TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted")  # fields of the block nnclr
 REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
@@ -37,11 +37,11 @@ class ModelConfig:
     """config.json.
 
     architecture: timm's name.
-    model_args: arguments beside timm's defaults; always written, even when empty, for transformers needs it.
+    model_args: arguments that differ from timm's defaults; written even if empty, because transformers needs it.
     num_features: D.
     global_pool: "avg" or "token".
     pretrained_cfg: timm's preprocessing and layer names.
-    nnclr: how the encoder came to be, its metrics, and the sha256 of its weights.
+    nnclr: provenance of the encoder, its metrics, and the sha256 of its weights.
     """
 
     architecture: str
@@ -53,12 +53,12 @@ class ModelConfig:
 
     @property
     def sha256(self) -> Mapping[str, str]:
-        """What the folder says of its own weights and what lies beside them, by the file's name."""
+        """Recorded sha256 of the weights and the optional files, by file name."""
         recorded = self.nnclr.get("sha256") or {}
-        return {name: recorded[name] for name in (WEIGHTS, *BESIDE) if name in recorded}
+        return {name: recorded[name] for name in (WEIGHTS, *OPTIONAL) if name in recorded}
 
     def to_json(self) -> str:
-        """The file's text; the same for the same model."""
+        """Return the text of the file; equal for equal models."""
         fields = {
             "architecture": self.architecture,
             "num_classes": 0,
@@ -72,12 +72,12 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The folder's config.json.
+    """Read the folder's config.json.
 
     Raises:
-        ModelFilesMissing: there is none.
+        ModelFilesMissing: it does not exist.
         ModelTooNew: a later version of the library wrote it.
-        WeightsMismatch: it cannot be read, or a field is missing or of another type.
+        WeightsMismatch: it is invalid, or a field is missing or has another type.
     """
     path = require(folder, CONFIG)
     try:
@@ -85,13 +85,15 @@ def read_config(folder: Path) -> ModelConfig:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise WeightsMismatch(f"{path} is not valid JSON ({error}): fetch or export the model again.") from error
+        raise WeightsMismatch(f"{path} is not valid JSON ({error}); download or export the model again.") from error
     if not isinstance(fields, dict):
-        raise WeightsMismatch(f"{path} is not a JSON object: fetch or export the model again.")
+        raise WeightsMismatch(f"{path} is not a JSON object; download or export the model again.")
     missing = [name for name, kind in REQUIRED.items() if not isinstance(fields.get(name), kind)]
     missing += [name for name in ("model_args", "nnclr") if not isinstance(fields.get(name) or {}, dict)]
     if missing:
-        raise WeightsMismatch(f"{path} lacks {', '.join(missing)}: it is no model folder of ours; export it again.")
+        raise WeightsMismatch(
+            f"{path} lacks {', '.join(missing)}, so it is not a model folder of nnclr_hub; export the model again."
+        )
     _check_ours(path, fields.get("nnclr") or {})
     return ModelConfig(
         architecture=fields["architecture"],
@@ -104,19 +106,19 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
-    """Refuses a block of ours that this version cannot understand."""
+    """Check that this version can read the block nnclr."""
     version = ours.get("format_version", FORMAT_VERSION)
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ModelTooNew(
             f"{path} was written by a later version of nnclr_hub (format {version}; this one reads up to "
-            f"{FORMAT_VERSION}): update nnclr_hub."
+            f"{FORMAT_VERSION}); update nnclr_hub."
         )
     if not isinstance(version, int) or not _is_block(ours):
-        raise WeightsMismatch(f"{path} has a block nnclr that is none of ours: fetch or export the model again.")
+        raise WeightsMismatch(f"The block nnclr in {path} is invalid; download or export the model again.")
 
 
 def _is_block(ours: Mapping[str, Any]) -> bool:
-    """Whether the fields that verification and the card read are of their types."""
+    """Return whether the fields that verification and the card read have the right types."""
     if not all(isinstance(ours.get(name) or {}, dict) for name in TABLES):
         return False
     hashes, metrics, converted = (ours.get(name) or {} for name in ("sha256", "metrics", "converted"))
@@ -128,11 +130,11 @@ def _is_block(ours: Mapping[str, Any]) -> bool:
 
 
 def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
-    """The tensors of a safetensors file in the folder.
+    """Read the tensors of a safetensors file in the folder.
 
     Raises:
-        ModelFilesMissing: it is not there.
-        WeightsMismatch: it is cut off or no safetensors file, or holds NaN or infinity.
+        ModelFilesMissing: it does not exist.
+        WeightsMismatch: it is truncated, is not a safetensors file, or contains NaN or infinity.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -141,34 +143,34 @@ def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise WeightsMismatch(f"{path} is damaged ({error}): fetch or export the model again.") from error
+        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
     for key, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
-            raise WeightsMismatch(
-                f"{key} in {path} holds NaN or infinity, and every vector would: export another checkpoint."
-            )
+            raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
     return tensors
 
 
 def require(folder: Path, name: str) -> Path:
-    """The path of a file of the folder.
+    """Return the path of a file in the folder.
 
     Raises:
-        ModelFilesMissing: it is not there.
+        ModelFilesMissing: it does not exist.
     """
     path = Path(folder) / name
     if not path.is_file():
         if not Path(folder).is_dir():
-            what = "is a file and no model folder" if Path(folder).is_file() else "does not exist"
-            raise ModelFilesMissing(f"{folder} {what}: give a model folder, as `nnclr export` or `download` makes it.")
+            what = "is a file" if Path(folder).is_file() else "does not exist"
+            raise ModelFilesMissing(
+                f"{folder} {what}; expected a model folder, as made by `nnclr export` or `nnclr download`."
+            )
         raise ModelFilesMissing(
-            f"{path} is missing: a model folder holds {CONFIG} and {WEIGHTS}; fetch or export the model again."
+            f"{path} is missing; a model folder contains {CONFIG} and {WEIGHTS}. Download or export the model again."
         )
     return path
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file.
+    """Return the hex digest of a file.
 
     Raises:
         ModelFilesMissing: it cannot be read.
@@ -182,4 +184,4 @@ def sha256_of(path: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> ModelFilesMissing:
     why = error.strerror or type(error).__name__
-    return ModelFilesMissing(f"{path} cannot be read ({why}): check that it is yours to read, and the disk.")
+    return ModelFilesMissing(f"{path} cannot be read ({why}); check its permissions, and the disk.")

@@ -1,5 +1,5 @@
-"""MODELS: every encoder that this project has weights of, pinned by the sha256 of its files; ARCHITECTURES: the paper's
-networks, which have none yet. torch.hub's entry points, `nnclr models` and `load_encoder` all read these two tables.
+"""MODELS lists the encoders with weights of this project, pinned by sha256; ARCHITECTURES lists networks of the paper
+without weights. torch.hub's entry points, `nnclr models` and `load_encoder` read these two tables.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class InputContract:
-    """What is done to an image before the network sees it: RGB, a side resized to size / crop_pct, the center cut out,
-    scaled to [0, 1], mean taken off, divided by std.
+    """The preprocessing of a model: RGB, resize a side to size / crop_pct, crop the center, scale to [0, 1], normalize.
 
     size: side of the square input in pixels.
-    crop_mode: which side: "center" the short one, "squash" both, "border" the long one; as `Preprocessing` has them.
+    crop_mode: the side to resize: "center" the short one, "squash" both, "border" the long one; see `Preprocessing`.
     """
 
     size: int
@@ -35,19 +34,19 @@ class InputContract:
 class ModelInfo:
     """An encoder with weights.
 
-    name: what `load_encoder` takes.
-    architecture: timm's.
+    name: for `load_encoder`.
+    architecture: timm's name.
     embed_dim: length of a vector.
     parameters: number of weights.
     input: its preprocessing.
-    sha256: of its files by name; a load verifies them.
+    sha256: of its files by name; loading verifies them.
     license: of the weights.
-    data: what it was trained on, and the terms of those images.
-    metrics: what `nnclr eval knn NAME --data DATA` measured on test splits, by name. A folder's config.json has its
-        run's own figures, which are of validation splits where the data has one.
-    recipe: how it was trained.
-    repository: org/name on the Hugging Face Hub; None: it is not published there.
-    revision: the repository's commit that has these files.
+    data: training data, and the terms of its images.
+    metrics: results of `nnclr eval knn NAME --data DATA` on test splits, by name. The config.json of a folder has the
+        results of its run, on validation splits if the data has one.
+    recipe: of the training.
+    repository: org/name on the Hugging Face Hub; None: not published there.
+    revision: commit of the repository with these files.
     """
 
     name: str
@@ -67,10 +66,10 @@ class ModelInfo:
     def folder(self) -> Path | None:
         """The model folder in this installation: in a checkout's weights/, or inside an installed package.
 
-        None: only the Hub has it.
+        None if only the Hub has it.
 
         Raises:
-            ModelFilesMissing: it is not here, nor published.
+            ModelFilesMissing: it is neither installed nor published.
         """
         for place in (PACKAGE / "weights" / self.name, PACKAGE.parent / "weights" / self.name):
             if place.is_dir():
@@ -78,24 +77,21 @@ class ModelInfo:
         if self.repository is not None:
             return None
         if (PACKAGE.parent / "hubconf.py").is_file():
-            why = f"its folder weights/{self.name} is missing from this checkout: restore it, as by git checkout"
+            why = f"the folder weights/{self.name} is missing in this checkout; restore it with git checkout"
         else:
-            why = (
-                "this installed package does not hold them: only a checkout of nnclr_hub does, so clone it and give "
-                f"CHECKOUT/weights/{self.name}"
-            )
-        raise ModelFilesMissing(f"The weights of {self.name} are not published on a hub, and {why}.")
+            why = f"the installed package does not contain them; clone nnclr_hub and use CHECKOUT/weights/{self.name}"
+        raise ModelFilesMissing(f"The weights of {self.name} are not published on the Hub, and {why}.")
 
     def require_published(self) -> str:
-        """org/name.
+        """Return org/name.
 
         Raises:
-            UnknownModel: it is not on the Hub; the sentence names the folder that has it.
+            UnknownModel: it is not on the Hub; the message names its folder.
         """
         if self.repository is None:
             raise UnknownModel(
-                f"{self.name} is not published on a hub yet, so it has no revisions: name it without one; its one "
-                f"version is in {self.folder}."
+                f"{self.name} is not published on the Hub, so it does not have revisions; use the name without one for "
+                f"the version in {self.folder}."
             )
         return self.repository
 
@@ -154,7 +150,7 @@ MODELS: dict[str, ModelInfo] = {
     )
 }
 
-# entry points of torch.hub whose weights nobody has trained yet -> the architecture
+# torch.hub entry points without published weights -> the architecture
 ARCHITECTURES = {
     "nnclr_resnet50": "resnet50",
     "nnclr_vit_small": "vit_small",
@@ -164,37 +160,37 @@ ARCHITECTURES = {
 
 
 def list_models() -> list[str]:
-    """Names of the encoders with weights, the default first."""
+    """Return the names of the encoders with weights, the default first."""
     return list(MODELS)
 
 
 def default_model() -> str:
-    """The encoder that is used where none is named: the best starter, which stands first.
+    """Return the name of the default encoder: the best starter, which is listed first.
 
     Raises:
-        UnknownModel: there is none.
+        UnknownModel: the registry is empty.
     """
     if not MODELS:
-        raise UnknownModel("This version has no encoder of its own: name a source, such as a model folder, yourself.")
+        raise UnknownModel("This version does not include an encoder; name a source, such as a model folder.")
     return next(iter(MODELS))
 
 
 def model_info(name: str) -> ModelInfo:
-    """What is known about an encoder.
+    """Return the registry entry of an encoder.
 
     Raises:
-        UnknownModel: no such name, or an architecture that has no weights yet; the sentence says what there is.
+        UnknownModel: the name does not exist or has no weights yet; the message lists the available names.
     """
     if name in MODELS:
         return MODELS[name]
-    there_are = f"there are {', '.join(MODELS)}" if MODELS else "there are none yet"
+    available = f"available: {', '.join(MODELS)}" if MODELS else "no names are available yet"
     if name in ARCHITECTURES:
         raise UnknownModel(
-            f"{name} has no weights yet, and random ones are never given for them: {there_are}; random:"
-            f"{ARCHITECTURES[name]} is the network untrained."
+            f"{name} does not have published weights yet; {available}. Use random:{ARCHITECTURES[name]} for random "
+            "weights."
         )
     close = get_close_matches(name, [*MODELS, *ARCHITECTURES], n=1)
     raise UnknownModel(
-        f"No model is called {name!r}, and no folder here is: "
-        f"{f'did you mean {close[0]!r}?' if close else f'{there_are}, or give a model folder.'}"
+        f"{name!r} is neither a model name nor a folder; "
+        f"{f'did you mean {close[0]!r}?' if close else f'{available}; or use a model folder.'}"
     )

@@ -1,7 +1,7 @@
 """hf-hub:org/repo[@revision]: a model folder from the Hugging Face Hub, or from the mirror that HF_ENDPOINT names.
 
-The Hub's own client does the work, so that its variables hold: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN,
-HTTPS_PROXY. What can go wrong becomes one sentence that names the variable and the cache.
+The Hub's own client downloads, so its variables apply: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN,
+HTTPS_PROXY. Its errors become short messages that name the variable and the cache.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def download(reference: str, *, progress: bool = True, whole: bool = False) -> Path:
-    """The repository's model folder in the Hub's cache; fetched unless it is there, and verified by nobody yet.
+    """Return the model folder of a repository in the Hub's cache, downloaded if necessary but not yet verified.
 
     Args:
         reference: "org/repo" or "org/repo@revision".
         progress: show the client's progress bars.
-        whole: with the support set, which loading an encoder does not need.
+        whole: include the support set, which loading an encoder does not need.
 
     Raises:
-        InvalidRequest: no repository can be called that.
-        UnknownModel: the Hub has no such repository or revision, or not for this token.
-        ModelFilesMissing: there is no network and the cache does not have it.
-        ModelError: it could not be fetched.
+        InvalidRequest: the name of the repository is invalid.
+        UnknownModel: the repository or revision does not exist, or this token has no access.
+        ModelFilesMissing: the cache does not have it and the Hub cannot be reached.
+        ModelError: the download failed.
     """
     repository, at, revision = reference.partition("@")
-    if at and not revision:  # as `@$TAG` gives where TAG is not set: main is not what was meant
-        raise InvalidRequest(f"hf-hub:{reference} names no revision after the @: write a tag or commit, or no @.")
+    if at and not revision:  # such as `@$TAG` with an unset variable, which must not mean main
+        raise InvalidRequest(f"hf-hub:{reference} has no revision after the @; add a tag or commit, or remove the @.")
     if not _REPOSITORY.fullmatch(repository):
-        raise InvalidRequest(f"hf-hub:{reference} is no repository: write hf-hub:ORGANISATION/NAME[@REVISION].")
+        raise InvalidRequest(
+            f"hf-hub:{reference} is not a valid repository; expected hf-hub:ORGANIZATION/NAME[@REVISION]."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -55,74 +57,77 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
             )
         )
     except HFValidationError as error:
-        raise InvalidRequest(f"hf-hub:{reference} is no repository: {' '.join(str(error).split())}") from error
+        raise InvalidRequest(f"hf-hub:{reference} is not a valid repository: {' '.join(str(error).split())}") from error
     except (HfHubHTTPError, OSError, RuntimeError, ValueError, *network_errors()) as error:
-        raise _in_a_sentence(repository, revision, error) from error
+        raise _as_model_error(repository, revision, error) from error
     return folder
 
 
-def _in_a_sentence(repository: str, revision: str, error: Exception) -> ModelError:
-    """What the client says over many lines."""
+def _as_model_error(repository: str, revision: str, error: Exception) -> ModelError:
+    """Turn an error of the client, often of many lines, into one message."""
     from huggingface_hub import constants
 
     reference = f"{repository}@{revision}" if revision else repository
     if is_of_xet(error):
         return ModelError(
-            f"{constants.ENDPOINT} names Xet, the client's way of fetching large files, and does not serve {reference} "
-            f"by it: set {NO_XET}=1 before starting, and it comes by plain HTTP."
+            f"{constants.ENDPOINT} announces the Xet protocol for {reference} but does not support it; set {NO_XET}=1 "
+            "before starting to download over plain HTTP."
         )
     if (refused := _refused(repository, revision, error)) is not None:
         return refused
     if isinstance(error, OSError) and error.errno in _FULL:
         return ModelError(
-            f"There is no room for {reference} in the cache {constants.HF_HUB_CACHE}: free some, or set HF_HUB_CACHE "
-            "to a folder on another disk."
+            f"The disk of the cache {constants.HF_HUB_CACHE} is full, so {reference} was not downloaded; free some "
+            "space, "
+            "or set HF_HUB_CACHE to a folder on another disk."
         )
     if isinstance(error, PermissionError):
         return ModelError(
-            f"The cache {constants.HF_HUB_CACHE} cannot be written, and {reference} is not in it: set HF_HUB_CACHE to "
-            "a folder of yours."
+            f"The cache {constants.HF_HUB_CACHE} cannot be written, and {reference} is not in it; set HF_HUB_CACHE to "
+            "a writable folder."
         )
     why = _unreachable(error)
     if why is not None:
         return ModelFilesMissing(
-            f"{reference} is not, or not wholly, in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to "
-            "a folder that has it, or give a local model folder."
+            f"{reference} is not completely in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to "
+            "a folder that contains it, or use a local model folder."
         )
     status = _status(error)
     what = f"the answer was {status}" if status else type(error).__name__
     hint = "try again later" if status else f"check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again later"
-    return ModelError(f"{reference} could not be fetched from {constants.ENDPOINT} ({what}): {hint}.")
+    return ModelError(f"{reference} could not be downloaded from {constants.ENDPOINT} ({what}); {hint}.")
 
 
 def _refused(repository: str, revision: str, error: Exception) -> UnknownModel | None:
-    """What the Hub says no to: a token, a name, a revision; None for anything else."""
+    """Return the error for a refused token, name or revision; None for other errors."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(error, UnicodeEncodeError):  # a header is made of it
-        return UnknownModel(f"HF_TOKEN holds characters that no token has, so {repository} was not asked for: mend it.")
+    if isinstance(error, UnicodeEncodeError):  # the token is part of a header
+        return UnknownModel(f"HF_TOKEN contains invalid characters, so {repository} was not requested; correct it.")
     if isinstance(error, GatedRepoError):
         return UnknownModel(
-            f"{repository} is gated: accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
+            f"{repository} is gated; accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
         )
     if isinstance(error, RepositoryNotFoundError):
         return UnknownModel(
-            f"{constants.ENDPOINT} has no repository {repository}, or it is private: check the name and HF_ENDPOINT, "
+            f"{constants.ENDPOINT} has no repository {repository}, or it is private; check the name and HF_ENDPOINT, "
             "or set HF_TOKEN."
         )
     if isinstance(error, RevisionNotFoundError):
-        return UnknownModel(f"{repository} has no revision {revision!r}: name a tag, branch or commit of it.")
+        return UnknownModel(
+            f"{repository} does not have a revision {revision!r}; use an existing tag, branch or commit."
+        )
     if _status(error) == 401:
         return UnknownModel(
-            f"{constants.ENDPOINT} does not accept the token for {repository} (401): set HF_TOKEN to a valid one, or "
+            f"{constants.ENDPOINT} does not accept the token for {repository} (401); set HF_TOKEN to a valid one, or "
             "log in with `hf auth login`."
         )
     return None
 
 
 def is_of_xet(error: BaseException | None) -> bool:
-    """Whether it, or what it came from, happened while Xet asked for its token, which a Hub without Xet has not."""
+    """Return whether the error or its cause comes from a request for a Xet token, which Hubs without Xet refuse."""
     while error is not None:
         if _XET.search(str(error)):
             return True
@@ -131,7 +136,7 @@ def is_of_xet(error: BaseException | None) -> bool:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """HTTP status of the answer behind an error."""
+    """Return the HTTP status of the response that caused an error."""
     while error is not None:
         response = getattr(error, "response", None)
         if response is not None:
@@ -141,35 +146,35 @@ def _status(error: BaseException | None) -> int | None:
 
 
 def _unreachable(error: BaseException) -> str | None:
-    """Why no server was asked, and what to do about it; None if one has answered."""
+    """Return why no server answered, and what to do; None if one answered."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set: unset it"
+        return "HF_HUB_OFFLINE is set; unset it"
     names = {type(one).__name__ for one in (error, error.__cause__) if one is not None}
     if "ProxyError" in names:
-        return "the proxy does not let us through: check HTTPS_PROXY"
+        return "the proxy refuses the connection; check HTTPS_PROXY"
     if names & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError"}:
-        return f"{constants.ENDPOINT} cannot be reached: connect, check HF_ENDPOINT and HTTPS_PROXY"
+        return f"{constants.ENDPOINT} cannot be reached; connect, check HF_ENDPOINT and HTTPS_PROXY"
     return None
 
 
 def require_endpoint() -> None:
-    """Refuses an HF_ENDPOINT that is no web address.
+    """Check that HF_ENDPOINT is a web address.
 
     Raises:
-        InvalidRequest: names the variable.
+        InvalidRequest: it is not.
     """
     from huggingface_hub import constants
 
     if not re.match(r"https?://[^/]", constants.ENDPOINT):
         raise InvalidRequest(
-            f"HF_ENDPOINT is {constants.ENDPOINT!r}, no web address: set it to https://HOST, or unset it."
+            f"HF_ENDPOINT must be a web address, got {constants.ENDPOINT!r}; set it to https://HOST, or unset it."
         )
 
 
 def _silent() -> type:
-    """tqdm without its bar."""
+    """Return a tqdm class without output."""
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
@@ -180,9 +185,9 @@ def _silent() -> type:
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client lets through when a connection breaks: its HTTP library's errors, which are no OSErrors."""
+    """Return the errors of the client's HTTP library, which are not OSErrors and which the client does not convert."""
     found = []
-    for library in ("httpx", "httpx2"):  # by its release
+    for library in ("httpx", "httpx2"):  # depends on its release
         with suppress(ImportError):
             found.append(import_module(library).HTTPError)
     return tuple(found)

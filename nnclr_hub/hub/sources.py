@@ -1,16 +1,16 @@
-"""A source is a string that says where an encoder comes from.
+"""Sources: strings that name where an encoder comes from.
 
-    nnclr_resnet18_small_cpu_starter      a registered name (see `nnclr models`), of a published one also NAME@REVISION
+    nnclr_resnet18_small_cpu_starter      a registered name (see `nnclr models`); if published, also NAME@REVISION
     hf-hub:org/repo[@revision]            a model folder on the Hugging Face Hub
     local-dir:/models/mine, ./mine, file:///models/mine, or the .safetensors file in it
-    https://host/name-<sha256>.safetensors    with its config.json beside it
+    https://host/name-<sha256>.safetensors    with its config.json next to it
     timm:resnet50.a1_in1k                 timm's own weights
-    random:resnet50[@seed]                untrained weights, a baseline; timm starts a ResNet's residual
-                                          branches at zero, so this one is weaker than its size suggests
-    random:SOURCE[@seed]                  likewise, the network and preprocessing of a name or model folder
+    random:resnet50[@seed]                random weights, as a baseline; timm initializes a ResNet's residual
+                                          branches with zero, so it is weaker than its size suggests
+    random:SOURCE[@seed]                  random weights in the network of a name or model folder
 
-`resolve` turns one into local files whose hashes are right: those that the registry or the address pins, or else
-those that the folder's own config.json records (see `nnclr_hub.hub.integrity`).
+`resolve` returns local files with verified hashes: those that the registry or the address pins, or else those that the
+folder's config.json records (see `nnclr_hub.hub.integrity`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits, without_query
 from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, hash_again
-from nnclr_hub.hub.layout import BESIDE, CONFIG, WEIGHTS, ModelConfig, read_config, require
+from nnclr_hub.hub.layout import CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
 
@@ -35,14 +35,14 @@ _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
 
 @dataclass(frozen=True)
 class Resolved:
-    """Where an encoder's files are.
+    """The location of an encoder's files.
 
-    folder: a verified model folder; None for timm: and for random: of an architecture.
+    folder: a verified model folder; None for timm:NAME and random:ARCHITECTURE.
     architecture: timm's name.
-    seed: of random weights; None for trained ones.
-    weights: name of the weights' file in the folder.
-    pins: what the files were compared with, by whoever else than the folder itself says so, if anybody does.
-    own: what the folder's config.json says of them.
+    seed: of random weights; None for trained weights.
+    weights: name of the weights file in the folder.
+    pins: the expected hashes, from a source outside the folder if there is one.
+    own: the hashes in the folder's config.json.
     """
 
     folder: Path | None
@@ -56,28 +56,28 @@ class Resolved:
     def config(self) -> ModelConfig:
         """The folder's config.json."""
         if self.folder is None:
-            raise InvalidRequest(f"{self.architecture} comes from timm and has no model folder.")
+            raise InvalidRequest(f"{self.architecture} comes from timm and does not have a model folder.")
         return read_config(self.folder)
 
 
 def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:
-    """Finds, fetches if need be, and verifies.
+    """Find the files of a source, download them if necessary, and verify them.
 
     Args:
-        source: see above.
-        progress: show a bar where something is downloaded.
-        whole: of a repository also the support set, which loading an encoder does not need.
+        source: see the module.
+        progress: show a bar for downloads.
+        whole: download the support set too, which loading an encoder does not need.
 
     Raises:
-        UnknownModel: no such name, folder, repository or revision.
-        ModelFilesMissing: a file of the folder is not there, and cannot be fetched.
-        TamperedModel: a file's sha256 is not the recorded one.
-        WeightsMismatch, ModelTooNew: config.json cannot be read.
+        UnknownModel: the name, folder, repository or revision does not exist.
+        ModelFilesMissing: a file of the folder is missing and cannot be downloaded.
+        TamperedModel: the sha256 of a file differs from the recorded one.
+        WeightsMismatch, ModelTooNew: config.json is invalid or too new.
         ModelError: a download failed.
-        InvalidRequest: the source cannot be read as one.
+        InvalidRequest: the source is malformed.
     """
     if not source:
-        raise InvalidRequest("The source is empty: give a model folder, or a name that `nnclr models` lists.")
+        raise InvalidRequest("The source is empty; use a model folder, or a name from `nnclr models`.")
     kind, colon, rest = source.partition(":")
     if colon and kind in ("timm", "random"):
         return _untrained_or_timm(kind, rest)
@@ -93,19 +93,19 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     if name in MODELS:
         return _registered(name, revision, progress, whole)
     path = _named(source)
-    if os.path.isfile(path):  # unlike Path's own, false of names that no file can have
+    if os.path.isfile(path):  # unlike Path.is_file, returns False for invalid names
         return _file(path)
     if os.path.isdir(path):
         return _folder(path)
     if colon or "/" in source or "\\" in source or source.startswith("."):
         hint = f", or hf-hub:{source} if it is on the Hub" if _ON_THE_HUB.fullmatch(source) else ""
-        raise UnknownModel(f"{source} does not exist: give a model folder, or a name that `nnclr models` lists{hint}.")
-    model_info(name)  # says that it has no weights yet, or which name is the nearest
+        raise UnknownModel(f"{source} does not exist; use a model folder, or a name from `nnclr models`{hint}.")
+    model_info(name)  # raises UnknownModel with the nearest name
     raise AssertionError(name)
 
 
 def absolute(source: str) -> str:
-    """The same source to a process that works in another folder: what is a path of this machine's is a whole one."""
+    """Return the source with absolute paths, for a process with another working directory."""
     kind, colon, rest = source.partition(":")
     if colon and kind == "local-dir":
         return f"{kind}:{_local(rest).absolute()}"
@@ -119,38 +119,38 @@ def absolute(source: str) -> str:
 
 
 def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
-    """Hashes every file of a source's model folder anew, whatever is remembered of it.
+    """Hash every file of a source's model folder without the cache, and compare it with its pins.
 
     Raises:
-        InvalidRequest: the source is no model folder.
+        InvalidRequest: the source is not a model folder.
         ModelError: see `resolve`.
     """
     found = resolve(source, progress=progress)
     if found.folder is None or found.seed is not None:
-        raise InvalidRequest(f"{source} is no model folder, so nothing is recorded to verify it against.")
-    return hash_again(found.folder, (CONFIG, found.weights, *BESIDE), (found.pins, found.own))
+        raise InvalidRequest(f"{source} is not a model folder, so no hashes are recorded to verify it.")
+    return hash_again(found.folder, (CONFIG, found.weights, *OPTIONAL), (found.pins, found.own))
 
 
 def _local(path: str) -> Path:
-    """With ~ read, where there is such a user."""
+    """Return a path with ~ expanded."""
     return Path(os.path.expanduser(path))
 
 
 def _named(source: str) -> Path:
-    """The path that a source without a kind of its own is, or file: with a path behind it."""
+    """Return the path in a source without a prefix, or with the prefix file:."""
     kind, colon, rest = source.partition(":")
     return _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
 
 
 def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     if not rest:
-        raise InvalidRequest(f"{kind}: needs an architecture, for example {kind}:resnet50.")
+        raise InvalidRequest(f"{kind}: needs an architecture, such as {kind}:resnet50.")
     if kind == "timm":
         return Resolved(None, rest)
     architecture, _, seed = rest.partition("@")
     if seed and not re.fullmatch("[0-9]{1,18}", seed):  # torch takes 64 bits
         raise InvalidRequest(
-            f"random:{rest}: the seed after @ is a whole number of up to 18 digits, for example random:resnet50@0."
+            f"The seed in random:{rest} must be a whole number of up to 18 digits, such as random:resnet50@0."
         )
     if architecture in MODELS or os.path.isfile(_local(architecture) / CONFIG):
         return replace(resolve(architecture), seed=int(seed or 0), pins=NOBODY, own=NOBODY)
@@ -158,7 +158,7 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
 
 
 def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolved:
-    """From the folder that this installation has, else from the Hub; another revision than ours only from there."""
+    """Resolve a registered name: from this installation, or else from the Hub; other revisions always from the Hub."""
     info = model_info(name)
     pins = Pins("registry", info.sha256)
     if revision in ("", info.revision):
@@ -170,7 +170,7 @@ def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolv
 
 
 def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
-    """From the Hub, with what it announced; a repository need not be one of ours."""
+    """Resolve any repository of the Hub, with the hashes that the Hub announced."""
     folder = download(reference, progress=progress, whole=whole)
     return _folder(folder, announced(folder))
 
@@ -178,24 +178,24 @@ def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
 def _refuse_pickles(path: str, source: str) -> None:
     if path.lower().endswith(PICKLES):
         raise InvalidRequest(
-            f"{source} is a pickle, which can run code when it is read, so it is never loaded: `nnclr convert` makes a "
-            f"model folder with {CONFIG} and {WEIGHTS} of it."
+            f"{source} is a pickle and is not loaded, because it can run code; convert it to a model folder with "
+            "`nnclr convert`."
         )
 
 
 def _file(path: Path) -> Resolved:
-    """The weights in one file, with the config.json that lies beside it."""
+    """Resolve a single file of weights with the config.json next to it."""
     _refuse_pickles(path.name, str(path))
-    if path.suffix != ".safetensors" or path.name in BESIDE:
-        raise InvalidRequest(f"{path} holds no encoder's weights: give {WEIGHTS}, or the folder it lies in.")
+    if path.suffix != ".safetensors" or path.name in OPTIONAL:
+        raise InvalidRequest(f"{path} does not contain the weights of an encoder; use {WEIGHTS}, or its folder.")
     digits = pinned_digits(path.name)
     return _folder(path.parent, Pins("address", {path.name: digits}) if digits else None, path.name)
 
 
 def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> Resolved:
-    """Compares a model folder with what somebody else has pinned, if so, and with what its config records."""
+    """Verify a model folder with external pins, if any, and with the hashes in its config.json."""
     if not os.path.isdir(folder):
-        raise UnknownModel(f"{folder} is no folder: give a model folder, or a name that `nnclr models` lists.")
+        raise UnknownModel(f"{folder} is not a folder; use a model folder, or a name from `nnclr models`.")
     require(folder, CONFIG)
     require(folder, weights)
     if pins is not None:
@@ -204,6 +204,6 @@ def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> R
     recorded = {weights if name == WEIGHTS else name: digest for name, digest in config.sha256.items()}
     recorded = {name: digest for name, digest in recorded.items() if name == weights or (folder / name).exists()}
     own = Pins("config.json", recorded) if recorded else NOBODY
-    if pins is None or pins.by != "registry":  # which pins config.json itself
+    if pins is None or pins.by != "registry":  # the registry also pins config.json
         check(folder, own)
     return Resolved(folder, config.architecture, weights=weights, pins=pins or own, own=own)

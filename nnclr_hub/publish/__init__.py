@@ -1,1 +1,1 @@
-"""Where weights go: model folders."""
+"""Publishing: write model folders, convert foreign checkpoints, and upload to the Hub."""

@@ -1,4 +1,4 @@
-"""Which of timm's architectures a backbone's weights are, told by every name and every shape."""
+"""Find the timm architecture of a backbone by the names and shapes of its weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _AROUND = {
 
 
 def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's names of a vision transformer as timm's; a ResNet's are the same in both."""
+    """Rename the weights of a torchvision vision transformer to timm's names; a ResNet's names are equal in both."""
     if "conv_proj.weight" not in state:
         return dict(state)
     return {_timm_name(key): value for key, value in state.items()}
@@ -50,7 +50,7 @@ def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def find_architecture(
     state: Mapping[str, Tensor], origin: str, architecture: str | None, model_args: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """timm's name and the arguments of the one architecture whose names and shapes are those of `state`.
+    """Return timm's name and the arguments of the architecture whose names and shapes equal those of `state`.
 
     Args:
         state: under timm's names.
@@ -59,7 +59,7 @@ def find_architecture(
         model_args: arguments of it.
 
     Raises:
-        WeightsMismatch: none has them, or what the weights do not show decides.
+        WeightsMismatch: no architecture fits, or the weights alone do not determine it.
     """
     _require_known_stem(state, origin, architecture)
     _require_known_heads(state, origin, model_args)
@@ -72,14 +72,14 @@ def find_architecture(
             return name, arguments
     nearest = min(differences, key=lambda name: len(differences[name]))
     raise WeightsMismatch(
-        f"{origin} is none of {', '.join(candidates)}; from {nearest} it differs in "
-        f"{', '.join(differences[nearest][:3])}: name its architecture as timm calls it with --architecture, and its "
+        f"{origin} does not match {', '.join(candidates)}; the nearest, {nearest}, differs in "
+        f"{', '.join(differences[nearest][:3])}. Name its timm architecture with --architecture, and its "
         "arguments with --arg NAME=VALUE."
     )
 
 
 def with_counters(state: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state, with the counters of batches that very old files lack and evaluation never reads."""
+    """Add the batch counters that very old files lack and evaluation never reads."""
     counters = {key for key in _shapes(name, arguments) if key.endswith(".num_batches_tracked")}
     return {**{key: torch.zeros((), dtype=torch.int64) for key in counters}, **state}
 
@@ -104,7 +104,7 @@ def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...
 
 
 def _difference(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[str]:
-    """Names that one of the two lacks or that have another shape, but for counters that are missing."""
+    """Return the names that differ or have another shape, except for missing batch counters."""
     found = {key: tuple(value.shape) for key, value in state.items()}
     missing = [key for key in wanted.keys() - found.keys() if not key.endswith(".num_batches_tracked")]
     other = [key for key in wanted.keys() & found.keys() if wanted[key] != found[key]]
@@ -112,7 +112,7 @@ def _difference(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, Tenso
 
 
 def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str, Any]:
-    """The size that a transformer's positions are of, unless it is the usual one."""
+    """Return the image size of a transformer's position embeddings, unless it is the default."""
     positions, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
     if positions is None or patches is None or positions.ndim != 3 or patches.ndim != 4 or not sized(name):
         return {}
@@ -131,25 +131,28 @@ def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: 
     if architecture is None and stem is not None and stem.ndim == 4 and stem.shape[-1] == 3:
         raise WeightsMismatch(
             f"{origin} has a first convolution of 3 x 3, as CIFAR experiments do, and its padding is not in the file "
-            "(solo-learn's is 2, ours 1): if it is 1, say so by --architecture nnclr_resnet18_cifar or "
+            "(solo-learn's is 2, ours 1); if it is 1, use --architecture nnclr_resnet18_cifar or "
             "nnclr_resnet50_cifar."
         )
 
 
 def arguments_of(layout: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a project's code says of its networks and their weights do not: MoCo v3's ViT-S has 12 heads, timm's 6."""
+    """Return arguments that the code of a project defines but its weights do not show.
+
+    MoCo v3's ViT-S has 12 heads, timm's has 6.
+    """
     token = state.get("cls_token")
     small = token is not None and token.shape[-1] == SMALL
     return {"num_heads": 12} if small and layout == "MoCo v3" else {}
 
 
 def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: Mapping[str, Any]) -> None:
-    """Refuses a ViT-S that may have 12 heads: weights have the same shapes for any number, and another output."""
+    """Refuse a ViT-S that may have 12 heads; the shapes of its weights are equal for any number of heads."""
     positions = state.get("pos_embed")
     if positions is None or positions.ndim != 3 or positions.shape[-1] != SMALL or "num_heads" in model_args:
         return
     if not positions[:, 0].any():  # fixed sines and cosines, as in MoCo v3, with none for [CLS]
         raise WeightsMismatch(
             f"{origin} is a ViT-S with MoCo v3's fixed positions, and MoCo v3's has 12 heads where timm's has 6, which "
-            "the weights do not show: say which by --arg num_heads=12 or --arg num_heads=6."
+            "the weights do not show; use --arg num_heads=12 or --arg num_heads=6."
         )

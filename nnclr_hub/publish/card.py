@@ -1,10 +1,10 @@
-"""The model card: README.md of a model folder, with nothing in it that was not measured or recorded.
+"""The model card: the README.md of a model folder, which contains only measured and recorded facts.
 
     text = model_card("photos", read_config(folder))        # snippets that load ./photos
-    is_ours(text)                                           # True, until somebody edits it
+    is_ours(text)                                           # True until it is edited
 
-A card ends with a line that holds the hash of the rest. So a later publication knows whether a README is one that
-we wrote, or the work of somebody who must be asked first.
+A card ends with a hash of its text. So a later publication can tell a generated README from an edited one, which it
+does not overwrite.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ _SIDES = {
 
 
 def model_card(name: str, config: ModelConfig, *, repository: str | None = None, revision: str | None = None) -> str:
-    """The card's text, front matter and seal included.
+    """Return the text of the card, with front matter and seal.
 
     Args:
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
-            "commands" {name: command} of them, "measured_at_step" beside the weights' own "step", "license" of the
+            "commands" {name: command} of them, "measured_at_step" in addition to the weights' "step", "license" of the
             weights, and of the training images their "data" (a name or several) and "data_terms".
-        repository: ORGANISATION/NAME that the snippets load; None for the folder itself.
+        repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
     Raises:
@@ -125,7 +125,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         license=about.get("license", "license not stated"),
         data=_images(about),
         config_file=CONFIG,
-        beside=_beside(about),
+        beside=_optional_files(about),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
         citation=_PAPER if "method" in about else "The work that these weights come from.",
     )
@@ -133,28 +133,28 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
 
 
 def require_repository(name: str) -> None:
-    """Refuses what cannot be a repository on the Hub.
+    """Check the name of a repository on the Hub.
 
     Raises:
-        InvalidRequest: says how one is written.
+        InvalidRequest: it is invalid.
     """
     if not _REPOSITORY.fullmatch(name):
-        raise InvalidRequest(f"{name!r} is no repository: write ORGANISATION/NAME.")
+        raise InvalidRequest(f"{name!r} is not a valid repository; expected ORGANIZATION/NAME.")
 
 
 def write_card(
     folder: Path, *, repository: str | None = None, revision: str | None = None, overwrite: bool = False
 ) -> Path:
-    """Writes the folder's README.md anew from its config.json.
+    """Write the folder's README.md from its config.json.
 
     Raises:
-        ModelFilesMissing, WeightsMismatch: there is no config.json, or none of ours.
-        InvalidRequest: the README there was edited, and `overwrite` is not given.
+        ModelFilesMissing, WeightsMismatch: there is no valid config.json.
+        InvalidRequest: the README was edited, and `overwrite` is False.
         ModelError: it cannot be written.
     """
     config, path = read_config(folder), Path(folder) / CARD
     if is_edited(path) and not overwrite:
-        raise InvalidRequest(f"{path} was edited by hand: give --overwrite to lose the edits, or keep it as it is.")
+        raise InvalidRequest(f"{path} was edited by hand; use --overwrite to discard the edits.")
     name = repository.partition("/")[2] if repository else Path(folder).resolve().name
     text = model_card(name, config, repository=repository, revision=revision)
     half = path.with_name(f".{CARD}.{os.getpid()}")
@@ -163,28 +163,30 @@ def write_card(
         half.replace(path)
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise ModelError(f"{path} cannot be written ({error.strerror}): make room, or copy the folder.") from error
+        raise ModelError(
+            f"{path} cannot be written ({error.strerror}); free some space, or copy the folder."
+        ) from error
     return path
 
 
 def is_edited(path: Path) -> bool:
-    """Whether there is a README, and it is not as `sealed` left it."""
+    """Return whether there is a README that differs from the generated one."""
     return path.exists() and not is_ours(path.read_text("utf-8", "replace"))
 
 
 def sealed(text: str) -> str:
-    """The text with the line at its end by which `is_ours` knows it."""
+    """Return the text with a line at its end that `is_ours` recognizes."""
     text = _SEAL.sub("", text).rstrip("\n") + "\n"
     return f"{text}\n<!-- nnclr card sha256:{hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def is_ours(text: str) -> bool:
-    """Whether a README is as `sealed` left it."""
+    """Return whether a README is unchanged since `sealed`."""
     return _SEAL.search(text) is not None and sealed(text) == text
 
 
 def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
-    """The Hub's YAML; values are written as JSON, which is YAML."""
+    """Return the lines of the Hub's YAML; values are written as JSON, which is valid YAML."""
     tags = ["image-feature-extraction", "timm", "transformers", "nnclr_hub", "self-supervised"]
     tags += [str(about["method"])] if "method" in about else []
     lines = [
@@ -200,7 +202,7 @@ def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
 
 
 def _result(metric: str, value: float) -> dict[str, Any]:
-    """One entry of the model index; a metric is called KIND/DATASET, as in knn20/imagenette128."""
+    """Return one entry of the model index; a metric is named KIND/DATASET, such as knn20/imagenette128."""
     kind, _, dataset = metric.partition("/")
     dataset = dataset or "not stated"
     return {
@@ -243,7 +245,7 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
 def _measured_at(about: Mapping[str, Any]) -> str:
     steps = about.get("steps")
     if "measured_at_step" not in about and about.get("step", steps) != steps:
-        return "a step that is not recorded"  # of a run that was stopped, by an earlier version
+        return "a step that is not recorded"  # of a stopped run, written by an earlier version
     at = about.get("measured_at_step", steps)
     return "its last step" if at == steps else f"step {at}"
 
@@ -255,10 +257,10 @@ def _origin(about: Mapping[str, Any]) -> str:
 
 
 def _training(about: Mapping[str, Any]) -> str:
-    """What is recorded of the training, in the recipe's own words."""
+    """Return what is recorded of the training."""
     if "converted" in about:
-        told = about["converted"]
-        file, digest, origin, branch = (told.get(key) for key in ("file", "sha256", "from", "branch"))
+        record = about["converted"]
+        file, digest, origin, branch = (record.get(key) for key in ("file", "sha256", "from", "branch"))
         return (
             f"The weights are those of `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}, with their "
             "names changed and nothing else. The preprocessing is the usual one and not in that file."
@@ -278,7 +280,7 @@ def _images(about: Mapping[str, Any]) -> str:
     return f"{data}; {about['data_terms']}" if "data_terms" in about else data
 
 
-def _beside(about: Mapping[str, Any]) -> str:
+def _optional_files(about: Mapping[str, Any]) -> str:
     there = about.get("sha256") or {}
     texts = {
         HEADS: f"; `{HEADS}` holds the heads, for going on with the training",

@@ -1,7 +1,7 @@
-"""Files of other projects, read without running anything that is in them.
+"""Read checkpoints of other projects without running code in them.
 
-A `.pth` or `.ckpt` is a pickle, and a pickle can run code. torch's `weights_only` reader makes tensors and plain
-containers of it; beside them only `argparse.Namespace` is let in, a bag of settings in which DINO keeps its own.
+A `.pth` or `.ckpt` file is a pickle, and a pickle can run code. torch's `weights_only` reader returns tensors and plain
+containers only. The only other class allowed is `argparse.Namespace`, in which DINO stores its settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_checkpoint(path: Path) -> Any:
     if (path / CONFIG).is_file():
         raise InvalidRequest(f"{path} is a model folder already, which every door loads: there is nothing to convert.")
     if not path.is_file():
-        raise ModelFilesMissing(f"{path} is no file: give the checkpoint itself, a .pth, .ckpt or .safetensors.")
+        raise ModelFilesMissing(f"{path} is not a file; expected a checkpoint: .pth, .ckpt or .safetensors.")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
@@ -84,7 +84,7 @@ def _no_checkpoint(path: Path) -> WeightsMismatch:
     if path.stat().st_size == 0:
         return WeightsMismatch(f"{path} is empty: fetch it again.")
     return WeightsMismatch(
-        f"{path} is no checkpoint that torch.save wrote, or is cut off or damaged: fetch it again, or name another."
+        f"{path} is not a checkpoint of torch.save, or is damaged; download it again, or use another one."
     )
 
 

@@ -43,13 +43,15 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
     """
     if not isinstance(checkpoint, Mapping):
         raise InvalidRequest(
-            f"{origin} holds a {type(checkpoint).__name__} and no dictionary of tensors: name another."
+            f"{origin} contains a {type(checkpoint).__name__} instead of a dictionary of tensors; use another file."
         )
     sections = {name: _tensors(checkpoint[name]) for name in CONTAINERS if isinstance(checkpoint.get(name), Mapping)}
     sections |= {"": _tensors(checkpoint)}
     sections = {name: _unwrapped(state, origin) for name, state in sections.items() if state}
     if not sections and "classy_state_dict" not in checkpoint:
-        raise InvalidRequest(f"{origin} holds no tensors under {', '.join(CONTAINERS)} or at the top: name another.")
+        raise InvalidRequest(
+            f"{origin} has no tensors under {', '.join(CONTAINERS)} or at the top level; use another file."
+        )
     networks = [name or "the top" for name, state in sections.items() if _is_network(state)]
     if len(networks) > 1 and set(networks) != {"teacher", "student"}:
         raise InvalidRequest(

@@ -101,5 +101,7 @@ def _side(name: str, arguments: Mapping[str, Any], wanted: int | None) -> int:
     """The input's side in pixels; a transformer's is that of its positions."""
     fixed = arguments.get("img_size", default_side(name)) if sized(name) else None
     if wanted and fixed and wanted != fixed:
-        raise InvalidRequest(f"The positions in this file are of images of {fixed} pixels: leave out --input-size.")
+        raise InvalidRequest(
+            f"The positions in this file fix the input size to {fixed} pixels; leave out --input-size."
+        )
     return int(wanted or fixed or default_side(name))

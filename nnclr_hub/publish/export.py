@@ -141,7 +141,9 @@ def encoder_of(run: Path) -> Path:
     """
     source = run / "encoder" if (run / "encoder").is_dir() else run
     if not (source / CONFIG).is_file():
-        raise ModelFilesMissing(f"{run} holds no encoder: give a run folder with a checkpoint, or a model folder.")
+        raise ModelFilesMissing(
+            f"{run} does not contain an encoder; expected a run folder with a checkpoint, or a model folder."
+        )
     return source
 
 
@@ -159,7 +161,7 @@ def _as(dtype: str, name: str, value: Tensor) -> Tensor:
     import torch
 
     if dtype not in DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is none of {', '.join(DTYPES)}.")
+        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     if not value.is_floating_point():
         return value.contiguous()
     if not value.isfinite().all():
@@ -199,7 +201,7 @@ def require_free(folder: Path) -> None:
     except (ModelFilesMissing, WeightsMismatch):
         ours = False
     if not ours:
-        raise InvalidRequest(f"{folder} holds something else: name a new folder.")
+        raise InvalidRequest(f"{folder} contains other files; use a new folder.")
 
 
 def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def _write(
             shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
         raise ModelError(
-            f"{folder} cannot be written ({error.strerror or error}): make room, or name another folder."
+            f"{folder} cannot be written ({error.strerror or error}); free some space, or use another folder."
         ) from error
     return folder
 

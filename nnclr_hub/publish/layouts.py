@@ -58,7 +58,7 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
     for refused in REFUSED:
         if refused.matches(contents):
             raise InvalidRequest(
-                f"{origin} is a checkpoint of {refused.name}, which is not converted: take its backbone out yourself, "
+                f"{origin} is a checkpoint of {refused.name}, which is not supported; extract its backbone yourself, "
                 "under torchvision's or timm's names, and save that."
             )
     found = [layout for layout in LAYOUTS if layout.matches(contents)]
@@ -66,7 +66,7 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
         known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
         groups = ", ".join(sorted(contents.groups(contents.main))[:6])
         raise InvalidRequest(
-            f"{origin} is laid out like none of {known} (it has {groups}): save its backbone alone, under "
+            f"The layout of {origin} does not match {known} (it has {groups}); save its backbone alone, under "
             "torchvision's or timm's names."
         )
     if len(found) > 1:
@@ -87,7 +87,7 @@ def _taken(contents: Contents, layout: Layout, origin: str, branch: str | None) 
     places |= {name: (contents.main, f"{name}.") for name in rivals}
     if branch is None and rivals:
         raise InvalidRequest(
-            f"{origin} ({layout.name}) holds several networks: name one by --branch, {' or '.join(places)}."
+            f"{origin} ({layout.name}) contains several networks; select one with --branch, {' or '.join(places)}."
         )
     chosen = branch or next(iter(places), None)
     if chosen not in places:

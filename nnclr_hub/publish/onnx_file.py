@@ -60,7 +60,7 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     if path.suffix != ".onnx":
         raise InvalidRequest(f"{path} must end in .onnx, for example {path.with_suffix('.onnx')}.")
     if not path.parent.is_dir():
-        raise InvalidRequest(f"{path.parent} is no folder: make it first, or name another file.")
+        raise InvalidRequest(f"The folder {path.parent} does not exist; create it first, or use another file.")
     if path.is_dir():  # said before the export, which takes its time
         raise _unwritable(path, os.strerror(errno.EISDIR))
     encoder = load_encoder(source, device="cpu")
@@ -96,4 +96,4 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
 
 
 def _unwritable(path: Path, reason: str | None) -> ModelError:
-    return ModelError(f"{path} cannot be written ({reason}): make room, or name another file.")
+    return ModelError(f"{path} cannot be written ({reason}); free some space, or use another file.")

@@ -52,7 +52,9 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     config = read_config(folder)
     recorded = config.sha256
     if WEIGHTS not in recorded:
-        raise WeightsMismatch(f"{folder} records no hash of its weights: make a folder to publish by `nnclr export`.")
+        raise WeightsMismatch(
+            f"{folder} does not record the hash of its weights; make a folder with `nnclr export` to publish it."
+        )
     for name in recorded:
         if not (folder / name).is_file():
             raise ModelFilesMissing(f"{folder / name} is missing, and its {CONFIG} records it: export the model again.")
@@ -79,7 +81,7 @@ def outgoing_card(folder: Path, repository: str, revision: str | None) -> Outgoi
     try:
         text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
     except (UnicodeDecodeError, OSError) as error:
-        raise WeightsMismatch(f"{folder / CARD} is no UTF-8 text that can be read: save it as such.") from error
+        raise WeightsMismatch(f"{folder / CARD} cannot be read as UTF-8; save it in this encoding.") from error
     if text is None or is_ours(text):
         name = repository.partition("/")[2]
         text = model_card(name, read_config(folder), repository=repository, revision=revision)

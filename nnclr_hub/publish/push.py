@@ -19,7 +19,7 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.export import export_model, export_run
-from nnclr_hub.publish.upload import Published, publish_model, require_sensible
+from nnclr_hub.publish.upload import Published, check_options, publish_model
 
 
 def push_to_hub(
@@ -48,7 +48,7 @@ def push_to_hub(
     Raises:
         NNCLRHubError: see `export_model` and `publish_model`.
     """
-    require_sensible(repository, tag, pr)
+    check_options(repository, tag, pr)
     about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repository.rpartition("/")[2]

@@ -73,7 +73,9 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
         except RepositoryNotFoundError:
             return Remote()
         if info.sha is None:
-            raise PublishingError(f"{repository} has no commit yet: make one on its page, such as a README, first.")
+            raise PublishingError(
+                f"{repository} does not have a commit yet; create one on its page first, such as a README."
+            )
         refs = api.list_repo_refs(repository)
         # of the commit, not of the branch, which may move meanwhile
         entries = api.list_repo_tree(repository, revision=info.sha)
@@ -104,7 +106,7 @@ def require_known(api: HfApi, repository: str) -> None:
 
 
 def _read(api: HfApi, repository: str, commit: str) -> str:
-    """The README; not into the cache, for a card that is looked at is no download of a model."""
+    """Read the README without the cache, so that it does not count as a download of the model."""
     with tempfile.TemporaryDirectory() as folder:
         path = api.hf_hub_download(repository, CARD, revision=commit, local_dir=folder)
         return Path(path).read_text("utf-8", "replace")
@@ -132,7 +134,7 @@ def hub_errors(repository: str) -> Iterator[None]:
     except NNCLRHubError:
         raise
     except HFValidationError as error:
-        raise InvalidRequest(f"{repository} is no name for a repository: {_line(error)}") from error
+        raise InvalidRequest(f"{repository} is not a valid repository: {_line(error)}") from error
     except OfflineModeIsEnabled as error:
         raise PublishingError("HF_HUB_OFFLINE is set, and to publish needs the network: unset it.") from error
     except GatedRepoError as error:
@@ -147,7 +149,7 @@ def hub_errors(repository: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _answered(error, repository) from error
     except UnicodeEncodeError as error:  # a header is made of it
-        raise PublishingError("HF_TOKEN holds characters that no token has: set it to a valid one.") from error
+        raise PublishingError("HF_TOKEN contains invalid characters; set it to a valid token.") from error
     except (*network_errors(), ConnectionError, TimeoutError) as error:
         raise _unreachable(error, constants.ENDPOINT) from error
     except (RuntimeError, ValueError, OSError) as error:
@@ -161,10 +163,10 @@ def _answered(error: Exception, repository: str) -> PublishingError:
     if is_of_xet(error):
         return _without_xet()
     if status == 401:
-        return PublishingError("The Hub does not know your token: set HF_TOKEN to a valid one, or `hf auth login`.")
+        return PublishingError("The Hub rejects the token; set HF_TOKEN to a valid one, or run `hf auth login`.")
     if status == 403:
         return PublishingError(
-            f"Your token may not write to {repository}: make one with the write permission for it, and set HF_TOKEN."
+            f"The token has no write permission for {repository}; create one that has it, and set HF_TOKEN."
         )
     if status == 412:
         return PublishingError(
@@ -198,7 +200,7 @@ def _broken_off(error: Exception, repository: str) -> PublishingError:
 
 def _without_xet() -> PublishingError:
     return PublishingError(
-        f"This Hub takes no uploads by Xet, the client's way of sending large files: set {NO_XET}=1 before starting, "
+        f"This Hub does not support uploads over the Xet protocol; set {NO_XET}=1 before starting, "
         "and they go by plain HTTP."
     )
 

@@ -56,7 +56,7 @@ class Published:
 
     @property
     def source(self) -> str | None:
-        """What `load_encoder` takes to get exactly this."""
+        """The source for `load_encoder` of exactly this version."""
         return f"hf-hub:{self.repository}@{self.commit}" if self.commit else None
 
 
@@ -71,29 +71,29 @@ def publish_model(
     overwrite_card: bool = False,
     token: str | None = None,
 ) -> Published:
-    """Publishes a model folder.
+    """Publish a model folder.
 
     Args:
-        folder: as `nnclr export` writes it; heads and support set go with it where it has them.
-        repository: ORGANISATION/NAME, made if it is not there.
-        private: make it private; one that is public already is refused.
+        folder: from `nnclr export`; heads and support set are uploaded if it has them.
+        repository: ORGANIZATION/NAME, created if necessary.
+        private: make it private; a public repository is refused.
         tag: name of the release; never moved.
-        pr: as a pull request; an open one of yours is continued.
-        dry_run: look and refuse as otherwise, but change nothing.
-        overwrite_card: replace a README there that somebody edited.
-        token: default HF_TOKEN, or that of `hf auth login`.
+        pr: open a pull request, or continue an open one of the same user.
+        dry_run: run all checks, but change nothing.
+        overwrite_card: replace an edited README in the repository.
+        token: default: HF_TOKEN, or the token of `hf auth login`.
 
     Raises:
-        InvalidRequest: a name or a combination of options that is none.
-        ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is not whole.
-        PublishingError: the tag stands elsewhere, the README there is not ours, or the Hub refuses.
+        InvalidRequest: a name or a combination of options is invalid.
+        ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is incomplete or damaged.
+        PublishingError: the tag exists elsewhere, the README was edited, or the Hub refuses.
     """
-    require_sensible(repository, tag, pr)
+    check_options(repository, tag, pr)
     files = outgoing(Path(folder), repository, tag)
     api = _client(token)
     remote = look(api, repository)
     if dry_run:
-        require_known(api, repository)  # what is not dry is told by the first write
+        require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
     number, base = None, remote
     if pr:
         _require(remote, repository)
@@ -117,20 +117,20 @@ def publish_model(
     return plan if dry_run else _carry_out(api, plan, base, changed, private, pr)
 
 
-def require_sensible(repository: str, tag: str | None, pr: bool) -> None:
-    """Refuses what no Hub could do.
+def check_options(repository: str, tag: str | None, pr: bool) -> None:
+    """Check the repository, the tag and their combination.
 
     Raises:
-        InvalidRequest: says which.
+        InvalidRequest: one is invalid.
     """
     require_repository(repository)
     if tag is not None and not _TAG.fullmatch(tag):
         raise InvalidRequest(
-            f"{tag!r} cannot be a tag, which is made of letters, digits, '.', '_', '+' and '-', and is neither main "
-            "nor a commit's hash: write one such as v1.0."
+            f"{tag!r} is not a valid tag; use letters, digits, '.', '_', '+' and '-', such as v1.0. It must be neither "
+            "main nor the hash of a commit."
         )
     if tag is not None and pr:
-        raise InvalidRequest("A pull request has no tag until it is merged: leave out --tag, or --pr.")
+        raise InvalidRequest("A pull request cannot have a tag until it is merged; leave out --tag or --pr.")
 
 
 def _client(token: str | None) -> HfApi:
@@ -138,19 +138,17 @@ def _client(token: str | None) -> HfApi:
 
     require_endpoint()
     if not (token or get_token()):
-        raise PublishingError("There is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`.")
+        raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
     return HfApi(token=token, library_name="nnclr_hub")
 
 
 def _require(remote: Remote, repository: str) -> None:
     if remote.head is None:
-        raise PublishingError(
-            f"{repository} does not exist, so there is nothing to request a change of: leave out --pr."
-        )
+        raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
 
 
 def _open_request(api: HfApi, repository: str) -> int | None:
-    """The number of an open pull request that this token's user made by us."""
+    """Return the number of an open pull request that the user made with nnclr_hub."""
     with hub_errors(repository):
         user = api.whoami()["name"]
         found = api.get_repo_discussions(
@@ -171,7 +169,7 @@ def _is_there(remote: Remote, name: str, file: OutgoingFile) -> bool:
 def _as_released(
     files: dict[str, OutgoingFile], remote: Remote, folder: Path, repository: str
 ) -> dict[str, OutgoingFile]:
-    """The files with the card of a tag that stands at the head, if that is all there: its snippets stay pinned."""
+    """Return the files with the card of a tag at the head if they are all published, so that snippets stay pinned."""
     for tag in (name for name, at in remote.tags.items() if at == remote.head):
         released = {**files, CARD: outgoing_card(folder, repository, tag)}
         if all(_is_there(remote, name, file) for name, file in released.items()):
@@ -189,23 +187,23 @@ def _refuse(
     tag: str | None,
     overwrite_card: bool,
 ) -> None:
-    """Everything that speaks against it, before anything is sent.
+    """Run all checks before anything is uploaded.
 
     Raises:
-        PublishingError: says which, and the way on.
+        PublishingError: the first check that fails, and the next step.
     """
     if private and remote.head is not None and not remote.private:
         raise PublishingError(
-            f"{repository} is public, and --private was asked for: make it private on its page first, or name another."
+            f"{repository} is public, but --private is set; make it private on its page first, or use another one."
         )
     if tag in remote.branches:
         raise PublishingError(
-            f"{repository} has a branch {tag}, and a tag of that name would be taken for it: choose another tag."
+            f"{repository} has a branch {tag}, which a tag of that name would shadow; choose another tag."
         )
     at = remote.tags.get(tag or "")
     if at is not None and (changes or at != remote.head):
         raise PublishingError(
-            f"The tag {tag} of {repository} stands at {at[:12]}, and others may rely on it: choose a new tag."
+            f"The tag {tag} of {repository} exists at commit {at[:12]} and is never moved; choose a new tag."
         )
     if (
         base.card is not None
@@ -214,15 +212,14 @@ def _refuse(
         and not _is_there(base, CARD, files[CARD])
     ):
         raise PublishingError(
-            f"The {CARD} of {repository} is not the one that nnclr wrote last: take the edits over into yours, then "
-            "give --overwrite-card."
+            f"The {CARD} of {repository} was edited; copy the edits into your {CARD}, then use --overwrite-card."
         )
 
 
 def _carry_out(
     api: HfApi, plan: Published, base: Remote, changed: Mapping[str, OutgoingFile], private: bool, pr: bool
 ) -> Published:
-    """Repository, commit, tag: in this order, so that one which breaks off is made whole by the next call."""
+    """Create repository, commit and tag, in this order, so that the next call can complete an interrupted one."""
     repository = plan.repository
     with hub_errors(repository):
         if plan.created:
@@ -264,6 +261,7 @@ def _tag(api: HfApi, plan: Published) -> None:
         if error.response.status_code != 409:
             raise
         raise PublishingError(
-            f"Somebody set the tag {plan.tag} of {plan.repository} meanwhile; your commit {plan.commit} is there "
-            "without one: choose another tag and call again."
+            f"Another process created the tag {plan.tag} of {plan.repository}. Commit {plan.commit} was uploaded "
+            "without a "
+            "tag; choose another tag and call again."
         ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from nnclr_hub.bulk.pictures import contents, digest_of, list_pictures, named
+from nnclr_hub.bulk.image_list import contents, digest_of, list_pictures, named
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import InvalidRequest, NoImages
 

@@ -2,9 +2,9 @@
 
     sources, images = list_images([Path("photos"), Path("more.tar")])
     for image in contents(sources, images):
-        ...                                     # a path, or something to read the bytes of
+        ...                                     # a path, or an object whose `read` returns the bytes
 
-The order stays the same for the same files, wherever they lie: a shard is a part of it.
+The order is the same for the same files in every location, because a shard is a slice of it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from nnclr_hub.bulk.archives import COMPRESSED, TarMember, members
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import NoImages
 
-SAMPLED = 16  # images of a listing whose bytes tell it from another
+SAMPLED = 16  # images whose bytes are part of a listing's digest
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where images lie.
+    """A folder or archive of images.
 
-    given: the folder or archive, as it was named.
-    absolute: the same from the root of the file system.
+    given: the path as passed by the caller.
+    absolute: the absolute path.
     archive: whether it is a tar file.
-    changed: when the archive was changed, in seconds since 1970.
+    changed: modification time of the archive, in seconds since 1970.
     """
 
     given: str
@@ -42,11 +42,11 @@ class Source:
 class Picture:
     """One image.
 
-    source: number of the source that it lies in.
+    source: number of its source.
     path: below the source, with slashes.
-    size: bytes; 0 for a file that cannot be looked at.
-    mtime: when it was changed, in seconds since 1970.
-    offset: where its bytes begin in the archive; None for a file of its own.
+    size: bytes; 0 for an inaccessible file.
+    mtime: modification time, in seconds since 1970.
+    offset: of its bytes in the archive; None for a separate file.
     """
 
     source: int
@@ -57,15 +57,14 @@ class Picture:
 
 
 def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
-    """Every image below what is given, in a stable order.
+    """List every image of the given paths, in a stable order.
 
     Args:
-        given: files, folders, and tar archives without compression; a folder that holds no image but archives stands
-            for these.
+        given: files, folders, and uncompressed tar archives; a folder with archives but no images means its archives.
 
     Raises:
-        NoImages: one is not there, or there is no image in it.
-        InvalidRequest: an archive that cannot be read in any order, or is not whole.
+        NoImages: a path does not exist, or contains no image.
+        InvalidRequest: an archive is compressed or incomplete.
     """
     sources: dict[Source, int] = {}
     pictures: list[Picture] = []
@@ -77,28 +76,27 @@ def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
             number = sources.setdefault(_source(place, place.stat().st_mtime), len(sources))
             found = [Picture(number, *member) for member in members(place)]
             if not found:
-                raise NoImages(f"{place} holds no image: give a tar file of images.")
+                raise NoImages(f"{place} contains no image; expected a tar file of images.")
             pictures += found
         elif place.exists():
             number = sources.setdefault(_source(place.parent), len(sources))
             pictures.append(_file(number, place, place.parent))
         else:
-            raise NoImages(f"{place} does not exist: give images, folders of images, or tar files of them.")
+            raise NoImages(f"{place} does not exist; expected images, folders of images, or tar files of images.")
     if not pictures:
-        raise NoImages("Nothing was given: give images, folders of images, or tar files of them.")
+        raise NoImages("The list of paths is empty; expected images, folders of images, or tar files of images.")
     return list(sources), pictures
 
 
 def named(sources: Sequence[Source], picture: Picture) -> str:
-    """An image's name for people: its source as it was given, and its path below."""
+    """Return the display name of an image: its source as passed, and its path below."""
     return str(Path(sources[picture.source].given, picture.path))
 
 
 def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
-    """SHA-256, in hex, that tells one listing from another, wherever it lies.
+    """Return the SHA-256 of a listing, in hex, independent of its location.
 
-    Of what the images are called and how large they are; and of the bytes of a few, since there are folders whose
-    images are all of one size, and called alike.
+    It covers names and sizes, and the bytes of a few images, because images of equal names and sizes may differ.
     """
     digest = hashlib.sha256()
     for one in pictures:
@@ -107,13 +105,13 @@ def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
     for image in contents(sources, some):
         try:
             digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
-        except OSError:  # its shard will say so
+        except OSError:  # its shard reports the error
             digest.update(b"-")
     return digest.hexdigest()
 
 
 def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | TarMember]:
-    """What `Encoder` reads of each image: a file's path, or a place in an archive."""
+    """Yield each image in a form that `Encoder` reads: the path of a file, or a member of an archive."""
     for one in pictures:
         place = sources[one.source]
         if one.offset is None:
@@ -123,7 +121,7 @@ def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator
 
 
 def _places(given: Sequence[Path]) -> Iterator[Path]:
-    """Files, archives and folders; for a folder of archives, these."""
+    """Yield files, archives and folders; for a folder of archives, its archives."""
     for place in map(Path, given):
         archives = sorted(place.rglob("*.tar")) if place.is_dir() else []
         if archives and not _holds_images(place):
@@ -147,6 +145,6 @@ def _file(source: int, path: Path, root: Path) -> Picture:
     name = path.relative_to(root).as_posix()
     try:
         stat = path.stat()
-    except OSError:  # a dangling link; the shard will say so
+    except OSError:  # a dangling link; its shard reports the error
         return Picture(source, name, 0, 0.0)
     return Picture(source, name, stat.st_size, stat.st_mtime)
