@@ -110,7 +110,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
     state.has_page, state.low_priority = False, LOW_PRIORITY
-    state.on_loaded = lambda: None  # called after loading; see `garbage`
+    state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(
         workbench,
         state.metrics,

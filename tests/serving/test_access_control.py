@@ -5,8 +5,12 @@ import hashlib
 
 import pytest
 from access_control_requests import READER, WRITER, ask, bearer, control_of, send_request
+from starlette.responses import PlainTextResponse
 
 from nnclr_hub.errors import InvalidRequest
+from serving.routes import ROUTERS
+from serving.security.access import AccessRules
+from serving.security.access_control import AccessControl
 from serving.settings import Settings
 
 # ---- settings at startup
@@ -54,6 +58,15 @@ def test_keys_read_and_write():
     assert ask(control, path, "DELETE", **bearer(READER)).status == 403
     assert ask(control, path, "DELETE", **bearer(WRITER)).status == 200
     assert ask(control, "/healthz").status == 200
+
+
+def test_access_control_works_without_the_edge_limits():
+    async def app(scope, receive, send):
+        await PlainTextResponse(scope["user"].display_name)(scope, receive, send)
+
+    control = AccessControl(app, AccessRules(ROUTERS), Settings(api_keys=(f"phone:{READER}",)))
+    assert ask(control, "/v1/models").status == 401
+    assert ask(control, "/v1/models", **bearer(READER)).body == b"phone"
 
 
 def test_two_authorization_headers_are_refused():

@@ -11,9 +11,9 @@ from PIL import Image
 
 from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client
-from nnclr_hub.workbench import NewImage
 from nnclr_hub.store import open_store
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench import NewImage
 
 WRITERS = 3
 IDS = 40
