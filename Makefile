@@ -24,8 +24,9 @@ check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python .ci/lint_prose.py
 
-docs: $(VENV)/.dev  ## build the documentation into site/; open site/index.html
+docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "The documentation is in site/index.html."
 
 gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it for two minutes into OUT; see docs/gpu.md
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
