@@ -113,19 +113,19 @@ def test_vectors_without_a_direction_are_broken_images(photos, tmp_path):
     assert ["not finite, or all zero" in reason for _, reason in report.broken] == [True, True]
 
 
-def test_another_plan_is_refused_and_the_way_on_named(encoder, make_model, photos, pictures, tmp_path):
+def test_another_plan_is_refused_with_a_hint(encoder, make_model, photos, pictures, tmp_path):
     folder = tmp_path / "v"
     embed_shards(folder, [photos], encoder, shard_size=20)
     other = load_encoder(make_model(seed=1), device="cpu")
-    for call, sentence in (
-        ({"encoder": other}, "holds vectors of"),
-        ({"shard_size": 30}, "begun with --shard-size 20"),
-        ({"precision": "f16"}, "begun with --precision f32"),
-        ({"given": pictures[:3]}, "begun for 60 pictures, and now there are 3"),
+    for changed, word in (
+        ({"encoder": other}, "--model"),
+        ({"shard_size": 30}, "--shard-size 20"),
+        ({"precision": "f16"}, "--precision f32"),
+        ({"given": pictures[:3]}, "60 images"),
     ):
-        asked = {"folder": folder, "given": [photos], "encoder": encoder, "shard_size": 20} | call
-        with pytest.raises(InvalidRequest):
-            embed_shards(**asked)
+        call = {"folder": folder, "given": [photos], "encoder": encoder, "shard_size": 20} | changed
+        with pytest.raises(InvalidRequest, match=word):
+            embed_shards(**call)
     assert open_shards(folder).missing == ()
 
 

@@ -91,7 +91,7 @@ def test_a_published_model_comes_from_the_hub_pinned(hub, model, tmp_path):
     at = f"{NAME}@{commit_of(model)}"
     answers = registered(hub, tmp_path, model, "org/name", model, NAME, at, f"{NAME}@v1.0", f"{NAME}@v9")
     assert answers[:3] == ["registry registry", "registry registry", "nobody Hub"]
-    assert answers[3].startswith("UnknownModel: org/name has no revision 'v9'")
+    assert answers[3].startswith("UnknownModel: ")
 
 
 def test_a_published_model_with_another_config_is_refused(hub, model, tmp_path):
