@@ -70,7 +70,7 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _not_let_in(path: Path, error: Exception) -> list[str]:
-    """The classes and functions that the file names, beyond what is let in."""
+    """Return the classes and functions that the file names, beyond what is let in."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             found = torch.serialization.get_unsafe_globals_in_checkpoint(path)

@@ -31,12 +31,12 @@ class Contents:
 
     @property
     def main(self) -> str:
-        """The container that holds the weights where there is but one."""
+        """Return the container that holds the weights where there is but one."""
         return next(iter(self.sections), "")
 
 
 def contents_of(checkpoint: Any, origin: str) -> Contents:
-    """Sorts a checkpoint's tensors by container.
+    """Sort a checkpoint's tensors by container.
 
     Raises:
         InvalidRequest: there are none, or networks in several.
@@ -63,7 +63,7 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
 
 
 def _tensors(value: Mapping[Any, Any]) -> State:
-    """Those that hold their numbers themselves: no quantized, sparse or empty ones, which other code must read."""
+    """Return those that hold their numbers themselves: no quantized, sparse or empty ones, which other code must read."""
     return {
         str(key): tensor
         for key, tensor in value.items()
@@ -72,12 +72,12 @@ def _tensors(value: Mapping[Any, Any]) -> State:
 
 
 def _is_network(state: State) -> bool:
-    """Whether there are convolutions, as in a backbone and in no head."""
+    """Return whether there are convolutions, as in a backbone and in no head."""
     return any(value.ndim == 4 for value in state.values())
 
 
 def _unwrapped(state: State, origin: str) -> State:
-    """Names without what torch.compile and data parallel training put before them.
+    """Return the names without what torch.compile and data parallel training put before them.
 
     Raises:
         InvalidRequest: then two tensors have one name.

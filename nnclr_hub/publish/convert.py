@@ -58,7 +58,7 @@ def convert_checkpoint(
     license: str | None = None,
     data: str | None = None,
 ) -> Converted:
-    """Writes a model folder with the backbone of a checkpoint.
+    """Write a model folder with the backbone of a checkpoint.
 
     Args:
         path: a .pth, .ckpt or .safetensors.
@@ -98,7 +98,7 @@ def convert_checkpoint(
 
 
 def _side(name: str, arguments: Mapping[str, Any], wanted: int | None) -> int:
-    """The input's side in pixels; a transformer's is that of its positions."""
+    """Return the input's side in pixels; a transformer's is that of its positions."""
     fixed = arguments.get("img_size", default_side(name)) if sized(name) else None
     if wanted and fixed and wanted != fixed:
         raise InvalidRequest(

@@ -52,7 +52,7 @@ def export_model(
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
 ) -> Path:
-    """Writes a model folder; an older one in its place is replaced only when the new one is whole, but for a
+    """Write a model folder; an older one in its place is replaced only when the new one is whole, but for a
     README.md that somebody edited, which stays.
 
     Args:
@@ -98,7 +98,7 @@ def export_run(
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
 ) -> Path:
-    """Copies a run's encoder, or any model folder, to a folder of its own; fp16 halves it. See `export_model`.
+    """Copy a run's encoder, or any model folder, to a folder of its own; fp16 halves it. See `export_model`.
 
     Args:
         run: a run folder, or a model folder.
@@ -134,7 +134,7 @@ def export_run(
 
 
 def encoder_of(run: Path) -> Path:
-    """The model folder of a run, or the model folder itself.
+    """Return the model folder of a run, or the model folder itself.
 
     Raises:
         ModelFilesMissing: it is neither.
@@ -189,7 +189,7 @@ def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping
 
 
 def require_free(folder: Path) -> None:
-    """Refuses a target that holds files, unless they are a model folder that we wrote.
+    """Refuse a target that holds files, unless they are a model folder that we wrote.
 
     Raises:
         InvalidRequest: it does.
@@ -232,7 +232,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
 def _write(
     folder: Path, config: ModelConfig, state: dict[str, Tensor], beside: Mapping[str, dict[str, Tensor]]
 ) -> Path:
-    """Writes all files to a folder inside, then moves them into place, the config last.
+    """Write all files to a folder inside, then moves them into place, the config last.
 
     Until the moves begin an older model stays as it was; should the machine stop between two of them, the
     hashes in config.json tell, and the folder is refused rather than half old and half new.

@@ -50,7 +50,7 @@ class Backbone:
 
 
 def find_backbone(contents: Contents, origin: str, branch: str | None = None) -> Backbone:
-    """The backbone of a checkpoint whose layout is known.
+    """Return the backbone of a checkpoint whose layout is known.
 
     Raises:
         InvalidRequest: a layout that is unknown, refused or ambiguous, or a branch that is not there.
@@ -107,7 +107,7 @@ def _below(contents: Contents, place: tuple[str, str]) -> State:
 
 
 def _rivals(contents: Contents, places: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Parts beside the known branches that hold convolutions, as a backbone does and a head does not."""
+    """Return parts beside the known branches that hold convolutions, as a backbone does and a head does not."""
     if any(prefix == "" for _, prefix in places.values()):
         return []
     known = {prefix.rstrip(".") for _, prefix in places.values()}

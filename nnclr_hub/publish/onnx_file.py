@@ -42,7 +42,7 @@ class ONNXFile:
 
 
 def export_onnx(source: str | Path, path: Path) -> ONNXFile:
-    """Writes an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
+    """Write an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
 
     A second output, "features", has the vectors as the network gives them. An older file is replaced only when
     the new one is whole and, where ONNX Runtime is installed, has given torch's vectors.

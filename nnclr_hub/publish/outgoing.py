@@ -77,7 +77,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
 
 
 def outgoing_card(folder: Path, repository: str, revision: str | None) -> OutgoingFile:
-    """The card, written for the repository, unless somebody edited it: then it goes as it stands, sealed."""
+    """Return the card, written for the repository, unless somebody edited it: then it goes as it stands, sealed."""
     try:
         text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
     except (UnicodeDecodeError, OSError) as error:

@@ -33,7 +33,7 @@ def push_to_hub(
     pr: bool = False,
     token: str | None = None,
 ) -> Published:
-    """Publishes an encoder: `export_model` and `publish_model` in one.
+    """Publish an encoder: `export_model` and `publish_model` in one.
 
     An encoder as its model folder has it goes with its heads and figures; one whose weights were changed since goes
     without, for they are no longer its own.
@@ -71,7 +71,7 @@ def _described(encoder: Encoder) -> dict[str, Any]:
 
 
 def _unchanged_origin(encoder: Encoder) -> Path | None:
-    """The model folder that the encoder came from, if its weights and preprocessing are still those."""
+    """Return the model folder that the encoder came from, if its weights and preprocessing are still those."""
     if encoder.config is None:
         return None
     try:

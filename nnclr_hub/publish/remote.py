@@ -27,7 +27,7 @@ class RemoteFile:
     sha256: str | None
 
     def is_the_same_as(self, file: OutgoingFile) -> bool:
-        """Whether nothing would be sent."""
+        """Return whether nothing would be sent."""
         return self.git_hash == file.git_hash() if self.sha256 is None else self.sha256 == file.sha256()
 
 
@@ -90,7 +90,7 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
 
 
 def require_known(api: HfApi, repository: str) -> None:
-    """Asks whose the token is, as a commit would; a mirror that cannot say is not held against it.
+    """Ask whose the token is, as a commit would; a mirror that cannot say is not held against it.
 
     Raises:
         PublishingError: the Hub does not know it.
@@ -114,7 +114,7 @@ def _read(api: HfApi, repository: str, commit: str) -> str:
 
 @contextmanager
 def hub_errors(repository: str) -> Iterator[None]:
-    """The errors of the Hub's client as one sentence each.
+    """Return the errors of the Hub's client as one sentence each.
 
     Raises:
         PublishingError: says what to do.
@@ -206,5 +206,5 @@ def _without_xet() -> PublishingError:
 
 
 def _line(error: BaseException) -> str:
-    """The error's text in one line; an address without its query, which may be a signature to upload by."""
+    """Return the error's text in one line; an address without its query, which may be a signature to upload by."""
     return re.sub(r"\?[^\s'\"]+", "", " ".join(str(error).split()))[:200]

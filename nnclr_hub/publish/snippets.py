@@ -33,7 +33,7 @@ _REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # timm lacks this arch
 
 
 def loading(name: str, config: ModelConfig, repository: str | None, revision: str | None) -> str:
-    """The section's text.
+    """Return the section's text.
 
     Args:
         name: the folder's.
