@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     from nnclr_hub.cli.app import app
 
     app(prog_name="nnclr")

@@ -16,42 +16,42 @@ if TYPE_CHECKING:
 
     from nnclr_hub.encoder.attention import AttentionMap, Query
 
-MaxSide = Annotated[int, typer.Option(help="Long side of the network's input at the most, in pixels.")]
-FIGURE = "figure.png"  # of all maps, in the folder
-Opacity = Annotated[float, typer.Option(help="Of the map over the image, from 0 to 1.")]
+MaxSide = Annotated[int, typer.Option(help="Limit of the long side of the network's input, in pixels.")]
+FIGURE = "figure.png"  # all maps in one image, in the output folder
+Opacity = Annotated[float, typer.Option(help="Opacity of the map over the image, from 0 to 1.")]
 
 
-# of --out: whoever writes one means a file, and would find a folder of that name
+# with one of these suffixes, --out is a file of an unsupported format, not a folder
 _OTHER_IMAGES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".svg")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     app.command()(attention)
     app.command(name="attention-grid")(attention_grid)
 
 
 def attention(
-    image: Annotated[Path, typer.Argument(help="The image that is asked about.")],
+    image: Annotated[Path, typer.Argument(help="The image.")],
     point: Annotated[str | None, typer.Option(help="X,Y in pixels of the upright image.")] = None,
     box: Annotated[str | None, typer.Option(help="X0,Y0,X1,Y1 in pixels of the upright image.")] = None,
     target: Annotated[
-        list[Path], typer.Option(help="Look in this image instead; repeatable, up to 6 on one scale.")
+        list[Path], typer.Option(help="Show the map of this image instead. Repeatable, up to 6 on one scale.")
     ] = [],  # noqa: B006
-    similarity: Annotated[str, typer.Option(help="dot, the paper's, or cosine.")] = "dot",
-    head: Annotated[int | None, typer.Option(help="Of the [CLS] row: one head, from 0; else their mean.")] = None,
+    similarity: Annotated[str, typer.Option(help="dot (as in the paper) or cosine.")] = "dot",
+    head: Annotated[int | None, typer.Option(help="For the [CLS] row: one head, from 0. Default: their mean.")] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Of the [CLS] row: keep the fewest patches with this share of it.")
+        float | None, typer.Option(help="For the [CLS] row: keep the fewest patches that hold this share of it.")
     ] = None,
     max_side: MaxSide = 1024,
     opacity: Opacity = 0.6,
     to: Annotated[
-        Path, typer.Option("--out", help="Folder for a .png and an .npy a map; or one .png file for one map.")
+        Path, typer.Option("--out", help="Folder for a .png and a .npy per map; or a .png file for a single map.")
     ] = Path("attention"),
     model: Model = None,
     as_json: Json = False,
 ) -> None:
-    """Show what an encoder looks at: in the whole image, or where it finds a point or a box.
+    """Show what an encoder attends to: in the whole image, or relative to a point or a box.
 
     Example: nnclr attention dog.jpg --box 40,60,200,220 --target park.jpg --target beach.jpg
     """
@@ -62,10 +62,10 @@ def attention(
     check_opacity(opacity)
     query = _query(point, box)
     settings = AttentionSettings(query, similarity, head, threshold, max_side)
-    paths = _places(image, target, to)
-    picture, *_ = [_read(one) for one in (image, *target)]
+    paths = _output_paths(image, target, to)
+    decoded, *_ = [_read(one) for one in (image, *target)]
     if query is not None:
-        require_inside(query, picture.size)
+        require_inside(query, decoded.size)
     maps = loaded_encoder(model).attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
@@ -73,7 +73,7 @@ def attention(
         _write(one, path, opacity, with_values=to_folder)
     if to_folder and (query is not None or target):
         names = [path.name for path in (image, *(target or [image]))]
-        (to / FIGURE).write_bytes(query_figure(picture, query, maps, names, opacity))
+        (to / FIGURE).write_bytes(query_figure(decoded, query, maps, names, opacity))
     if as_json:
         print_json([{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown])
         return
@@ -81,16 +81,16 @@ def attention(
 
 
 def attention_grid(
-    images: Annotated[list[Path], typer.Argument(help="Images, one row each.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, one per row.")],
     source: Annotated[
-        list[str], typer.Option(help="Encoder, one column each; NAME=SOURCE shows a name of your own. Repeatable.")
+        list[str], typer.Option(help="Encoder, one per column; NAME=SOURCE sets its title. Repeatable.")
     ] = [],  # noqa: B006
     max_side: MaxSide = 1024,
     opacity: Opacity = 0.6,
     to: Annotated[Path, typer.Option("--out", help="The .png file to write.")] = Path("attention-grid.png"),
     as_json: Json = False,
 ) -> None:
-    """Compare what several encoders look at in the same images, as one figure; without --source, the paper's six.
+    """Compare what several encoders attend to in the same images. Without --source: the six of the paper.
 
     Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
     """
@@ -105,13 +105,13 @@ def attention_grid(
     from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
 
     sources = dict(_named(one) for one in source) if source else COMPARED
-    with bar(err, "looking") as advance:
+    with bar(err, "attention maps") as advance:
         columns = compare(images, sources, max_side=max_side, progress=advance)
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(comparison_figure(columns, opacity))
     for column in columns:
         if column.missing:
-            err.print(f"{column.name} is left empty: {column.missing}", style="yellow", markup=False, soft_wrap=True)
+            err.print(f"{column.name} is empty: {column.missing}", style="yellow", markup=False, soft_wrap=True)
     if as_json:
         shown = [
             {"name": column.name, "missing": column.missing, "maps": [one.describe() for one in column.maps]}
@@ -119,14 +119,14 @@ def attention_grid(
         ]
         print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
         return
-    out.print(f"written: {to} ({len(images)} images x {len(columns)} encoders)")
+    out.print(f"Wrote {to} ({len(images)} images x {len(columns)} encoders)")
 
 
 def _read(path: Path) -> Image.Image:
-    """An image: one that cannot be read is told before torch is loaded.
+    """Return an image; errors are reported before torch is loaded.
 
     Raises:
-        ImageError: names it.
+        ImageError: names the image.
     """
     from nnclr_hub.encoder.decoding import decode_image
 
@@ -153,15 +153,15 @@ def _numbers(option: str, text: str, count: int) -> list[float]:
     except ValueError:
         numbers = []
     if len(numbers) != count:
-        raise InvalidRequest(f"{option} {text} is not {form}: give {count} numbers with commas between them.")
+        raise InvalidRequest(f"{option} must be {form}, {count} numbers with commas between them; got {text}.")
     return numbers
 
 
 def _named(source: str) -> tuple[str, str]:
-    """NAME=SOURCE, or a source that is its own name; a folder and an address may hold "=" themselves."""
+    """Split NAME=SOURCE; a source without a name may be a folder or URL that contains "="."""
     name, equals, where = source.partition("=")
-    own = not equals or ":" in name or Path(source).exists()
-    return (source, source) if own else (name, where)
+    unnamed = not equals or ":" in name or Path(source).exists()
+    return (source, source) if unnamed else (name, where)
 
 
 def _require_png(file: Path) -> None:
@@ -169,34 +169,34 @@ def _require_png(file: Path) -> None:
         raise InvalidRequest(f"--out {file} must end in .png, for example --out {file.with_suffix('.png')}.")
 
 
-def _places(image: Path, targets: list[Path], to: Path) -> list[Path]:
-    """Where each map's image goes; never over an image that was given."""
+def _output_paths(image: Path, targets: list[Path], to: Path) -> list[Path]:
+    """Return the output file of each map; never one of the input images."""
     shown = targets or [image]
     if to.is_file() or to.suffix.lower() in _OTHER_IMAGES:
         _require_png(to)
     if to.suffix == ".png":
         if len(shown) > 1:
-            raise InvalidRequest(f"--out {to} is one file, and there are {len(shown)} maps: name a folder.")
-        places = [to]
+            raise InvalidRequest(f"--out {to} is a single file, but there are {len(shown)} maps; use a folder.")
+        paths = [to]
     elif len(shown) == 1:
-        places = [to / f"{shown[0].stem}-attention.png"]
+        paths = [to / f"{shown[0].stem}-attention.png"]
     else:
-        places = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
-    beside = [] if to.suffix == ".png" else [*(place.with_suffix(".npy") for place in places), to / FIGURE]
-    _refuse_to_overwrite([*places, *beside], [image, *targets])
-    return places
+        paths = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
+    extra = [] if to.suffix == ".png" else [*(path.with_suffix(".npy") for path in paths), to / FIGURE]
+    _refuse_to_overwrite([*paths, *extra], [image, *targets])
+    return paths
 
 
-def _refuse_to_overwrite(places: list[Path], pictures: list[Path]) -> None:
-    """Nothing is written over but a map of an earlier call, and the array beside one, which bears no mark itself."""
+def _refuse_to_overwrite(outputs: list[Path], images: list[Path]) -> None:
+    """Refuse to overwrite any file but maps of earlier calls and their arrays, which carry no marker themselves."""
     from nnclr_hub.encoder.attention.maps import is_map_file
 
-    given = {path.resolve() for path in pictures}
-    for place in places:
-        if place.resolve() in given:
-            raise InvalidRequest(f"--out would write over {place}, which is an image to look at: name another.")
-        if place.exists() and not is_map_file(place.with_suffix(".png")):
-            raise InvalidRequest(f"--out would write over {place}, which no earlier call has written: name another.")
+    inputs = {path.resolve() for path in images}
+    for path in outputs:
+        if path.resolve() in inputs:
+            raise InvalidRequest(f"--out would overwrite {path}, which is an input image; use another name.")
+        if path.exists() and not is_map_file(path.with_suffix(".png")):
+            raise InvalidRequest(f"--out would overwrite {path}, which is not an attention map; use another name.")
 
 
 def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) -> None:
@@ -210,8 +210,8 @@ def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) 
 
 def _print(shown: list[tuple[Path, Path, AttentionMap]]) -> None:
     table = Table(box=None, header_style="bold")
-    for heading in ("picture", "map", "cells", "input", "most at", "file"):
-        table.add_column(heading, overflow="fold")  # a path that is cut short is of no use
+    for heading in ("image", "map", "cells", "input", "peak", "file"):
+        table.add_column(heading, overflow="fold")  # never cut off a path
     for image, file, one in shown:
         height, width = one.values.shape
         sizes = f"{width} x {height}", f"{one.input_size[0]} x {one.input_size[1]}"

@@ -21,37 +21,37 @@ Data = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Add the verb."""
     app.command(name="eval")(evaluate)
 
 
 def evaluate(
-    protocols: Annotated[str, typer.Argument(help="One, or several with commas; --protocols lists them.")] = "",
+    protocols: Annotated[str, typer.Argument(help="One or several, comma-separated. See --protocols.")] = "",
     sources: Annotated[
         list[str], typer.Argument(help="Encoders: names, folders, timm:..., random:..., or pixels.")
     ] = [],  # noqa: B006
     data: Data = [],  # noqa: B006
-    to: Annotated[Path, typer.Option("--out", help="Folder of results.json, results.md and the plots.")] = Path(
+    to: Annotated[Path, typer.Option("--out", help="Folder for results.json, results.md and the plots.")] = Path(
         "results"
     ),
     settings: Annotated[
         list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--protocols` lists the keys.")
     ] = [],  # noqa: B006
-    queries: Annotated[str | None, typer.Option(help="retrieval: part of the data, folder or table that asks.")] = None,
-    gallery: Annotated[str | None, typer.Option(help="retrieval: part, folder or table that is searched.")] = None,
+    queries: Annotated[str | None, typer.Option(help="retrieval: part, folder or table of queries.")] = None,
+    gallery: Annotated[str | None, typer.Option(help="retrieval: part, folder or table to search.")] = None,
     device: Device = None,
     show: Annotated[
-        bool, typer.Option("--protocols", help="List the protocols with their settings, and stop.")
+        bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Score encoders by the paper's protocols; called again, it goes on.
+    """Evaluate encoders by the protocols of the paper. Run it again to continue.
 
     Example: nnclr eval knn,linear,few_shot runs/photos/encoder pixels --data photos --out results
     """
     program = load_program("training", "evals.protocols")
     if show:
-        table = Table("protocol", "settings", "what it is", box=None, header_style="bold")
+        table = Table("protocol", "settings", "description", box=None, header_style="bold")
         for name, function in program.PROTOCOLS.items():
             values = " ".join(f"{key}={value}" for key, value in program.settings_of(name).items())
             about = inspect.getdoc(sys.modules[function.__module__]) or ""
@@ -73,5 +73,5 @@ def evaluate(
     for table in load_program("training", "evals.results").tables(records):
         out.print(table)
     for page in load_program("training", "evals.plots").draw(records, to):
-        err.print(f"written: {page}")
-    err.print(f"written: {to / 'results.json'}, {to / 'results.md'}")
+        err.print(f"Wrote {page}")
+    err.print(f"Wrote {to / 'results.json'}, {to / 'results.md'}")

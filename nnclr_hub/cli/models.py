@@ -16,16 +16,16 @@ from nnclr_hub.hub.layout import WEIGHTS
 
 _BY = {
     "registry": "as recorded by the registry",
-    "address": "as its address says",
-    "Hub": "as the Hub announced it",
+    "address": "as pinned in its address",
+    "Hub": "as announced by the Hub",
     "config.json": "as recorded by config.json",
-    "nobody": "recorded nowhere",
+    "nobody": "not recorded",
 }
-Source = Annotated[str, typer.Argument(help="A name of `nnclr models`, hf-hub:org/repo@revision, a model folder, ...")]
+Source = Annotated[str, typer.Argument(help="A name from `nnclr models`, hf-hub:org/repo@revision, a folder, ...")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     for verb in (models, info, download, verify):
         app.command()(verb)
 
@@ -41,7 +41,7 @@ def models(as_json: Json = False) -> None:
         print_json([asdict(model) for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
-    for column in ("name, and what was measured on test splits", "network", "dim", "input", "weights"):
+    for column in ("name and accuracy on test splits", "network", "dim", "input", "weights"):
         table.add_column(column, overflow="fold")
     for model in MODELS.values():
         measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
@@ -57,7 +57,7 @@ def models(as_json: Json = False) -> None:
 
 
 def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> None:
-    """Load an encoder, verify it, and say what it is.
+    """Load and verify an encoder, and show its properties.
 
     Example: nnclr info nnclr_resnet18_small_cpu_starter
     """
@@ -65,7 +65,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     from nnclr_hub.hub.sources import resolve
 
     found = resolve(chosen_model(source, backend))
-    from nnclr_hub.encoder.encoder import load_encoder  # torch, which a wrong source need not wait for
+    from nnclr_hub.encoder.encoder import load_encoder  # imports torch, so a wrong source is reported first
 
     encoder = load_encoder(source, device="cpu", backend=backend)
     facts: dict[str, Any] = {
@@ -98,7 +98,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
 
 
 def _in_words(value: Any) -> str:
-    """A mapping as lines, one in it as indented ones; None as what it means of a repository, revision or folder."""
+    """Format a mapping as lines, nested mappings indented; None as "none"."""
     if isinstance(value, Mapping):
         inner = {
             name: "\n" + indent(_in_words(one), "  ") if isinstance(one, Mapping) and one else f" {one}"
@@ -110,10 +110,10 @@ def _in_words(value: Any) -> str:
 
 def download(
     source: Source,
-    to: Annotated[Path | None, typer.Option("--to", help="Copy the model folder there as well.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Also copy the model folder there.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch an encoder while there is a network, verify it, and say where it lies.
+    """Download and verify an encoder, and show where it is stored.
 
     Example: nnclr download hf-hub:org/repo@v1.0 --to models/repo
     """
@@ -125,19 +125,19 @@ def download(
     if folder is None:
         from nnclr_hub.encoder.encoder import load_encoder
 
-        load_encoder(source, device="cpu")  # timm fetches in the making
+        load_encoder(source, device="cpu")  # timm downloads when the model is created
     if as_json:
         print_json({"source": source, "folder": None if folder is None else str(folder)})
     elif folder is not None:
         out.print(f"{source} is in {folder}")
     elif found.seed is not None:
-        out.print(f"{source} is made from its seed: there is nothing to fetch")
+        out.print(f"{source} is generated from its seed; there is nothing to download")
     else:
-        out.print(f"{source} is timm's, which keeps its weights in HF_HUB_CACHE")
+        out.print(f"timm stores the weights of {source} in HF_HUB_CACHE")
 
 
 def verify(source: Source, as_json: Json = False) -> None:
-    """Read an encoder's files anew: their hashes, that every weight is there, and that none is NaN.
+    """Verify an encoder's files: their hashes, that every weight exists, and that none is NaN.
 
     Example: nnclr verify ./my-model
     """
@@ -145,20 +145,20 @@ def verify(source: Source, as_json: Json = False) -> None:
     from nnclr_hub.hub.sources import verify as hash_files
 
     files = hash_files(source)
-    from nnclr_hub.encoder.encoder import load_encoder  # torch, which a refused name need not wait for
+    from nnclr_hub.encoder.encoder import load_encoder  # imports torch, so a wrong name is reported first
 
-    gone = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
-    load_encoder(source, device="cpu")  # refuses weights that are missing, left over, or no numbers
+    missing = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
+    load_encoder(source, device="cpu")  # refuses weights that are missing, unexpected or NaN
     if as_json:
-        print_json({"source": source, "files": [asdict(one) for one in files], "missing": gone})
+        print_json({"source": source, "files": [asdict(one) for one in files], "missing": missing})
         return
     for one in files:
         out.print(f"{one.sha256}  {one.name}  ({_BY[one.pinned_by]})")
-    out.print("Every weight of the architecture is there, none is left over, and all are finite.")
-    if gone:
-        err.print(f"Recorded, but not there: {', '.join(gone)}; the encoder loads without.", soft_wrap=True)
+    out.print("All weights of the architecture exist and are finite, and there are no others.")
+    if missing:
+        err.print(f"Recorded but missing: {', '.join(missing)}; the encoder loads without them.", soft_wrap=True)
     if not any(one.pinned_by in ("registry", "address") for one in files):
         err.print(
-            "No one outside the folder has recorded these hashes: they show damage, not whether somebody changed it.",
+            "These hashes are recorded only in the folder itself: they detect damage, but not tampering.",
             soft_wrap=True,
         )

@@ -14,15 +14,15 @@ from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import err, out
 from nnclr_hub.errors import InvalidRequest
 
-INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
+INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
 Data = Annotated[list[str], typer.Option("--data", help="Folder of images, or cifar10, imagenette, ...; repeatable.")]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     app.command()(pretrain)
     app.command()(ablate)
     app.command()(report)
@@ -34,26 +34,26 @@ def pretrain(
     to: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
     settings: Set = [],  # noqa: B006
     init: Annotated[
-        str | None, typer.Option("--init", help="Encoder to go on from: a name, a folder, timm:...")
+        str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one a GPU; starts torchrun.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Save and end after so many; go on with --resume.")
+        float | None, typer.Option(min=0, help="Save and stop after so many minutes; continue with --resume.")
     ] = None,
-    show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and stop.")] = False,
-    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and stop.")] = False,
+    show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
 ) -> None:
-    """Learn an encoder from unlabeled images.
+    """Train an encoder on unlabeled images.
 
-    `auto` chooses by the number of images and the device. A folder with train/ is read by its splits.
+    `auto` selects a recipe by the number of images and the device. Of a folder with train/, only that split is used.
 
     Example: nnclr pretrain auto --data photos --out runs/photos --set epochs=50
     """
     program = load_program("training", "recipes")
     if recipes:
-        table = Table("recipe", "what it is", box=None, header_style="bold")
+        table = Table("recipe", "description", box=None, header_style="bold")
         for name, kind in program.RECIPES.items():
             table.add_row(name, (inspect.getdoc(kind) or "").splitlines()[0])
         out.print(table)
@@ -83,7 +83,7 @@ def pretrain(
 
 
 def _without_gpus(arguments: list[str]) -> list[str]:
-    """The command line for one process of several."""
+    """Return the command line for one of several processes."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and argument != "--gpus" and not argument.startswith("--gpus="):
@@ -96,12 +96,12 @@ def ablate(
     table: Annotated[str, typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...")],
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
-    recipe: Annotated[str, typer.Option("--recipe", help="What all rows share.")] = "small_cpu",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a row.")] = 1,
+    recipe: Annotated[str, typer.Option("--recipe", help="Recipe that all rows share.")] = "small_cpu",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 1,
     settings: Set = [],  # noqa: B006
     device: Device = None,
 ) -> None:
-    """Run the rows of one of the paper's tables; called again, it goes on.
+    """Train and evaluate the rows of a table of the paper. Run it again to continue.
 
     Example: nnclr ablate crop_only --data photos --recipe small_cpu --seeds 3 --out ablations
     """
@@ -115,10 +115,10 @@ def ablate(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are drawn together.")],
-    to: Annotated[Path | None, typer.Option("--out", help="The page; RUN/report.html, or ./comparison.html.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several share one page.")],
+    to: Annotated[Path | None, typer.Option("--out", help="Default: RUN/report.html, or ./comparison.html.")] = None,
 ) -> None:
-    """Draw what a run has learned into one HTML page.
+    """Write an HTML report of one or several runs.
 
     Example: nnclr report runs/nnclr runs/simclr --out comparison.html
     """

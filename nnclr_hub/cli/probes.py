@@ -15,27 +15,28 @@ from nnclr_hub.cli.index import list_broken
 from nnclr_hub.cli.verbs import Json, Model, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
-group = typer.Typer(no_args_is_help=True, help="Linear probes: labels for images, from a few labeled ones.")
+group = typer.Typer(no_args_is_help=True, help="Linear probes: predict labels from a few labeled images.")
 Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb group."""
+    """Add the verb group."""
     app.add_typer(group, name="probe")
 
 
 @group.command()
 def fit(
-    data: Annotated[Path, typer.Argument(help="Folder with a folder a class, or CSV with path,label (or labels).")],
+    data: Annotated[Path, typer.Argument(help="Folder with one folder per class, or CSV with path,label (or labels).")],
     to: Annotated[Path, typer.Option("--out", help="Folder for the probe.")] = Path("probe"),
     model: Model = None,
-    l2: Annotated[float | None, typer.Option(help="Penalty; chosen on held-out images if not given.")] = None,
-    balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
+    l2: Annotated[float | None, typer.Option(help="Penalty. Default: selected on held-out images.")] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Give all classes the same weight.")] = False,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Least probability; below it the answer is none of the classes.")
+        float | None,
+        typer.Option(min=0, max=1, help="Lowest probability for which a class is predicted."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU if there is one, the CPU to fit.")
+        str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one; fitting uses the CPU.")
     ] = None,
 ) -> None:
     """Fit a probe on labeled images.
@@ -46,8 +47,8 @@ def fit(
     from nnclr_hub.progress import bar
 
     if to.exists() and not to.is_dir():
-        raise InvalidRequest(f"--out {to} is a file: name a folder for the probe.")
-    read_labeled(data)  # what is no data, or no model, need not wait for torch
+        raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
+    read_labeled(data)  # a wrong folder or model is reported before torch is imported
     chosen_model(model)
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.folder_probes import fit_probe
@@ -64,12 +65,12 @@ def fit(
 
 @group.command(name="eval")
 def evaluate(
-    data: Annotated[Path, typer.Argument(help="Labeled images that the probe has not seen; test/ if there is one.")],
+    data: Annotated[Path, typer.Argument(help="Labeled images that the probe has not seen; uses test/ if it exists.")],
     probe: Probe = Path("probe"),
     model: Model = None,
     as_json: Json = False,
 ) -> None:
-    """Score a probe on other labeled images.
+    """Evaluate a probe on other labeled images.
 
     Example: nnclr probe eval others --probe probe
     """
@@ -86,7 +87,7 @@ def evaluate(
         err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
-        out.print(f"none of the classes: {result.none:.1%}")
+        out.print(f"no class predicted: {result.none:.1%}")
     table = Table("class", "accuracy", box=None, header_style="bold")
     for name, value in result.per_class.items():
         table.add_row(name, f"{value:.3f}")
@@ -99,7 +100,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     probe: Probe = Path("probe"),
     model: Model = None,
-    to: Annotated[Path | None, typer.Option("--out", help="CSV file; standard output if not given.")] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="CSV file. Default: standard output.")] = None,
 ) -> None:
     """Label images: CSV with path, label, probability, and a column for each class.
 
@@ -126,12 +127,12 @@ def predict(
         with to.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
     except OSError as error:
-        raise InvalidRequest(f"{to} cannot be written ({error.strerror}): name another file.") from error
-    err.print(f"written: {to} ({len(kept)} images)")
+        raise InvalidRequest(f"{to} cannot be written ({error.strerror}); use another file.") from error
+    err.print(f"Wrote {to} ({len(kept)} images)")
 
 
 def _load(folder: Path, model: str | None) -> tuple[Any, Any]:
-    """The probe, and the encoder that it was fitted with unless another is named."""
+    """Return the probe and its encoder, unless another encoder is named."""
     from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.workbench import Encoders
 

@@ -19,7 +19,7 @@ License = Annotated[str | None, typer.Option(help="License of the weights, for t
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     app.command()(export)
     app.command()(onnx)
     app.command()(card)
@@ -31,25 +31,25 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
     encoder: Annotated[
-        str | None, typer.Option(help="online or momentum; default: the one that the run scored.")
+        str | None, typer.Option(help="online or momentum. Default: the one that the run evaluated.")
     ] = None,
     check: Annotated[
-        list[str], typer.Option("--data", help="The run's data, to measure its 20-NN again; repeatable.")
+        list[str], typer.Option("--data", help="The run's data, to measure its 20-NN accuracy again. Repeatable.")
     ] = [],  # noqa: B006
     dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    support_set: Annotated[bool, typer.Option("--support-set", help="Keep the run's support set beside it.")] = False,
+    support_set: Annotated[bool, typer.Option("--support-set", help="Include the run's support set.")] = False,
     license: License = None,
-    pictures: Annotated[
+    trained_on: Annotated[
         str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Make a model folder of a run's encoder, which timm, transformers and nnclr load.
+    """Write the encoder of a run as a model folder for timm, transformers and nnclr.
 
     Example: nnclr export runs/photos models/photos --data photos --license apache-2.0
     """
-    given = {"license": license, "data": pictures}
+    given = {"license": license, "data": trained_on}
     about = {name: value for name, value in given.items() if value is not None}
     done = load_program("training", "exporting").export(
         run,
@@ -68,11 +68,11 @@ def export(
     for name, value in done.metrics.items():
         again = done.rechecked[name]
         out.print(f"{name} {value}: " + ("not checked" if again is None else f"measured again, {again}"))
-    out.print(f"written: {done.folder}")
+    out.print(f"Wrote {done.folder}")
 
 
 def onnx(
-    source: Annotated[str, typer.Argument(help="A name of `nnclr models`, a model folder, or any source.")],
+    source: Annotated[str, typer.Argument(help="A name from `nnclr models`, a model folder, or any other source.")],
     file: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx.")],
     as_json: Json = False,
 ) -> None:
@@ -86,23 +86,23 @@ def onnx(
     if as_json:
         print_json({"written": str(written.path), "cosine": written.cosine})
         return
-    checked = "not compared with torch, for ONNX Runtime is not installed"
+    checked = "not compared with torch, since ONNX Runtime is not installed"
     if written.cosine is not None:
         checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
-    out.print(f"written: {written.path} ({checked})")
+    out.print(f"Wrote {written.path} ({checked})")
 
 
 def card(
     folder: Folder,
     repository: Annotated[
-        str | None, typer.Option("--repo", help="ORGANISATION/NAME on the Hub that the snippets load.")
+        str | None, typer.Option("--repo", help="ORGANIZATION/NAME on the Hub for the code examples.")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--tag", help="Tag or commit that they name.")] = None,
+    revision: Annotated[str | None, typer.Option("--tag", help="Tag or commit for the code examples.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md instead of printing it.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Even if it was edited by hand.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite a card that was edited by hand.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show or write the model card: how to load it, what was measured, the terms, how to cite it.
+    """Show or write the model card: usage, results, terms and citation.
 
     Example: nnclr card models/photos --write
     """
@@ -112,12 +112,12 @@ def card(
     if repository is not None:
         require_repository(repository)
     elif revision is not None:
-        raise InvalidRequest(f"--tag {revision} is of a repository: name that too, by --repo ORGANISATION/NAME.")
+        raise InvalidRequest(f"--tag {revision} needs a repository; add --repo ORGANIZATION/NAME.")
     if overwrite and not write:
-        raise InvalidRequest("--overwrite goes with --write: without it the card is printed and nothing written.")
+        raise InvalidRequest("--overwrite needs --write.")
     if write:
         written = write_card(folder, repository=repository, revision=revision, overwrite=overwrite)
-        print_json({"written": str(written)}) if as_json else out.print(f"written: {written}")
+        print_json({"written": str(written)}) if as_json else out.print(f"Wrote {written}")
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
     text = model_card(name, read_config(folder), repository=repository, revision=revision)
@@ -126,17 +126,17 @@ def card(
 
 def publish(
     folder: Folder,
-    repository: Annotated[str, typer.Argument(help="ORGANISATION/NAME on the Hugging Face Hub.")],
+    repository: Annotated[str, typer.Argument(help="ORGANIZATION/NAME on the Hugging Face Hub.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    tag: Annotated[str | None, typer.Option(help="Name of the release, such as v1.0; it is never moved.")] = None,
-    pr: Annotated[bool, typer.Option("--pr", help="As a pull request; an open one of yours is continued.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Name of the release, such as v1.0; never moved.")] = None,
+    pr: Annotated[bool, typer.Option("--pr", help="Publish as a pull request; updates your open one.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     overwrite_card: Annotated[
-        bool, typer.Option("--overwrite-card", help="Replace a README there that somebody edited.")
+        bool, typer.Option("--overwrite-card", help="Replace a README on the Hub that was edited.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Publish a model folder: one commit, then the tag; called again it sends only what changed.
+    """Publish a model folder on the Hugging Face Hub. Run it again to send only what changed.
 
     Needs HF_TOKEN, or `hf auth login`. A mirror without Xet needs HF_HUB_DISABLE_XET=1.
 
@@ -150,19 +150,19 @@ def publish(
     if as_json:
         print_json({**asdict(done), "source": done.source, "dry_run": dry_run})
         return
-    say = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
+    verbs = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
     if dry_run:
-        say = {verb: f"would {verb}" for verb in say}
+        verbs = {verb: f"would {verb}" for verb in verbs}
     if done.created:
-        out.print(f"{say['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
+        out.print(f"{verbs['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
     for name, size in done.sent.items():
-        out.print(f"{say['send']} {name} ({size:,} bytes)")
+        out.print(f"{verbs['send']} {name} ({size:,} bytes)")
     for name in done.removed:
-        out.print(f"{say['remove']} {name}")
+        out.print(f"{verbs['remove']} {name}")
     if not done.sent and not done.removed:
-        out.print("nothing has changed: no commit")
+        out.print("Nothing has changed; no commit was made.")
     if done.tag:
-        out.print(f"{say['set']} the tag {done.tag}" if done.tagged else f"the tag {done.tag} stands there already")
+        out.print(f"{verbs['set']} the tag {done.tag}" if done.tagged else f"the tag {done.tag} exists already")
     if done.pull_request:
         out.print(f"pull request {done.pull_request}")
     if not dry_run:
@@ -175,20 +175,20 @@ def convert(
     branch: Annotated[
         str | None, typer.Option(help="online, momentum, teacher, student, or a part of the file by its name.")
     ] = None,
-    architecture: Annotated[str | None, typer.Option(help="timm's name, where the weights do not tell.")] = None,
+    architecture: Annotated[str | None, typer.Option(help="timm's name, if the weights do not show it.")] = None,
     arguments: Annotated[
         list[str], typer.Option("--arg", help="NAME=VALUE of the architecture, such as num_heads=12; repeatable.")
     ] = [],  # noqa: B006
     input_size: Annotated[int | None, typer.Option(help="Side of the input in pixels.", min=1)] = None,
     license: License = None,
-    pictures: Annotated[
+    trained_on: Annotated[
         str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a model folder of a checkpoint of MoCo v3, DINO, lightly, solo-learn, or with torchvision's names.
+    """Convert a checkpoint of MoCo v3, DINO, lightly, solo-learn or torchvision to a model folder.
 
-    Nothing in the file is run. Every weight finds its place, or the file is refused.
+    Code in the file is never run. A file with unknown or missing weights is refused.
 
     Example: nnclr convert dino_deitsmall16_pretrain.pth models/dino --license apache-2.0
     """
@@ -202,7 +202,7 @@ def convert(
         model_args=dict(_assignment(text) for text in arguments),
         input_size=input_size,
         license=license,
-        data=pictures,
+        data=trained_on,
     )
     if as_json:
         print_json({**asdict(done), "folder": str(done.folder)})
@@ -211,11 +211,11 @@ def convert(
     out.print(f"kept {done.kept} tensors")
     for name, count in done.dropped.items():
         out.print(f"dropped {name}" + (f" ({count} tensors)" if count else ""))
-    out.print(f"written: {done.folder}")
+    out.print(f"Wrote {done.folder}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; a value that is JSON is taken as that, any other as text."""
+    """Split NAME=VALUE; a value that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(f"--arg takes NAME=VALUE, for example num_heads=12; got {text!r}.")

@@ -15,13 +15,13 @@ from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, chosen_model, err
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show what is there; every write is refused.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Refuse every write.")]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of pretraining runs, to show their reports.")]
 DEMO_COLLECTION = "gallery"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     app.command()(serve)
     app.command()(demo)
     app.command()(space)
@@ -35,25 +35,30 @@ def serve(
         str | None,
         typer.Option("--model", envvar="NNCLR_MODEL", help="Encoder: a name of `nnclr models`, ..."),
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 8000, or NNCLR_PORT.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without keys.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on. Default: NNCLR_PORT, or 8000.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on. Without keys: 127.0.0.1.")] = None,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="File of keys, if the environment names none; made if need be.")
+        Path | None,
+        typer.Option("--keys", help="File of API keys, if the environment sets none; created if missing."),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve on other addresses without keys.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on other addresses without API keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
     runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
     replicas: Annotated[
-        int | None, typer.Option("--replicas", min=1, help="Run so many of it on a Ray cluster, without the page.")
+        int | None, typer.Option("--replicas", min=1, help="Number of processes on a Ray cluster, without the page.")
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option("--ray-address", envvar="RAY_ADDRESS", help="Of that cluster; else one on this machine."),
+        typer.Option(
+            "--ray-address",
+            envvar="RAY_ADDRESS",
+            help="Address of the Ray cluster. Default: a new one.",
+        ),
     ] = None,
 ) -> None:
-    """Serve embeddings and retrieval over REST, with the page at /ui.
+    """Serve embeddings and search over REST, with the page at /ui.
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
@@ -68,18 +73,16 @@ def serve(
 
 def demo(
     images: Annotated[Path | None, typer.Option("--images", help="Folder of images for the gallery.")] = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", help="Folder of the store; a cache folder by default.")
-    ] = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Folder of the store. Default: a cache folder.")] = None,
     model: Model = None,
     port: Port = 8000,
     runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
 ) -> None:
-    """Index a gallery and open the page on it: everything with one command.
+    """Index a gallery of images and serve the page on it.
 
-    At each start the gallery is what its folder holds: what was deleted on the page alone is back.
+    Each start synchronizes the gallery with its folder, so items that were deleted only on the page return.
 
     Example: nnclr demo --images photos
     """
@@ -88,15 +91,15 @@ def demo(
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench.folder_changes import listed
 
-    # what is wrong is told before anything is loaded, and leaves no empty store behind
+    # errors are reported before anything is loaded, and leave no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
     chosen_model(model, backend)
     gallery = load_program("app", "gallery")
-    folder, told = (
+    folder, message = (
         (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
     )
     listed(folder)
-    err.print(told, soft_wrap=True)
+    err.print(message, soft_wrap=True)
     from nnclr_hub.workbench import Encoders, Workbench
 
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
@@ -110,23 +113,23 @@ def demo(
 
 
 def space(folder: Annotated[Path, typer.Argument(help="A new folder to write.")]) -> None:
-    """Write a Hugging Face Space of the demo, read-only, ready to be pushed.
+    """Write a read-only Hugging Face Space of the demo, ready to push.
 
     Example: nnclr space my-space
     """
     size = load_program("app", "space").write_space(folder)
-    out.print(f"written: {folder} ({size / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
+    out.print(f"Wrote {folder} ({size / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 
 
 def _keys(file: Path | None) -> Path | None:
-    """The file of keys, unless the environment names keys; a new one shows its key once."""
+    """Return the file of keys, unless the environment sets keys; print the key of a new file once."""
     if file is None or any(os.environ.get(f"NNCLR_{name}") for name in ("API_KEYS", "WRITE_KEYS", "KEYS_FILE")):
         return None
     key = load_program("serving", "keys").create_keys_file(file)
     if key is not None:
         err.print(
-            f"A key was made, which may read and write: {key}\nIt is shown this once and kept in {file}: send it as "
-            "Authorization: Bearer KEY.",
+            f"Created an API key that may read and write: {key}\nIt is shown only once and stored in {file}. Send it "
+            "as Authorization: Bearer KEY.",
             soft_wrap=True,
             markup=False,
         )
@@ -134,42 +137,42 @@ def _keys(file: Path | None) -> Path | None:
 
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
-    """Engines, workbench, API and page, until a signal comes."""
+    """Run the API and the page until a signal arrives."""
     settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
             load_program("app", "mount").mount_page(app, app.state.workbench)
-        err.print(_told(settings, page=page), soft_wrap=True)
+        err.print(_addresses(settings, page=page), soft_wrap=True)
         load_program("serving", "run").run(app, settings)
 
 
 def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None) -> None:
-    """The API alone, from several processes of Ray's, until a signal comes."""
+    """Run the API in several processes of Ray until a signal arrives."""
     settings = _settings(store, model, flags)
     ray_serve = load_program("serving", "ray_serve")
-    cluster = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine's own"
+    cluster = f"the Ray cluster at {address}" if address else "a new Ray cluster on this machine"
     err.print(f"starting {replicas} replica{'s' * (replicas > 1)} on {cluster} ...", soft_wrap=True)
     with ray_serve.deployed(settings, store, model, replicas=replicas, address=address):
-        err.print(f"{_told(settings)}   replicas: {replicas}", soft_wrap=True)
+        err.print(f"{_addresses(settings)}   replicas: {replicas}", soft_wrap=True)
         ray_serve.wait_for_signal()
 
 
 def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
-    """The server's settings, once all that can be wrong before anything is loaded has been looked at."""
+    """Return the server's settings, after all checks that load nothing."""
     from nnclr_hub.store import open_store
 
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
-    chosen_model(model, flags["backend"])  # a wrong one must end the program, not leave it never ready
+    chosen_model(model, flags["backend"])  # a wrong model must end the program; a server would never become ready
     if settings.read_only and "://" not in store:
         open_store(store, read_only=True).close()
     err.print("loading the libraries ...")
     return settings
 
 
-def _told(settings: Any, *, page: bool = False) -> str:
-    """Where everything is."""
-    address = f"http://{_opened(settings.host)}:{settings.port}"
+def _addresses(settings: Any, *, page: bool = False) -> str:
+    """Return the addresses of the API and the page."""
+    address = f"http://{_browser_host(settings.host)}:{settings.port}"
     return (
         f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
         + (f"   page: {address}/ui" if page else "")
@@ -177,17 +180,17 @@ def _told(settings: Any, *, page: bool = False) -> str:
     )
 
 
-def _opened(host: str) -> str:
-    """The host of an address that a browser here opens; that of all addresses is none of them."""
+def _browser_host(host: str) -> str:
+    """Return the host of a URL that a browser on this machine can open; 0.0.0.0 is not one."""
     host = {"": "127.0.0.1", "0": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuses a port that is taken before anything is loaded.
+    """Refuse a port that is in use, before anything is loaded.
 
     Raises:
-        PortInUse: names the flag.
+        PortInUse: names the option.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -196,7 +199,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                way_on = "stop the program there, or give another --port"
+                hint = "stop the program that uses it, or choose another --port"
             else:
-                way_on = "give an address of this machine as --host, 0.0.0.0 for all, and a port that you may use"
-            raise PortInUse(f"Port {port} on {host} cannot be used ({error.strerror}): {way_on}.") from error
+                hint = "set --host to an address of this machine (0.0.0.0 for all), and --port to one that you may use"
+            raise PortInUse(f"Port {port} on {host} cannot be used ({error.strerror}); {hint}.") from error

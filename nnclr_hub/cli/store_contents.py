@@ -23,7 +23,7 @@ CHUNK = 500
 
 
 def register(group: typer.Typer) -> None:
-    """Adds the verbs."""
+    """Add the verbs."""
     group.command()(create)
     group.command(name="export")(export)
     group.command(name="import")(import_)
@@ -32,19 +32,19 @@ def register(group: typer.Typer) -> None:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Its name.")],
+    name: Annotated[str, typer.Argument(help="Name of the new collection.")],
     store: Store = DEFAULT_STORE,
     model: Model = None,
-    dim: Annotated[int | None, typer.Option(help="Length of vectors of your own, instead of a model.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Length of the vectors, for a collection without a model.")] = None,
     metric: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
     index: Annotated[str, typer.Option(help="auto (by size and memory), flat, hnsw, ivf or ivf_pq.")] = "auto",
-    precision: Annotated[str, typer.Option(help="f32, or f16 in half the room.")] = "f32",
+    precision: Annotated[str, typer.Option(help="f32, or f16 for half the space.")] = "f32",
     indexed: Annotated[
-        list[str] | None, typer.Option(help="Metadata key that filters look up quickly, once a key; else: label.")
+        list[str] | None, typer.Option(help="Metadata key for fast filters. Repeatable. Default: label.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an empty collection, to choose what `nnclr index` and `import` else choose by themselves.
+    """Create an empty collection with options that `nnclr index` and `import` would set to defaults.
 
     Example: nnclr store create photos --precision f16 --indexed label --indexed path
     """
@@ -54,8 +54,8 @@ def create(
     from nnclr_hub.store.where import key_expression
 
     if model is not None and dim is not None:
-        raise InvalidRequest("--model has its own number of dimensions: give either --model or --dim.")
-    # nothing that is wrong may leave an empty store behind
+        raise InvalidRequest("Give --model or --dim, not both; a model determines the length of its vectors.")
+    # errors must not leave an empty store behind
     check_name(name, "Collection name")
     for key in indexed or ():
         key_expression(key)
@@ -69,17 +69,17 @@ def create(
         print_json({"name": name, **asdict(spec)})
         return
     by = f" by {spec.model}" if spec.model else ""
-    out.print(f"{name}: made for vectors of {spec.dim} numbers{by}, compared by {metric}, as {precision}", markup=False)
+    out.print(f"Created {name}: vectors of length {spec.dim}{by}, {metric}, {precision}.", markup=False)
 
 
 def export(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     store: Store = DEFAULT_STORE,
-    thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Write these as well.")] = True,
+    thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Include thumbnails.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Write a collection as Parquet and safetensors files, for a backup or other tools; works beside a running server.
+    """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
     Example: nnclr store export photos photos-export
     """
@@ -97,13 +97,13 @@ def export(
 def import_(
     folder: Annotated[Path, typer.Argument(help="Folder that `nnclr store export`, or `nnclr embed`, wrote.")],
     name: Annotated[
-        str | None, typer.Option("--collection", help="Its name here; as it was called if not given.")
+        str | None, typer.Option("--collection", help="Name of the collection. Default: the exported name.")
     ] = None,
     store: Store = DEFAULT_STORE,
     into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fill a collection from an exported folder, or from the shards of `nnclr embed`; again, to go on after a stop.
+    """Import an exported folder, or the shards of `nnclr embed`. Run it again to continue after an interruption.
 
     Example: nnclr store import photos-export --collection photos
     """
@@ -117,7 +117,7 @@ def import_(
     if (folder / PLAN).exists():
         _import_shards(folder, name, store, into, as_json)
         return
-    manifest = Manifest.read(folder)  # neither a folder that holds no export nor a wrong name leaves an empty store
+    manifest = Manifest.read(folder)  # a wrong folder or name must not leave an empty store behind
     name = check_name(name or manifest.name, "Collection name")
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
         report = import_collection(
@@ -130,8 +130,8 @@ def import_(
     if as_json:
         print_json({"collection": name, **asdict(report)})
         return
-    there_already = f", the other {report.items - report.written} were there" if report.written < report.items else ""
-    out.print(f"{name}: {report.written} of {report.items} items written{there_already}", markup=False)
+    existing = f", the other {report.items - report.written} existed already" if report.written < report.items else ""
+    out.print(f"{name}: {report.written} of {report.items} items written{existing}", markup=False)
 
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
@@ -142,8 +142,8 @@ def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_js
     from nnclr_hub.store.checks import check_name
 
     if name is None:
-        raise InvalidRequest(f"{folder} holds shards of `nnclr embed`: name the collection for them with --collection.")
-    name = check_name(name, "Collection name")  # as above, nothing that is wrong leaves an empty store
+        raise InvalidRequest(f"{folder} holds shards of `nnclr embed`; name a collection with --collection.")
+    name = check_name(name, "Collection name")  # a wrong name must not leave an empty store behind
     shards = open_shards(folder)
     shards.require_all()
     with open_store(store) as there, bar(err, "importing", unit="items") as advance:
@@ -156,32 +156,32 @@ def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_js
 
 def reembed(
     name: Name,
-    model: Annotated[str | None, typer.Option("--model", help="Encoder to move to, as in `nnclr models`.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The new encoder, as in `nnclr models`.")] = None,
     store: Store = DEFAULT_STORE,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
     ] = False,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Give up: drop what was built so far.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Cancel: drop what was built so far.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move a collection to another encoder: build it anew from its images, then swap; again, to go on after a stop.
+    """Embed a collection again with another encoder, from its images. Run it again to continue after an interruption.
 
     Example: nnclr store reembed photos --model runs/my/encoder
     """
     from nnclr_hub.progress import bar
 
     if abandon == (model is not None):
-        raise InvalidRequest("Name the encoder to move to with --model, or give up with --abandon.")
+        raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
     with opened(store) as there:
         there.get(name)
         if model is not None:
             chosen_model(model)
-        from nnclr_hub.workbench import Encoders, Workbench, reembedding  # with torch
+        from nnclr_hub.workbench import Encoders, Workbench, reembedding  # imports torch
 
         encoders = Encoders(model)
         bench = Workbench(encoders, there)
         if model is None:
-            out.print(f"{reembedding.abandon(bench, name)}: dropped; {name} is as it was", markup=False)
+            out.print(f"Dropped {reembedding.abandon(bench, name)}; {name} was not changed.", markup=False)
             return
         with bar(err, "embedding") as advance:
             report = reembedding.reembed(bench, name, model, skip_missing=skip_missing, progress=advance)
@@ -190,11 +190,11 @@ def reembed(
         return
     list_broken([(path, f"left out: {reason}") for path, reason in report.left_out])
     if report.collection is None:
-        out.print(f"{name} holds vectors of {model} already: nothing to do", markup=False)
+        out.print(f"{name} already holds vectors of {model}; nothing to do.", markup=False)
         return
     out.print(
         f"{name}: {report.items} items by {model} ({report.embedded} embedded now, {len(report.left_out)} left out). "
-        f"The old ones are kept as {report.kept}; `nnclr store drop {report.kept}` deletes them.",
+        f"The old collection is kept as {report.kept}; `nnclr store drop {report.kept}` deletes it.",
         markup=False,
     )
 
@@ -202,15 +202,15 @@ def reembed(
 def duplicates(
     name: Name,
     near: Annotated[
-        float | None, typer.Option("--near", help="Least score of a pair, for example 0.95; else: equal pixels.")
+        float | None, typer.Option("--near", help="Lowest score of a pair, for example 0.95. Default: equal pixels.")
     ] = None,
     store: Store = DEFAULT_STORE,
     exact: Annotated[
-        bool, typer.Option("--exact", help="With --near: compare all with all; slow on large collections.")
+        bool, typer.Option("--exact", help="With --near: compare every pair; slow for large collections.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List images that are there twice: with the same pixels, or nearly the same; works beside a running server.
+    """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
     Example: nnclr store duplicates photos --near 0.97
     """
@@ -218,7 +218,7 @@ def duplicates(
     from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates, near_duplicates
 
     if exact and near is None:
-        raise InvalidRequest("--exact goes with --near SCORE: equal pixels are compared exactly anyway.")
+        raise InvalidRequest("--exact needs --near SCORE; without it, pixels are compared exactly anyway.")
     with opened(store, read_only=True) as there, bar(err, "comparing", unit="items") as advance:
         collection = there.get(name)
         if near is None:
@@ -236,7 +236,7 @@ def duplicates(
     out.print(f"{len(groups)} groups with {sum(map(len, groups))} items{more}", markup=False)
     if unknown:
         err.print(
-            f"{unknown} items have no record of their pixels and were not compared: --near 0.999 compares vectors.",
+            f"{unknown} items have no pixel hash and were not compared; use --near 0.999 to compare their vectors.",
             style="yellow",
             soft_wrap=True,
         )
@@ -244,7 +244,7 @@ def duplicates(
 
 @dataclass(frozen=True)
 class _Named:
-    """An item, the folder that it was indexed from, if any, and its path there, else its id."""
+    """An item with the folder that it was indexed from and its path there; or "" and its id."""
 
     id: str
     root: str
@@ -264,7 +264,7 @@ def _named(collection: Collection, ids: Sequence[str]) -> list[_Named]:
 
 
 def _print_groups(groups: Sequence[Sequence[_Named]]) -> None:
-    """A line with the count, then the files; relative to their folder, which is said first, where all share it."""
+    """Print each group: the count, then the files, relative to their folder if all share it."""
     roots = {one.root for group in groups for one in group}
     shared = roots.pop() if len(roots) == 1 else ""
     if shared:

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from nnclr_hub.store.base import CollectionInfo, RepairReport, SalvageReport, VectorStore, VerifyReport
 
-group = typer.Typer(no_args_is_help=True, help="Care for a vector store: look, check, mend, move, name.")
-Name = Annotated[str, typer.Argument(help="Collection, or an alias of one.")]
-Names = Annotated[list[str] | None, typer.Argument(help="Collections; all if none is named.")]
-SHOWN = 5  # ids of a kind of damage that are listed before they are only counted
+group = typer.Typer(no_args_is_help=True, help="Manage a vector store: list, verify, repair, move, rename.")
+Name = Annotated[str, typer.Argument(help="Collection or alias.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Collections. Default: all.")]
+SHOWN = 5  # ids per kind of damage that are listed; the others are only counted
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb group."""
+    """Add the verb group."""
     app.add_typer(group, name="store")
 
 
 @contextmanager
 def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
-    """A store that is there: a mistyped name must not leave an empty one behind."""
+    """Open an existing store; a mistyped name must not create an empty one."""
     from nnclr_hub.store import open_store
 
     if not read_only and "://" not in uri:
@@ -43,7 +43,7 @@ def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
 
 @group.command(name="list")
 def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Show the collections and how they stand; works beside a running server.
+    """List the collections with their size and state. Works while a server uses the store.
 
     Example: nnclr store list
     """
@@ -63,7 +63,7 @@ def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> Non
         state = row["state"] + (f", index {late} changes behind" if late else "")
         cells = [row["name"], row["items"], row["dim"], row["metric"], row["index"], state, ", ".join(row["aliases"])]
         table.add_row(*(escape(str(one)) for one in [*cells, row["model"]]))
-    out.print(table if rows else "The store is empty: `nnclr index` fills it.")
+    out.print(table if rows else "The store is empty; add images with `nnclr index`.")
 
 
 def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
@@ -85,9 +85,11 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
 
 @group.command()
 def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Read every vector back and compare the index with an exhaustive search; works beside a running server.
+    """Read every vector back and compare the index with an exhaustive search; Works while a server uses the store.
 
-    Exit code 1 if anything is wrong. Example: nnclr store verify photos
+    The exit code is 1 if anything is wrong.
+
+    Example: nnclr store verify photos
     """
     from nnclr_hub.progress import bar
 
@@ -109,7 +111,7 @@ def _print_report(name: str, report: VerifyReport) -> None:
     from nnclr_hub.store.base import MIN_RECALL
 
     if report.ok:
-        out.print(f"{name}: all {report.items} items are well (recall {report.recall:.3f})", markup=False)
+        out.print(f"{name}: all {report.items} items are intact (recall {report.recall:.3f})", markup=False)
         return
     for sentence, ids in (
         ("items have a damaged vector", report.damaged),
@@ -127,19 +129,20 @@ def _print_report(name: str, report: VerifyReport) -> None:
             markup=False,
         )
     if report.damaged or report.missing or report.disagreements:
-        out.print(f"Mend it with `nnclr store repair {name}`.", markup=False)
+        out.print(f"Repair it with `nnclr store repair {name}`.", markup=False)
 
 
 @group.command()
 def repair(
-    name: Annotated[str | None, typer.Argument(help="Collection, or an alias of one; none: the catalog.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Collection or alias. Default: the catalog.")] = None,
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Take out what is damaged, keeping its metadata in a file, and build the index anew.
+    """Remove damaged items, keep their metadata in a file, and rebuild the index.
 
-    Of a file that is damaged as a whole, what can still be read is saved into a new one. Exit code 1 if anything is
-    lost that way. Without a name, a catalog that is damaged or missing is made anew from the collections' files.
+    If a whole file is damaged, everything readable is copied to a new one; the exit code is 1 if anything was lost.
+    Without a name, a damaged or missing catalog is rebuilt from the files of the collections.
+
     Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
@@ -153,7 +156,7 @@ def repair(
         try:
             report = there.get(name).repair(advance)
         except StoreCorrupt:
-            # Milvus looks after its own files
+            # Milvus manages its own files
             if not isinstance(there, EmbeddedStore):
                 raise
             salvaged = there.salvage(name, advance)
@@ -161,7 +164,7 @@ def repair(
     if as_json:
         print_json({"name": name, **asdict(report), "salvaged": asdict(salvaged) if salvaged else None})
     else:
-        _print_mended(name, report, salvaged)
+        _print_repaired(name, report, salvaged)
     if salvaged and not salvaged.complete:
         raise typer.Exit(1)
 
@@ -184,12 +187,12 @@ def _repair_catalog(store: str, as_json: bool) -> None:
     if saved is not None:
         out.print(f"The file of jobs and probes was damaged; {saved} of its records were saved.")
     if names is None:
-        out.print("The catalog is well: name a collection to mend one.")
+        out.print("The catalog is intact; name a collection to repair it.")
     else:
-        out.print(f"The catalog was made anew: {', '.join(names)}", markup=False)
+        out.print(f"Rebuilt the catalog: {', '.join(names)}", markup=False)
 
 
-def _print_mended(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:
+def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:
     if salvaged:
         out.print(
             f"{name}: the file was damaged; {salvaged.saved} items saved, {len(salvaged.lost)} lost, "
@@ -209,19 +212,19 @@ def _print_mended(name: str, report: RepairReport, salvaged: SalvageReport | Non
 
 @group.command()
 def snapshot(names: Names = None, store: Store = DEFAULT_STORE) -> None:
-    """Write the index to disk now, so that the next start is quick.
+    """Write the index to disk now, so that the next start is fast.
 
     Example: nnclr store snapshot
     """
     with opened(store) as there:
         for name in names or [info.name for info in there.list()]:
             there.get(name).snapshot()
-            out.print(f"{name}: written", markup=False)
+            out.print(f"{name}: snapshot written", markup=False)
 
 
 @group.command()
 def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
-    """Build the index anew without what was deleted.
+    """Rebuild the index without deleted items.
 
     Example: nnclr store compact photos
     """
@@ -238,9 +241,9 @@ def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
 def drop(
     name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
     store: Store = DEFAULT_STORE,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a collection with everything in it.
+    """Delete a collection with all its items.
 
     Example: nnclr store drop photos.old --yes
     """
@@ -249,39 +252,39 @@ def drop(
     with opened(store) as there:
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
-            typer.confirm(f"Delete {name} with its {info.count} items for good?", abort=True)
+            typer.confirm(f"Permanently delete {name} with its {info.count} items?", abort=True)
         for dropped in drop_with_replacement(there, name):
             out.print(f"{dropped}: dropped", markup=False)
 
 
 @group.command()
 def alias(
-    new: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name.")],
+    new: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     name: Name,
     store: Store = DEFAULT_STORE,
 ) -> None:
-    """Give a collection a further name, which may have meant another before.
+    """Point an alias to a collection, whatever it pointed to before.
 
     Example: nnclr store alias current photos
     """
     with opened(store) as there:
-        meant = there.get(name).name
-        there.alias(new, meant)
-    out.print(f"{new} means {meant}", markup=False)
+        target = there.get(name).name
+        there.alias(new, target)
+    out.print(f"{new} -> {target}", markup=False)
 
 
 @group.command()
 def unalias(
-    old: Annotated[str, typer.Argument(metavar="ALIAS", help="The further name to forget.")],
+    old: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to delete.")],
     store: Store = DEFAULT_STORE,
 ) -> None:
-    """Forget a further name; the collection stays.
+    """Delete an alias; its collection stays.
 
     Example: nnclr store unalias current
     """
     with opened(store) as there:
         there.unalias(old)
-    out.print(f"{old}: forgotten", markup=False)
+    out.print(f"{old}: alias deleted", markup=False)
 
 
 @group.command()
@@ -290,10 +293,10 @@ def rename(
     to: Annotated[str, typer.Argument(help="Its new name; its aliases stay.")],
     store: Store = DEFAULT_STORE,
 ) -> None:
-    """Give a collection another name.
+    """Rename a collection.
 
     Example: nnclr store rename photos.old photos-2024
     """
     with opened(store) as there:
         there.rename(name, to)
-    out.print(f"{name} is called {to} now", markup=False)
+    out.print(f"{name} is now {to}", markup=False)
