@@ -23,7 +23,7 @@ _caught = warnings.catch_warnings()
 def ignore_warnings() -> Iterator[None]:
     """Ignore the warnings of Pillow and of torch's tracer, except for one that becomes an error: too many pixels.
 
-    The tracer warns of values that it takes as constant, such as sizes, which are constant here, and of its own age.
+    The tracer warns of values that it takes as constant, such as sizes, which are constant here, and of its age.
 
     Raises:
         PIL.Image.DecompressionBombWarning: raised in the block.

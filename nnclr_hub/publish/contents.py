@@ -63,7 +63,7 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
 
 
 def _tensors(value: Mapping[Any, Any]) -> State:
-    """Return those that hold their numbers themselves: no quantized, sparse or empty ones, which other code must read."""
+    """Return dense, real tensors; quantized, sparse and empty ones need other code to read them."""
     return {
         str(key): tensor
         for key, tensor in value.items()

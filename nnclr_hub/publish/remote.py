@@ -173,7 +173,7 @@ def _answered(error: Exception, repository: str) -> PublishingError:
             f"Somebody committed to {repository} meanwhile, and nothing of yours was: look at it, then call again."
         )
     return PublishingError(
-        f"The Hub refuses for {repository} (status {status}: {_line(error)}): mend that, or try again later."
+        f"The Hub refuses for {repository} (status {status}: {_line(error)}): fix that, or try again later."
     )
 
 
@@ -194,7 +194,7 @@ def _broken_off(error: Exception, repository: str) -> PublishingError:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     return PublishingError(
-        f"The upload to {repository} broke off ({_line(cause)}): call again, what has arrived is not sent twice."
+        f"The upload to {repository} was interrupted ({_line(cause)}): call again, what has arrived is not sent twice."
     )
 
 

@@ -1,4 +1,4 @@
-"""The lines of a card that load its model, by every door; the tests run them."""
+"""The lines of a card that load its model, by every loading method; the tests run them."""
 
 from __future__ import annotations
 
