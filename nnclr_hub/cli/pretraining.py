@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -54,15 +53,15 @@ def pretrain(
     program = load_program("training", "recipes")
     if recipes:
         table = Table("recipe", "description", box=None, header_style="bold")
-        for name, kind in program.RECIPES.items():
-            table.add_row(name, (inspect.getdoc(kind) or "").splitlines()[0])
+        for name, preset in program.RECIPES.items():
+            table.add_row(name, preset.summary)
         out.print(table)
         return
     if recipe is None:
         raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
-        out.print(inspect.getdoc(type(chosen)) or "", markup=False)
+        out.print(program.RECIPES[recipe].describe(recipe), markup=False)
         table = Table("setting", "value", "meaning", box=None, header_style="bold")
         for name, _, meaning in type(chosen).settings():
             table.add_row(name, str(getattr(chosen, name)), meaning)

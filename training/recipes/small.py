@@ -1,104 +1,148 @@
-"""Recipes for small sets and small machines.
+"""Recipes for small sets and small machines, and those of the starter encoders.
 
 A few thousand steps are too few for the paper's schedule. In all of these recipes the view itself is the positive at
-first, the support set is smaller, and the optimizer is SGD.
+first, the support set is smaller, and the optimizer is SGD or AdamW. The projection head is the same for all methods,
+so that they compare.
+
+Starters learn from several small sets together, on one GPU, with a momentum encoder and multi-crop. Their batches come
+mostly from one set, and views are degraded at random, because the sets differ in sharpness and compression.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
+from .preset import Preset
 from .recipe import Recipe
-from .settings import setting
+
+SMALL = Recipe(
+    backbone="resnet18",
+    projection="nnclr",
+    queue_size=8192,
+    warm_start=0.1,
+    ramp=0.1,
+    image_size=128,
+    pack_size=160,
+    eval_size=128,
+    epochs=200,
+    batch_size=512,
+    optimizer="sgd",
+    base_lr=0.06,
+    weight_decay=5e-4,
+    warmup_epochs=5.0,
+)
+SMALL_CPU = replace(
+    SMALL,
+    channels=(32, 64, 128, 256),
+    projection_hidden=1024,
+    projection_dim=128,
+    prediction="none",
+    image_size=48,
+    pack_size=96,
+    eval_size=48,
+    eval_crop=1.0,
+    warm_start=0.3,
+    ramp=0.3,
+    gate=0.5,
+    epochs=25,
+    batch_size=256,
+    warmup_epochs=1.0,
+    checkpoint_every=5,
+)
+CIFAR10_RESNET18 = replace(
+    SMALL,
+    backbone="resnet18_cifar",
+    image_size=32,
+    pack_size=32,
+    eval_size=32,
+    eval_crop=1.0,
+    augmentation="cifar",
+    queue_size=16_384,
+)
+STARTER_RESNET50 = replace(
+    SMALL,
+    method="momentum_nnclr",
+    encoder="momentum",
+    backbone="resnet50",
+    queue_size=16_384,
+    pack_size=128,
+    early_size=96,
+    early_share=0.75,
+    crop_scale=(0.25, 1.0),
+    local_crops=4,
+    local_size=48,
+    local_scale=(0.05, 0.25),
+    degrade=0.3,
+    one_folder=0.75,
+    nesterov=True,
+    compile_views=True,
+    epochs=100,
+)
+STARTER_VIT_SMALL = replace(
+    STARTER_RESNET50,
+    backbone="vit_small_patch8_224",
+    drop_path=0.1,
+    freeze_patches=True,
+    image_size=96,
+    eval_size=96,
+    early_size=64,
+    early_share=0.7,
+    local_size=32,
+    optimizer="adamw",
+    base_lr=5e-4,
+    weight_decay=0.05,
+    warmup_epochs=10.0,
+    clip=3.0,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Small(Recipe):
-    """The base of the recipes for small sets: SGD at 0.06 x B / 256, BYOL's augmentation.
-
-    Command:   nnclr pretrain small --data PHOTOS --out RUN --set image_size=96
-    Hardware:  one GPU.
-    Time:      estimate: 10 minutes of an H100 for 15,000 images at 96 pixels, 200 epochs.
-    Expected:  not yet run by this project.
-    """
-
-    backbone: str = setting("resnet18", "any timm architecture, or resnet18_cifar, resnet50_cifar")
-    projection: str = setting("nnclr", "projection head; the same for all methods, so that they compare")
-    queue_size: int = setting(8192, "rows of the support set; shrinks to the number of images")
-    warm_start: float = setting(0.1, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.1, "share of the steps over which neighbors are phased in afterwards")
-    image_size: int = setting(128, "side of the large views, in pixels")
-    pack_size: int = setting(160, "side of the stored decoded images, in pixels")
-    eval_size: int = setting(128, "input side of the exported encoder, in pixels")
-    epochs: int = setting(200, "passes over the images")
-    batch_size: int = setting(512, "images per step over all GPUs; shrinks to fit a small set")
-    optimizer: Literal["lars", "sgd", "adamw"] = setting("sgd", "lars, sgd or adamw")
-    base_lr: float = setting(0.06, "learning rate at a batch of 256; scaled linearly with the batch")
-    weight_decay: float = setting(5e-4, "not applied to biases, norms, positions and [CLS]")
-    warmup_epochs: float = setting(5.0, "linear warm-up, then cosine to 0")
+def _starter(recipe: Recipe, summary: str, reached: str) -> Preset:
+    return Preset(
+        recipe=recipe,
+        summary=summary,
+        data="--data PHOTOS --data MORE_PHOTOS --out RUN",
+        time="estimate: 10 to 20 minutes of an H100 for 37,000 images.",
+        expected=f"estimate: 20-NN {reached} on imagenette128's test split. Not yet run by this project.",
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmallCPU(Small):
-    """A narrow ResNet-18 at 48 pixels: an encoder from a few thousand images on a laptop's CPU.
-
-    Command:   nnclr pretrain small_cpu --data PHOTOS --out RUN
-    Hardware:  2 CPU cores.
-    Time:      about 20 minutes for 16,000 images at the default number of epochs.
-    Expected:  see docs/results/small_cpu.md; --set epochs=N for more.
-
-    No prediction head; the view itself is the positive for the first third of the steps, then the half
-    of each batch with the most similar neighbors is phased in; narrower heads.
-    """
-
-    channels: tuple[int, ...] = setting((32, 64, 128, 256), "widths of a ResNet's four stages; empty for timm's widths")
-    projection_hidden: int = setting(1024, "width of its hidden layers; 0 for the head's default")
-    projection_dim: int = setting(128, "d, length of z and p; 0 for the head's default")
-    prediction: str = setting("none", "prediction head: method, none, paper, simsiam")
-    image_size: int = setting(48, "side of the large views, in pixels")
-    pack_size: int = setting(96, "side of the stored decoded images, in pixels")
-    eval_size: int = setting(48, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
-    warm_start: float = setting(0.3, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.3, "share of the steps over which neighbors are phased in afterwards")
-    gate: float = setting(0.5, "final share of a batch, the most similar, that uses neighbors")
-    epochs: int = setting(25, "passes over the images")
-    batch_size: int = setting(256, "images per step over all GPUs; shrinks to fit a small set")
-    warmup_epochs: float = setting(1.0, "linear warm-up, then cosine to 0")
-    checkpoint_every: int = setting(5, "epochs between checkpoints, with 20-NN, encoder and report")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CIFAR10ResNet18(Small):
-    """ResNet-18 with a CIFAR stem, at 32 pixels, no blur.
-
-    Command:   nnclr pretrain cifar10_resnet18 --data cifar10 --out RUN
-    Hardware:  one GPU.
-    Time:      estimate: 10 minutes of an H100 for 200 epochs.
-    Expected:  not yet run by this project. Elsewhere, with other settings and their best epoch: 83.4 k-NN after 200
-               epochs (lightly's benchmark), 91.88 linear after 1000 (solo-learn).
-    """
-
-    backbone: str = setting("resnet18_cifar", "any timm architecture, or resnet18_cifar, resnet50_cifar")
-    image_size: int = setting(32, "side of the large views, in pixels")
-    pack_size: int = setting(32, "side of the stored decoded images, in pixels")
-    eval_size: int = setting(32, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(1.0, "share of the resized short side that the exported encoder's center crop keeps")
-    augmentation: str = setting("cifar", "see AUGMENTATIONS")
-    queue_size: int = setting(16_384, "rows of the support set; shrinks to the number of images")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImagenetteResNet18(Small):
-    """ResNet-18 at 128 pixels.
-
-    Command:   nnclr pretrain imagenette_resnet18 --data imagenette --out RUN
-    Hardware:  one GPU.
-    Time:      estimate: 3 minutes of an H100 for 200 epochs.
-    Expected:  not yet run by this project. Elsewhere, with other settings and their best epoch: 80.9 k-NN after 200
-               epochs, 88.4 after 800 (lightly's benchmark).
-    """
-
-    batch_size: int = setting(256, "images per step over all GPUs; shrinks to fit a small set")
-    queue_size: int = setting(4096, "rows of the support set; shrinks to the number of images")
+SMALL_SETS: dict[str, Preset] = {
+    "small_cpu": Preset(
+        recipe=SMALL_CPU,
+        summary="A narrow ResNet-18 at 48 pixels: an encoder from a few thousand images on a laptop's CPU.",
+        hardware="2 CPU cores.",
+        time="about 20 minutes for 16,000 images at the default number of epochs.",
+        expected="see docs/results/small_cpu.md; --set epochs=N for more.",
+        notes="No prediction head; the view itself is the positive for the first third of the steps, then the half of "
+        "each batch with the most similar neighbors is phased in; narrower heads.",
+    ),
+    "small": Preset(
+        recipe=SMALL,
+        summary="The base of the recipes for small sets: SGD at 0.06 x B / 256, BYOL's augmentation.",
+        data="--data PHOTOS --out RUN --set image_size=96",
+        time="estimate: 10 minutes of an H100 for 15,000 images at 96 pixels, 200 epochs.",
+        expected="not yet run by this project.",
+    ),
+    "cifar10_resnet18": Preset(
+        recipe=CIFAR10_RESNET18,
+        summary="ResNet-18 with a CIFAR stem, at 32 pixels, no blur.",
+        data="--data cifar10 --out RUN",
+        time="estimate: 10 minutes of an H100 for 200 epochs.",
+        expected="not yet run by this project. Elsewhere, with other settings and their best epoch: 83.4 k-NN after "
+        "200 epochs (lightly's benchmark), 91.88 linear after 1000 (solo-learn).",
+    ),
+    "imagenette_resnet18": Preset(
+        recipe=replace(SMALL, batch_size=256, queue_size=4096),
+        summary="ResNet-18 at 128 pixels.",
+        data="--data imagenette --out RUN",
+        time="estimate: 3 minutes of an H100 for 200 epochs.",
+        expected="not yet run by this project. Elsewhere, with other settings and their best epoch: 80.9 k-NN after "
+        "200 epochs, 88.4 after 800 (lightly's benchmark).",
+    ),
+    "starter_resnet50": _starter(
+        STARTER_RESNET50, "ResNet-50 with a momentum encoder, 2 x 96 to 128 and 4 x 48 pixels.", ".80 to .86"
+    ),
+    "starter_vit_small": _starter(
+        STARTER_VIT_SMALL, "ViT-S/8 with a momentum encoder, 2 x 64 to 96 and 4 x 32 pixels.", ".72 to .80"
+    ),
+}
