@@ -2,7 +2,7 @@
 
 import pytest
 
-from nnclr_hub.cli.service import _opened
+from nnclr_hub.cli.service import _browser_host
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from nnclr_hub.cli.service import _opened
     ],
 )
 def test_the_host_can_be_opened(listened, opened):
-    assert _opened(listened) == opened
+    assert _browser_host(listened) == opened

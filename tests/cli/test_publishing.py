@@ -51,9 +51,9 @@ def test_card_prints_or_writes_and_keeps_what_was_edited(model, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--repo", "name"], "write ORGANISATION/NAME"),
-        (["--tag", "v1"], "name that too, by --repo"),
-        (["--overwrite"], "goes with --write"),
+        (["--repo", "name"], "'name'"),
+        (["--tag", "v1"], "--repo"),
+        (["--overwrite"], "--write"),
     ],
 )
 def test_card_passes_over_no_flag_in_silence(model, flags, sentence):

@@ -33,25 +33,25 @@ def ended(verb: str, error: BaseException) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("verb", "sentence"),
     [
-        ("index", "Interrupted: run the same command again to go on."),
-        ("pretrain", "Interrupted: go on with --resume."),
+        ("index", "Interrupted; run the same command again to continue."),
+        ("pretrain", "Interrupted; continue with --resume."),
         ("verify", "Interrupted."),
     ],
 )
-def test_an_interrupt_says_how_to_go_on_where_one_can(verb, sentence):
+def test_an_interrupt_reports_how_to_continue(verb, sentence):
     assert ended(verb, KeyboardInterrupt()) == (130, sentence)
 
 
-def test_the_verbs_that_go_on_are_verbs():
+def test_the_verbs_that_can_continue_exist():
     assert set(CONTINUE) <= set(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("code", "way_on"), [(errno.ENOSPC, "make room"), (errno.EACCES, "whether it is yours")])
-def test_what_the_system_refuses_names_the_file(code, way_on):
+@pytest.mark.parametrize(("code", "hint"), [(errno.ENOSPC, "space"), (errno.EACCES, "permissions")])
+def test_what_the_system_refuses_names_the_file(code, hint):
     exit_code, sentence = ended("export", OSError(code, os.strerror(code), "models/x"))
     assert exit_code == 1
-    assert sentence.startswith(f"Error: models/x cannot be read or written ({os.strerror(code)}): ")
-    assert way_on in sentence
+    assert sentence.startswith(f"Error: models/x cannot be read or written ({os.strerror(code)})")
+    assert hint in sentence
 
 
 def test_a_table_that_is_piped_is_not_cut(tmp_path):
