@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import Picture, Source, named
+from nnclr_hub.bulk.image_list import ListedImage, Source, named
 from nnclr_hub.bulk.plan import Plan
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.encoder.image_folder import label_of
@@ -72,11 +72,11 @@ def _refuse_duplicate_paths(shards: Shards) -> None:
         return
     seen: set[bytes] = set()
     for shard in shards:
-        for picture in shard.pictures:
-            id = bytes.fromhex(_id(sources[picture.source], picture))
+        for image in shard.images:
+            id = bytes.fromhex(_id(sources[image.source], image))
             if id in seen:
                 raise InvalidRequest(
-                    f"{named(sources, picture)} has the same path below its folder or archive as another image and "
+                    f"{named(sources, image)} has the same path below its folder or archive as another image and "
                     "would replace it; embed a folder that contains both folders."
                 )
             seen.add(id)
@@ -99,24 +99,24 @@ def _all_batches(shards: Shards) -> Iterator[list[Item]]:
 def _batches(shard: Shard) -> Iterator[list[Item]]:
     vectors = shard.vectors
     for start in range(0, shard.count, BATCH):
-        pictures = shard.pictures[start : start + BATCH]
+        images = shard.images[start : start + BATCH]
         yield [
             _item(shard.plan.sources[one.source], one, vector)
-            for one, vector in zip(pictures, vectors[start : start + BATCH], strict=True)
+            for one, vector in zip(images, vectors[start : start + BATCH], strict=True)
         ]
 
 
-def _item(source: Source, picture: Picture, vector: np.ndarray) -> Item:
+def _item(source: Source, image: ListedImage, vector: np.ndarray) -> Item:
     """Return the item that `nnclr index` would write; the root of an image in an archive is the archive."""
-    label = label_of(Path(picture.path), Path())
-    metadata = {"path": picture.path, "root": source.absolute, "size": picture.size, "mtime": picture.mtime}
-    return Item(_id(source, picture), vector, metadata | ({"label": label} if label else {}))
+    label = label_of(Path(image.path), Path())
+    metadata = {"path": image.path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
+    return Item(_id(source, image), vector, metadata | ({"label": label} if label else {}))
 
 
-def _id(source: Source, picture: Picture) -> str:
+def _id(source: Source, image: ListedImage) -> str:
     """Return the item id; for an archive, as if it were a folder, because archives often contain equal names."""
     root = Path(source.absolute)
-    return item_id(root / picture.path, root.parent if source.archive else root)
+    return item_id(root / image.path, root.parent if source.archive else root)
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:

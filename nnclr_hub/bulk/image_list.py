@@ -39,7 +39,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ListedImage:
     """One image.
 
     source: number of its source.
@@ -56,7 +56,7 @@ class Picture:
     offset: int | None = None
 
 
-def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
+def find_images(given: Sequence[Path]) -> tuple[list[Source], list[ListedImage]]:
     """List every image of the given paths, in a stable order.
 
     Args:
@@ -67,41 +67,41 @@ def list_pictures(given: Sequence[Path]) -> tuple[list[Source], list[Picture]]:
         InvalidRequest: an archive is compressed or incomplete.
     """
     sources: dict[Source, int] = {}
-    pictures: list[Picture] = []
+    images: list[ListedImage] = []
     for place in _places(given):
         if place.is_dir():
             number = sources.setdefault(_source(place), len(sources))
-            pictures += [_file(number, path, place) for path in list_images(place)]
+            images += [_file(number, path, place) for path in list_images(place)]
         elif place.name.lower().endswith((".tar", *COMPRESSED)) and place.is_file():
             number = sources.setdefault(_source(place, place.stat().st_mtime), len(sources))
-            found = [Picture(number, *member) for member in members(place)]
+            found = [ListedImage(number, *member) for member in members(place)]
             if not found:
                 raise NoImages(f"{place} contains no image; expected a tar file of images.")
-            pictures += found
+            images += found
         elif place.exists():
             number = sources.setdefault(_source(place.parent), len(sources))
-            pictures.append(_file(number, place, place.parent))
+            images.append(_file(number, place, place.parent))
         else:
             raise NoImages(f"{place} does not exist; expected images, folders of images, or tar files of images.")
-    if not pictures:
+    if not images:
         raise NoImages("The list of paths is empty; expected images, folders of images, or tar files of images.")
-    return list(sources), pictures
+    return list(sources), images
 
 
-def named(sources: Sequence[Source], picture: Picture) -> str:
+def named(sources: Sequence[Source], image: ListedImage) -> str:
     """Return the display name of an image: its source as passed, and its path below."""
-    return str(Path(sources[picture.source].given, picture.path))
+    return str(Path(sources[image.source].given, image.path))
 
 
-def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
+def digest_of(sources: Sequence[Source], images: Sequence[ListedImage]) -> str:
     """Return the SHA-256 of a listing, in hex, independent of its location.
 
     It covers names and sizes, and the bytes of a few images, because images of equal names and sizes may differ.
     """
     digest = hashlib.sha256()
-    for one in pictures:
+    for one in images:
         digest.update(f"{one.source}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
-    some = pictures[:: -(-len(pictures) // SAMPLED)]
+    some = images[:: -(-len(images) // SAMPLED)]
     for image in contents(sources, some):
         try:
             digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
@@ -110,9 +110,9 @@ def digest_of(sources: Sequence[Source], pictures: Sequence[Picture]) -> str:
     return digest.hexdigest()
 
 
-def contents(sources: Sequence[Source], pictures: Iterable[Picture]) -> Iterator[str | TarMember]:
+def contents(sources: Sequence[Source], images: Iterable[ListedImage]) -> Iterator[str | TarMember]:
     """Yield each image in a form that `Encoder` reads: the path of a file, or a member of an archive."""
-    for one in pictures:
+    for one in images:
         place = sources[one.source]
         if one.offset is None:
             yield os.path.join(place.absolute, one.path)
@@ -141,10 +141,10 @@ def _source(place: Path, changed: float | None = None) -> Source:
     return Source(str(place), str(place.resolve()), changed is not None, changed or 0.0)
 
 
-def _file(source: int, path: Path, root: Path) -> Picture:
+def _file(source: int, path: Path, root: Path) -> ListedImage:
     name = path.relative_to(root).as_posix()
     try:
         stat = path.stat()
     except OSError:  # a dangling link; its shard reports the error
-        return Picture(source, name, 0, 0.0)
-    return Picture(source, name, stat.st_size, stat.st_mtime)
+        return ListedImage(source, name, 0, 0.0)
+    return ListedImage(source, name, stat.st_size, stat.st_mtime)

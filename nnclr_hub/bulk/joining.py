@@ -36,9 +36,7 @@ def join(shards: Shards, array: Path) -> tuple[int, int]:
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
-        raise ImageError(
-            f"None of the {shards.plan.pictures} images could be read; the shards list the reason of each."
-        )
+        raise ImageError(f"None of the {shards.plan.images} images could be read; the shards list the reason of each.")
     kind = np.dtype(PRECISIONS[shards.plan.precision])
     with written_whole(array.with_suffix(".txt")) as names, written_whole(array) as rows:
         # written, not memory-mapped: with a full disk, a memory-mapped file would kill the process

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import Picture, Source, contents, list_pictures, named
+from nnclr_hub.bulk.image_list import ListedImage, Source, contents, find_images, named
 from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.bulk.writing import sweep
@@ -36,13 +36,13 @@ class Streams(Embeds, Protocol):
 class Embedded:
     """The result of a run, or of one part.
 
-    pictures: number of images with vectors.
+    images: number of images with vectors.
     broken: (path, reason) of the other images.
     shards: number of shards of all parts.
     missing: how many of these do not exist yet.
     """
 
-    pictures: int
+    images: int
     broken: tuple[tuple[str, str], ...]
     shards: int
     missing: int
@@ -79,12 +79,12 @@ def embed_shards(
         DiskFull: a shard does not fit.
     """
     check_part(part)
-    sources, pictures = list_pictures(given)
-    plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
+    sources, images = find_images(given)
+    plan = Plan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])
     wanted = shards_to_make(folder, plan, numbers, retry_broken=retry_broken)
-    total = sum(len(plan.part(pictures, number)) for number in numbers)
-    done = total - sum(len(plan.part(pictures, number)) for number in wanted)
+    total = sum(len(plan.part(images, number)) for number in numbers)
+    done = total - sum(len(plan.part(images, number)) for number in wanted)
 
     def advance(count: int) -> None:
         nonlocal done
@@ -93,7 +93,7 @@ def embed_shards(
 
     advance(0)
     # sources of this call: the plan may have been started on another machine, with other paths
-    fill(folder, plan, sources, [(number, plan.part(pictures, number)) for number in wanted], encoder, advance)
+    fill(folder, plan, sources, [(number, plan.part(images, number)) for number in wanted], encoder, advance)
     return summarize(folder, plan, numbers)
 
 
@@ -107,7 +107,7 @@ def fill(
     folder: Path,
     plan: Plan,
     sources: Sequence[Source],
-    parts: Sequence[tuple[int, Sequence[Picture]]],
+    parts: Sequence[tuple[int, Sequence[ListedImage]]],
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
@@ -118,24 +118,24 @@ def fill(
         parts: number and images of each shard.
         advance: called with the number of images done since the last call.
     """
-    results = encoder.embed_in_order(contents(sources, chain.from_iterable(pictures for _, pictures in parts)))
-    for number, pictures in parts:
-        good: list[Picture] = []
+    results = encoder.embed_in_order(contents(sources, chain.from_iterable(images for _, images in parts)))
+    for number, images in parts:
+        good: list[ListedImage] = []
         rows: list[np.ndarray] = []
         broken: list[tuple[str, str]] = []
-        for count, (picture, result) in enumerate(zip(pictures, islice(results, len(pictures)), strict=True), 1):
+        for count, (image, result) in enumerate(zip(images, islice(results, len(images)), strict=True), 1):
             if isinstance(result, ImageError):
-                broken.append((named(plan.sources, picture), str(result)))
+                broken.append((named(plan.sources, image), str(result)))
             elif not np.isfinite(result).all() or not result.any():
-                broken.append((named(plan.sources, picture), INVALID_VECTOR))
+                broken.append((named(plan.sources, image), INVALID_VECTOR))
             else:
-                good.append(picture)
+                good.append(image)
                 rows.append(result)
             if count % STEP == 0:
                 advance(STEP)
         vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
         write_shard(folder, plan, number, vectors, good, broken)
-        advance(len(pictures) % STEP)
+        advance(len(images) % STEP)
 
 
 def summarize(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
@@ -144,7 +144,7 @@ def summarize(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
     missing = len(Shards(folder).missing)
     sweep(folder)
     return Embedded(
-        pictures=sum(shard.count for shard in shards),
+        images=sum(shard.count for shard in shards),
         broken=tuple(chain.from_iterable(shard.broken for shard in shards)),
         shards=plan.shards,
         missing=missing,

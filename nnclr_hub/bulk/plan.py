@@ -2,7 +2,7 @@
 
 plan = Plan.of(encoder, sources, images, precision="f32", shard_size=4096).begin(folder)
 plan.shards                         # number of shards
-plan.part(images, 3)              # those of shard 3
+plan.part(images, 3)                # those of shard 3
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import Picture, Source, digest_of
+from nnclr_hub.bulk.image_list import ListedImage, Source, digest_of
 from nnclr_hub.bulk.writing import written_whole
 from nnclr_hub.errors import InvalidRequest
 
@@ -34,6 +34,7 @@ KINDS = {
     "pictures": int,
     "listing": str,
 }  # types of the fields in plan.json, except sources
+ATTRIBUTES = {"pictures": "images"}  # fields of the file format that have another name in `Plan`
 
 
 def check_form(precision: str, shard_size: int) -> None:
@@ -96,7 +97,7 @@ class Plan:
     dim: D, length of a vector.
     precision: "f32" or "f16", of the stored vectors.
     shard_size: images per shard; the last shard has the rest.
-    pictures: number of images.
+    images: number of images.
     listing: SHA-256 of their names and sizes, in order, and of the bytes of a few; see `digest_of`.
     sources: folders and archives of the images.
     """
@@ -106,7 +107,7 @@ class Plan:
     dim: int
     precision: str
     shard_size: int
-    pictures: int
+    images: int
     listing: str
     sources: tuple[Source, ...]
 
@@ -118,7 +119,7 @@ class Plan:
         cls,
         encoder: Embeds,
         sources: Sequence[Source],
-        pictures: Sequence[Picture],
+        images: Sequence[ListedImage],
         *,
         precision: str = "f32",
         shard_size: int = SHARD_SIZE,
@@ -134,8 +135,8 @@ class Plan:
             dim=encoder.embed_dim,
             precision=precision,
             shard_size=shard_size,
-            pictures=len(pictures),
-            listing=digest_of(sources, pictures),
+            images=len(images),
+            listing=digest_of(sources, images),
             sources=tuple(sources),
         )
 
@@ -152,17 +153,17 @@ class Plan:
     @property
     def shards(self) -> int:
         """The number of shards."""
-        return -(-self.pictures // self.shard_size)
+        return -(-self.images // self.shard_size)
 
     @cached_property
     def id(self) -> str:
         """16 hex digits that each shard records: a hash of all fields except the sources and the encoder's name."""
-        named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
+        named = [getattr(self, ATTRIBUTES.get(name, name)) for name in sorted(KINDS) if name != "model"]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
-    def part(self, pictures: Sequence[Picture], number: int) -> Sequence[Picture]:
+    def part(self, images: Sequence[ListedImage], number: int) -> Sequence[ListedImage]:
         """Return the images of a shard."""
-        return pictures[number * self.shard_size : (number + 1) * self.shard_size]
+        return images[number * self.shard_size : (number + 1) * self.shard_size]
 
     def begin(self, folder: Path) -> Plan:
         """Create the folder and write the plan, or check that the existing plan is the same.
@@ -173,7 +174,9 @@ class Plan:
         check_folder(folder)
         folder.mkdir(exist_ok=True)
         if not (folder / PLAN).exists():
-            text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+            fields = {name: getattr(self, ATTRIBUTES.get(name, name)) for name in KINDS}
+            fields["sources"] = [asdict(source) for source in self.sources]
+            text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1)
             with written_whole(folder / PLAN, first=True) as file:
                 file.write(text.encode())
         there = Plan.read(folder)
@@ -208,7 +211,7 @@ class Plan:
         for name, kind in KINDS.items():
             if type(fields[name]) is not kind:
                 raise ValueError(f"{name} is {fields[name]!r:.80}")
-        return cls(**fields, sources=sources)
+        return cls(**{ATTRIBUTES.get(name, name): value for name, value in fields.items()}, sources=sources)
 
     def _difference(self, other: Plan, folder: Path) -> str:
         """Return a message that says why another plan cannot continue this one, and what to do."""
@@ -221,8 +224,8 @@ class Plan:
             if getattr(self, name) != getattr(other, name):
                 was = getattr(self, name)
                 return f"{folder} was started with {option} {was}; use the same value, or another --out."
-        now = f"{other.pictures} images" if other.pictures != self.pictures else "other images"
+        now = f"{other.images} images" if other.images != self.images else "other images"
         return (
-            f"{folder} was started for {self.pictures} images, and now there are {now}; use another --out, or delete "
+            f"{folder} was started for {self.images} images, and now there are {now}; use another --out, or delete "
             f"{folder}. For a folder that changes, use `nnclr index`."
         )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import Picture, Source, list_pictures
+from nnclr_hub.bulk.image_list import ListedImage, Source, find_images
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
 from nnclr_hub.bulk.plan import SHARD_SIZE, Plan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
@@ -80,13 +80,13 @@ class Worker:
         Returns:
             The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
-        pictures = [Picture(*one) for one in json.loads(batch["pictures"][0])]
-        done, error = len(pictures), ("", "")
+        images = [ListedImage(*one) for one in json.loads(batch["images"][0])]
+        done, error = len(images), ("", "")
         try:
-            fill(self.job.folder, self.job.plan, self.job.sources, [(int(batch["number"][0]), pictures)], self.encoder)
+            fill(self.job.folder, self.job.plan, self.job.sources, [(int(batch["number"][0]), images)], self.encoder)
         except NNCLRHubError as caught:
             done, error = 0, (caught.code, str(caught))
-        return {"done": np.array([done]), "error": np.array([error[0]]), "sentence": np.array([error[1]])}
+        return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
 
 
 def embed_shards_by_ray(
@@ -114,22 +114,22 @@ def embed_shards_by_ray(
         MissingDependency: Ray is not installed.
         NNCLRHubError: an error of `embed_shards` on a worker, or the cluster does not answer.
     """
-    sources, pictures = list_pictures(given)
+    sources, images = find_images(given)
     folder = folder.resolve()
-    plan = Plan.of(encoder, sources, pictures, precision=precision, shard_size=shard_size).begin(folder)
+    plan = Plan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     wanted = shards_to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
     job = Job(folder, plan, tuple(sources), model, backend)
-    parts = [{"number": n, "pictures": json.dumps([astuple(one) for one in plan.part(pictures, n)])} for n in wanted]
-    done = plan.pictures - sum(len(plan.part(pictures, number)) for number in wanted)
-    progress(done, plan.pictures)
+    parts = [{"number": n, "images": json.dumps([astuple(one) for one in plan.part(images, n)])} for n in wanted]
+    done = plan.images - sum(len(plan.part(images, number)) for number in wanted)
+    progress(done, plan.images)
     if wanted:
         with _connected(address) as ray:
             for row in _results(ray, job, parts, workers):
                 if row["error"]:
-                    raise BY_CODE[row["error"]](row["sentence"])
+                    raise BY_CODE[row["error"]](row["message"])
                 done += int(row["done"])
-                progress(done, plan.pictures)
+                progress(done, plan.images)
     return summarize(folder, plan, range(plan.shards))
 
 

@@ -23,12 +23,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from nnclr_hub.bulk.image_list import Picture, named
+from nnclr_hub.bulk.image_list import ListedImage, named
 from nnclr_hub.bulk.plan import PRECISIONS, Plan
 from nnclr_hub.bulk.writing import written_whole
 from nnclr_hub.errors import InvalidRequest
 
-VECTORS, PICTURES, BROKEN = "vectors", "pictures", "broken"
+VECTORS, BROKEN = "vectors", "broken"
+IMAGES = "pictures"  # the name in the file format
 SHARD = "shard"
 
 
@@ -48,14 +49,14 @@ class Shard:
     count: int
 
     @cached_property
-    def pictures(self) -> tuple[Picture, ...]:
+    def images(self) -> tuple[ListedImage, ...]:
         """n images, in the order of the vectors."""
-        return tuple(Picture(*one) for one in json.loads(self._tensor(PICTURES).tobytes()))
+        return tuple(ListedImage(*one) for one in json.loads(self._tensor(IMAGES).tobytes()))
 
     @cached_property
     def paths(self) -> list[str]:
         """n names: each source as passed, and the path below it."""
-        return [named(self.plan.sources, one) for one in self.pictures]
+        return [named(self.plan.sources, one) for one in self.images]
 
     @cached_property
     def broken(self) -> tuple[tuple[str, str], ...]:
@@ -126,14 +127,14 @@ def write_shard(
     plan: Plan,
     number: int,
     vectors: np.ndarray,
-    pictures: Sequence[Picture],
+    images: Sequence[ListedImage],
     broken: Sequence[tuple[str, str]],
 ) -> None:
     """Write a shard; it is on disk when this returns.
 
     Args:
         vectors: (n, D) float, unit rows.
-        pictures: n images.
+        images: n images.
         broken: (path, reason) of the part's other images.
 
     Raises:
@@ -141,7 +142,7 @@ def write_shard(
     """
     tensors = {
         VECTORS: np.ascontiguousarray(vectors, PRECISIONS[plan.precision]),
-        PICTURES: _json([[one.source, one.path, one.size, one.mtime] for one in pictures]),
+        IMAGES: _json([[one.source, one.path, one.size, one.mtime] for one in images]),
         BROKEN: _json(list(broken)),
     }
     # a single entry, because safetensors writes several in random order, and equal shards must have equal bytes

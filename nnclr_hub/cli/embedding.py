@@ -63,7 +63,7 @@ def embed(
     else:
         report = _write_shards(to, images, encoder, how)
         missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
-        err.print(f"Wrote {to} ({report.pictures} x {encoder.embed_dim} {precision}){missing}", markup=False)
+        err.print(f"Wrote {to} ({report.images} x {encoder.embed_dim} {precision}){missing}", markup=False)
 
 
 def _check_options(
@@ -86,7 +86,7 @@ def _check_options(
 
 def _check_inputs(images: list[Path], to: Path | None, how: dict[str, Any]) -> None:
     """Report what `embed_shards` would refuse, as far as it is known before an encoder is loaded."""
-    from nnclr_hub.bulk.image_list import list_pictures
+    from nnclr_hub.bulk.image_list import find_images
     from nnclr_hub.bulk.plan import check_folder, check_form, check_part
 
     check_form(how["precision"], how["shard_size"])
@@ -95,14 +95,14 @@ def _check_inputs(images: list[Path], to: Path | None, how: dict[str, Any]) -> N
         check_folder(_shards_of(to) if to.suffix == ARRAY else to)
     for place in images:
         if not place.exists() or (place.is_dir() and not any(place.iterdir())):
-            list_pictures([place])  # raises; millions of files are listed only by the run itself
+            find_images([place])  # raises; millions of files are listed only by the run itself
 
 
 def _print_lines(images: list[Path], encoder: Encoder) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
-    from nnclr_hub.bulk.image_list import contents, list_pictures, named
+    from nnclr_hub.bulk.image_list import contents, find_images, named
 
-    sources, listed = list_pictures(images)
+    sources, listed = find_images(images)
     broken: list[tuple[str, str]] = []
     for one, result in zip(listed, encoder.embed_in_order(contents(sources, listed)), strict=True):
         name = named(sources, one)
@@ -123,7 +123,7 @@ def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[
         run = embed_shards_by_ray if "address" in how else embed_shards
         report = run(folder, images, encoder, **how, progress=advance)
     list_broken(report.broken)
-    if report.broken and not report.pictures:
+    if report.broken and not report.images:
         raise none_read(len(report.broken))
     return report
 

@@ -73,11 +73,11 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
     cosine = None
     if find_spec("onnxruntime"):
-        pictures = probe_images(preprocessing.input_size)
-        session, wanted = onnx_session(model), encoder.forward_crops(pictures)
+        images = probe_images(preprocessing.input_size)
+        session, wanted = onnx_session(model), encoder.forward_crops(images)
         cosine = min(
-            worst_cosine(session.run([EMBEDDING], {INPUT: pictures[:count]})[0], wanted[:count])
-            for count in (1, len(pictures))
+            worst_cosine(session.run([EMBEDDING], {INPUT: images[:count]})[0], wanted[:count])
+            for count in (1, len(images))
         )
         if cosine < LOWEST_COSINE:
             raise WeightsMismatch(

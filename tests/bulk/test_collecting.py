@@ -46,7 +46,7 @@ def test_the_collection_is_the_one_that_indexing_makes_but_for_what_is_shown(sha
     assert store.get("collected").spec.fingerprint == store.get("indexed").spec.fingerprint
 
 
-def test_indexing_goes_on_where_the_shards_end(shards, store, photos, model, pictures, tmp_path):
+def test_indexing_goes_on_where_the_shards_end(shards, store, photos, model, image_files, tmp_path):
     collect(shards, store, "photos")
     bench = Workbench(Encoders(str(model), device="cpu"), store)
     report = bench.index_folder("photos", photos)

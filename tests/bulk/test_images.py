@@ -9,53 +9,53 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from nnclr_hub.bulk.image_list import contents, digest_of, list_pictures, named
+from nnclr_hub.bulk.image_list import contents, digest_of, find_images, named
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 
 @pytest.fixture
-def archive(photos, pictures, tmp_path):
+def archive(photos, image_files, tmp_path):
     """The photos in an archive, with a note and a hidden file that are none."""
     (tmp_path / "note.txt").write_text("no image")
     with tarfile.open(tmp_path / "photos.tar", "w") as tar:
         tar.add(tmp_path / "note.txt", "note.txt")
-        tar.add(pictures[0], ".hidden/00.jpg")
-        for path in pictures:
+        tar.add(image_files[0], ".hidden/00.jpg")
+        for path in image_files:
             tar.add(path, f"./{path.relative_to(photos)}")
     return tmp_path / "photos.tar"
 
 
 def test_a_folder_is_listed_as_indexing_lists_it(photos):
-    sources, found = list_pictures([photos])
+    sources, found = find_images([photos])
     assert [named(sources, one) for one in found] == [str(path) for path in list_images(photos)]
     assert list(contents(sources, found)) == [str(path.resolve()) for path in list_images(photos)]
 
 
-def test_an_archive_holds_the_bytes_of_its_files(archive, photos, pictures):
-    sources, found = list_pictures([archive])
-    assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in pictures]
-    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in pictures]
+def test_an_archive_holds_the_bytes_of_its_files(archive, photos, image_files):
+    sources, found = find_images([archive])
+    assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
+    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
     with tarfile.open(archive) as tar:
         assert [one.mtime for one in found[:3]] == [tar.getmember(f"./{one.path}").mtime for one in found[:3]]
 
 
-def test_several_sources_keep_their_order_and_are_told_apart(archive, photos, pictures):
-    sources, found = list_pictures([pictures[5], archive, photos])
+def test_several_sources_keep_their_order_and_are_told_apart(archive, photos, image_files):
+    sources, found = find_images([image_files[5], archive, photos])
     assert [one.source for one in found] == [0] + [1] * 60 + [2] * 60
     read = list(contents(sources, found))
-    assert read[0] == str(pictures[5].resolve())
-    assert read[1].read() == pictures[0].read_bytes()
-    assert read[61] == str(pictures[0].resolve())
+    assert read[0] == str(image_files[5].resolve())
+    assert read[1].read() == image_files[0].read_bytes()
+    assert read[61] == str(image_files[0].resolve())
 
 
 def test_a_listing_is_told_by_names_sizes_and_a_sample_wherever_it_lies(photos, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(photos, copy)
-    here, there = (digest_of(*list_pictures([folder])) for folder in (photos, copy))
+    here, there = (digest_of(*find_images([folder])) for folder in (photos, copy))
     assert here == there
     (copy / "cat" / "01.jpg").write_bytes(b"another image")
-    assert digest_of(*list_pictures([copy])) != here
+    assert digest_of(*find_images([copy])) != here
 
 
 def test_folders_of_equal_names_and_sizes_are_told_apart(tmp_path):
@@ -64,7 +64,7 @@ def test_folders_of_equal_names_and_sizes_are_told_apart(tmp_path):
         (tmp_path / series).mkdir()
         for number in range(8):
             Image.new("RGB", (8, 8), (level, 0, 0)).save(tmp_path / series / f"{number}.bmp")
-    one, other = (digest_of(*list_pictures([tmp_path / series])) for series in ("a", "b"))
+    one, other = (digest_of(*find_images([tmp_path / series])) for series in ("a", "b"))
     assert one != other
 
 
@@ -73,25 +73,25 @@ def test_a_folder_of_archives_stands_for_these(archive, tmp_path):
     for name in ("00001.tar", "00000.tar"):
         shutil.copy(archive, tmp_path / "set" / name)
     (tmp_path / "set" / "00000.json").write_text("{}")
-    sources, found = list_pictures([tmp_path / "set"])
+    sources, found = find_images([tmp_path / "set"])
     assert [Path(one.given).name for one in sources] == ["00000.tar", "00001.tar"]
     assert len(found) == 120
 
 
 def test_what_cannot_be_listed_is_said(photos, tmp_path, archive):
     with pytest.raises(NoImages):
-        list_pictures([tmp_path / "nowhere"])
+        find_images([tmp_path / "nowhere"])
     with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as tar:
         tar.add(photos, "photos")
     with pytest.raises(InvalidRequest):
-        list_pictures([tmp_path / "packed.tar.gz"])
+        find_images([tmp_path / "packed.tar.gz"])
     (tmp_path / "no.tar").write_bytes(b"something else, and long enough to be a header of an archive" * 20)
     with pytest.raises(InvalidRequest):
-        list_pictures([tmp_path / "no.tar"])
+        find_images([tmp_path / "no.tar"])
     with tarfile.open(tmp_path / "empty.tar", "w") as tar:
         tar.add(tmp_path / "note.txt", "note.txt")
     with pytest.raises(NoImages):
-        list_pictures([tmp_path / "empty.tar"])
+        find_images([tmp_path / "empty.tar"])
 
 
 @pytest.mark.parametrize("at", ["in an image", "before a header", "in a header", "before the end"])
@@ -108,7 +108,7 @@ def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archi
     cut = tmp_path / "cut.tar"
     cut.write_bytes(archive.read_bytes()[: where[at]])
     with pytest.raises(InvalidRequest):
-        list_pictures([cut])
+        find_images([cut])
 
 
 def test_what_lies_behind_damage_or_the_end_of_an_archive_is_not_lost_in_silence(archive, tmp_path):
@@ -120,17 +120,17 @@ def test_what_lies_behind_damage_or_the_end_of_an_archive_is_not_lost_in_silence
         (tmp_path / name).write_bytes(content[:header] + damage + content[header + 512 :])
     for name in ("two.tar", "ff.tar", "00.tar"):
         with pytest.raises(InvalidRequest):
-            list_pictures([tmp_path / name])
+            find_images([tmp_path / name])
 
 
-def test_names_in_an_archive_lead_nowhere_else(pictures, tmp_path):
+def test_names_in_an_archive_lead_nowhere_else(image_files, tmp_path):
     with tarfile.open(tmp_path / "odd.tar", "w") as tar:
         for name in ("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"):
             member = tarfile.TarInfo(name)
-            member.size = pictures[0].stat().st_size
-            with pictures[0].open("rb") as file:
+            member.size = image_files[0].stat().st_size
+            with image_files[0].open("rb") as file:
                 tar.addfile(member, file)
-    assert [one.path for one in list_pictures([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
+    assert [one.path for one in find_images([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
 def test_a_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
@@ -139,11 +139,11 @@ def test_a_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
         file.write(b"end")
     subprocess.run(["tar", "cSf", "sparse.tar", "holes.bmp"], cwd=tmp_path, check=True)
     with pytest.raises(InvalidRequest):
-        list_pictures([tmp_path / "sparse.tar"])
+        find_images([tmp_path / "sparse.tar"])
 
 
 def test_an_archive_that_changes_meanwhile_is_not_read_from_the_old_places(archive):
-    sources, found = list_pictures([archive])
+    sources, found = find_images([archive])
     os.utime(archive, (1, 1))
     with pytest.raises(InvalidRequest):
         next(iter(contents(sources, found))).read()

@@ -27,8 +27,8 @@ def encoder(model):
 
 
 @pytest.fixture(scope="module")
-def expected(encoder, pictures):
-    return encoder.embed(pictures)
+def expected(encoder, image_files):
+    return encoder.embed(image_files)
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -43,11 +43,11 @@ def names(folder: Path) -> list[str]:
     return [path for shard in open_shards(folder) for path in shard.paths]
 
 
-def test_shards_hold_the_vectors_of_embed_in_order(encoder, photos, pictures, expected, tmp_path):
+def test_shards_hold_the_vectors_of_embed_in_order(encoder, photos, image_files, expected, tmp_path):
     report = embed_shards(tmp_path / "v", [photos], encoder, shard_size=25)
-    assert (report.pictures, report.broken, report.missing) == (60, (), 0)
+    assert (report.images, report.broken, report.missing) == (60, (), 0)
     assert [shard.count for shard in open_shards(tmp_path / "v")] == [25, 25, 10]
-    assert names(tmp_path / "v") == [str(path) for path in pictures]
+    assert names(tmp_path / "v") == [str(path) for path in image_files]
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
     # with nothing but safetensors
     np.testing.assert_array_equal(load_file(shard_files(tmp_path / "v")[1])["vectors"], rows(tmp_path / "v")[25:50])
@@ -84,19 +84,19 @@ def test_parts_make_the_whole(encoder, photos, expected, tmp_path):
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
 
 
-def test_a_broken_image_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, pictures, expected, tmp_path):
+def test_a_broken_image_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, image_files, expected, tmp_path):
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
-    broken = copy / pictures[9].relative_to(photos)
+    broken = copy / image_files[9].relative_to(photos)
     whole = broken.read_bytes()
     broken.write_bytes(b"\0" * len(whole))  # as long as it was: the same listing
     report = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20)
     assert [path for path, _ in report.broken] == [str(broken)]
     np.testing.assert_allclose(rows(tmp_path / "v"), np.delete(expected, 9, axis=0), atol=1e-6)
     broken.write_bytes(whole)
-    assert embed_shards(tmp_path / "v", [copy], encoder, shard_size=20).pictures == 59
+    assert embed_shards(tmp_path / "v", [copy], encoder, shard_size=20).images == 59
     again = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, retry_broken=True)
-    assert (again.pictures, again.broken) == (60, ())
+    assert (again.images, again.broken) == (60, ())
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
 
 
@@ -109,11 +109,11 @@ def test_vectors_without_a_direction_are_broken_images(photos, tmp_path):
                 yield np.array([{3: np.inf, 5: 0.0}.get(index, 1.0), 0.0], np.float32)
 
     report = embed_shards(tmp_path / "v", [photos], Odd())
-    assert report.pictures == 58
+    assert report.images == 58
     assert ["not finite, or all zero" in reason for _, reason in report.broken] == [True, True]
 
 
-def test_another_plan_is_refused_with_a_hint(encoder, make_model, photos, pictures, tmp_path):
+def test_another_plan_is_refused_with_a_hint(encoder, make_model, photos, image_files, tmp_path):
     folder = tmp_path / "v"
     embed_shards(folder, [photos], encoder, shard_size=20)
     other = load_encoder(make_model(seed=1), device="cpu")
@@ -121,7 +121,7 @@ def test_another_plan_is_refused_with_a_hint(encoder, make_model, photos, pictur
         ({"encoder": other}, "--model"),
         ({"shard_size": 30}, "--shard-size 20"),
         ({"precision": "f16"}, "--precision f32"),
-        ({"given": pictures[:3]}, "60 images"),
+        ({"given": image_files[:3]}, "60 images"),
     ):
         call = {"folder": folder, "given": [photos], "encoder": encoder, "shard_size": 20} | changed
         with pytest.raises(InvalidRequest, match=word):
@@ -186,10 +186,10 @@ def test_what_is_killed_loses_one_shard_and_is_swept_up_by_the_next(encoder, pho
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_shards_name_files_whose_names_are_no_utf8(encoder, pictures, tmp_path):
+def test_shards_name_files_whose_names_are_no_utf8(encoder, image_files, tmp_path):
     strange = tmp_path / "photos" / os.fsdecode(b"caf\xe9.jpg")
     strange.parent.mkdir()
-    shutil.copy(pictures[0], strange)
+    shutil.copy(image_files[0], strange)
     embed_shards(tmp_path / "v", [strange.parent], encoder)
     assert names(tmp_path / "v") == [str(strange)]
 

@@ -57,7 +57,7 @@ def test_workers_write_the_bytes_of_one_process(cluster, encoder, photos, alone,
     report = embed_shards_by_ray(
         tmp_path / "v", [photos], encoder, address="auto", workers=2, shard_size=4, progress=lambda *s: steps.append(s)
     )
-    assert (report.pictures, report.missing) == (60, 0)
+    assert (report.images, report.missing) == (60, 0)
     assert (steps[0], steps[-1]) == ((0, 60), (60, 60))
     assert len(steps) > 10
     assert content(tmp_path / "v") == alone

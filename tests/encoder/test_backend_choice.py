@@ -134,7 +134,7 @@ def test_auto_works_without_a_writable_cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_auto_chooses_an_accurate_candidate_for_a_real_network(model, pictures):
+def test_auto_chooses_an_accurate_candidate_for_a_real_network(model, image_files):
     """Run it in a new process, like a first start."""
     code = (
         "import sys, numpy as np\n"
@@ -142,7 +142,7 @@ def test_auto_chooses_an_accurate_candidate_for_a_real_network(model, pictures):
         "auto, torchs = (load_encoder(sys.argv[1], device='cpu', backend=name) for name in ('auto', 'torch'))\n"
         "print(auto.backend.name, (auto.embed(sys.argv[2:]) * torchs.embed(sys.argv[2:])).sum(axis=1).min())\n"
     )
-    command = [sys.executable, "-c", code, str(model), *map(str, pictures[:8])]
+    command = [sys.executable, "-c", code, str(model), *map(str, image_files[:8])]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     name, cosine = done.stdout.split()
     assert name in choice.candidates(CPU, None)

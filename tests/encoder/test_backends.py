@@ -76,7 +76,7 @@ def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend):
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch-bf16"])
-def test_every_way_in_goes_through_the_backend(model, pictures, backend, monkeypatch):
+def test_every_way_in_goes_through_the_backend(model, image_files, backend, monkeypatch):
     """Images, bytes and uint8 tensors do, raw or at length 1; floats, which are transformed already, and
     feature maps do not."""
     need(backend)
@@ -85,22 +85,22 @@ def test_every_way_in_goes_through_the_backend(model, pictures, backend, monkeyp
     original = other.backend.run
     monkeypatch.setattr(other.backend, "run", lambda crops: (ran.append(len(crops)), original(crops))[1])
     pixels = torch.randint(0, 256, (3, 3, 60, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for images in (pictures[:4], [pictures[0].read_bytes()], pixels):
+    for images in (image_files[:4], [image_files[0].read_bytes()], pixels):
         np.testing.assert_allclose(other.embed(images), torchs.embed(images), atol=2e-2)
-    raw = np.stack(other.features_each(pictures[:4]))
+    raw = np.stack(other.features_each(image_files[:4]))
     assert (np.linalg.norm(raw, axis=1) > 1.01).all()
-    np.testing.assert_allclose(raw, np.stack(torchs.features_each(pictures[:4])), rtol=0.1, atol=0.05)
+    np.testing.assert_allclose(raw, np.stack(torchs.features_each(image_files[:4])), rtol=0.1, atol=0.05)
     assert ran == [4, 1, 3, 4]
-    other.embed(torch.stack([other.transform(path) for path in pictures[:2]]))
-    other.tokens(pictures[:2])
+    other.embed(torch.stack([other.transform(path) for path in image_files[:2]]))
+    other.tokens(image_files[:2])
     assert ran == [4, 1, 3, 4]
 
 
-def test_feature_maps_and_floats_stay_with_torch_in_float32(model, pictures):
+def test_feature_maps_and_floats_stay_with_torch_in_float32(model, image_files):
     need("openvino-bf16")
     torchs, other = (load_encoder(model, device="cpu", backend=name) for name in ("torch", "openvino-bf16"))
-    np.testing.assert_array_equal(other.tokens(pictures[:2]), torchs.tokens(pictures[:2]))
-    x = torch.stack([torchs.transform(path) for path in pictures[:2]])
+    np.testing.assert_array_equal(other.tokens(image_files[:2]), torchs.tokens(image_files[:2]))
+    x = torch.stack([torchs.transform(path) for path in image_files[:2]])
     np.testing.assert_array_equal(other.embed(x), torchs.embed(x))
 
 

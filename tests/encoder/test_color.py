@@ -25,7 +25,7 @@ def noise(high: int, *channels: int) -> Image.Image:
     return Image.fromarray(RNG.integers(0, high, (*SHAPE, *channels)).astype(np.uint8))
 
 
-PICTURES = {
+IMAGES = {
     "I;16": Image.fromarray(RNG.integers(0, 2**16, SHAPE).astype(np.uint16)),
     "I;16B": Image.frombytes("I;16B", SHAPE[::-1], RNG.bytes(2 * SHAPE[0] * SHAPE[1])),
     "I": Image.fromarray(RNG.integers(-5, 2**20, SHAPE).astype(np.int32)),
@@ -40,24 +40,24 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_strips_leave_no_trace(name, monkeypatch):
     """Of one row, of some rows, and all rows at once."""
-    whole = np.asarray(to_rgb(PICTURES[name]))
+    whole = np.asarray(to_rgb(IMAGES[name]))
     assert whole.shape == (*SHAPE, 3)
     assert len(np.unique(whole)) > 1
     for size in (1, 700, SHAPE[0] * SHAPE[1]):
         monkeypatch.setattr(color, "STRIP", size)
-        np.testing.assert_array_equal(np.asarray(to_rgb(PICTURES[name])), whole)
+        np.testing.assert_array_equal(np.asarray(to_rgb(IMAGES[name])), whole)
 
 
 def test_transparency_goes_over_white_and_16_bits_are_scaled():
     """By the formulas themselves."""
-    rgba = np.asarray(PICTURES["RGBA"]).astype(float)
+    rgba = np.asarray(IMAGES["RGBA"]).astype(float)
     alpha = rgba[..., 3:] / 255
-    np.testing.assert_allclose(to_rgb(PICTURES["RGBA"]), rgba[..., :3] * alpha + 255 * (1 - alpha), atol=1)
-    deep = np.asarray(PICTURES["I;16"]).astype(float)
-    np.testing.assert_allclose(np.asarray(to_rgb(PICTURES["I;16"]))[..., 0], deep / 257, atol=0.5)
+    np.testing.assert_allclose(to_rgb(IMAGES["RGBA"]), rgba[..., :3] * alpha + 255 * (1 - alpha), atol=1)
+    deep = np.asarray(IMAGES["I;16"]).astype(float)
+    np.testing.assert_allclose(np.asarray(to_rgb(IMAGES["I;16"]))[..., 0], deep / 257, atol=0.5)
 
 
 GRAY = np.arange(256).reshape(16, 16)

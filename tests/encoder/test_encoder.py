@@ -22,20 +22,20 @@ def encoder(model) -> Encoder:
     return load_encoder(model, device="cpu")
 
 
-def test_vectors_are_unit_and_equal_timms(encoder, model, pictures):
+def test_vectors_are_unit_and_equal_timms(encoder, model, image_files):
     """Compare with timm on the same folder, with the encoder's transform."""
     reference = timm.create_model(f"local-dir:{model}", pretrained=True).eval()
     with torch.no_grad():
-        want = F.normalize(reference(torch.stack([encoder.transform(path) for path in pictures])))
-    got = encoder.embed(pictures)
+        want = F.normalize(reference(torch.stack([encoder.transform(path) for path in image_files])))
+    got = encoder.embed(image_files)
     assert got.dtype == np.float32
-    assert got.shape == (len(pictures), encoder.embed_dim)
+    assert got.shape == (len(image_files), encoder.embed_dim)
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
 
 
-def test_all_kinds_of_input_give_the_same_vector(encoder, pictures):
-    path = pictures[0]
+def test_all_kinds_of_input_give_the_same_vector(encoder, image_files):
+    path = image_files[0]
     image = Image.open(path).convert("RGB")
     pixels = np.asarray(image)
     ways = [path, str(path), path.read_bytes(), image, pixels]
@@ -47,20 +47,20 @@ def test_all_kinds_of_input_give_the_same_vector(encoder, pictures):
     np.testing.assert_allclose(encoder.embed(encoder.transform(path)[None])[0], want, atol=1e-5)
 
 
-def test_an_image_has_the_same_vector_in_every_batch(encoder, pictures):
-    many = encoder.embed(pictures * 3)  # 180: three batches
-    alone = np.concatenate([encoder.embed([path]) for path in pictures[:10]])
+def test_an_image_has_the_same_vector_in_every_batch(encoder, image_files):
+    many = encoder.embed(image_files * 3)  # 180: three batches
+    alone = np.concatenate([encoder.embed([path]) for path in image_files[:10]])
     np.testing.assert_allclose(many[:10], alone, atol=1e-5)
 
 
-def test_a_broken_image_does_not_affect_the_others(encoder, pictures, tmp_path):
+def test_a_broken_image_does_not_affect_the_others(encoder, image_files, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(pictures[0].read_bytes()[:500])
-    results = encoder.embed_each([pictures[0], broken, b"", pictures[1]])
+    broken.write_bytes(image_files[0].read_bytes()[:500])
+    results = encoder.embed_each([image_files[0], broken, b"", image_files[1]])
     assert [isinstance(result, ImageError) for result in results] == [False, True, True, False]
-    np.testing.assert_allclose(results[3], encoder.embed([pictures[1]])[0], atol=1e-5)
+    np.testing.assert_allclose(results[3], encoder.embed([image_files[1]])[0], atol=1e-5)
     with pytest.raises(ImageError, match=r"broken\.jpg"):
-        encoder.embed([pictures[0], broken])
+        encoder.embed([image_files[0], broken])
 
 
 def test_an_empty_list_gives_no_vectors(encoder):
@@ -68,14 +68,14 @@ def test_an_empty_list_gives_no_vectors(encoder):
     assert encoder.embed_each(iter([])) == []
 
 
-def test_generators_are_read_batch_by_batch(encoder, pictures):
+def test_generators_are_read_batch_by_batch(encoder, image_files):
     """At most two batches ahead, so that a million images need no more memory than a few batches."""
     taken, shown = [], []
 
     def stream():
         for i in range(400):
             taken.append(i)
-            yield pictures[i % len(pictures)]
+            yield image_files[i % len(image_files)]
 
     original = encoder.forward_crops
     encoder.forward_crops = lambda crops, **how: (shown.append(len(taken)), original(crops, **how))[1]
@@ -95,8 +95,8 @@ def test_other_inputs_are_refused(encoder, images):
         encoder.embed(images)
 
 
-def test_tensors_of_any_float_type_and_length_are_accepted(encoder, pictures):
-    x = torch.stack([encoder.transform(path) for path in pictures[:3]])
+def test_tensors_of_any_float_type_and_length_are_accepted(encoder, image_files):
+    x = torch.stack([encoder.transform(path) for path in image_files[:3]])
     np.testing.assert_allclose(encoder.embed(x.half()), encoder.embed(x), atol=5e-3)
     assert encoder.embed(x[:0]).shape == (0, encoder.embed_dim)
     assert encoder.embed(torch.zeros(0, 3, 9, 9, dtype=torch.uint8)).shape == (0, encoder.embed_dim)
@@ -118,15 +118,15 @@ def test_a_single_image_is_refused_with_a_hint(encoder, one):
         encoder.embed(one)
 
 
-def test_channels_first_arrays_are_tensors_and_channels_last_arrays_are_images(encoder, pictures):
+def test_channels_first_arrays_are_tensors_and_channels_last_arrays_are_images(encoder, image_files):
     """uint8 gets the whole transform, float is transformed already."""
-    pixels = np.stack([np.asarray(Image.open(path)) for path in pictures[:3]])  # (3, 64, 64, 3)
+    pixels = np.stack([np.asarray(Image.open(path)) for path in image_files[:3]])  # (3, 64, 64, 3)
     want = encoder.embed(list(pixels))
     np.testing.assert_array_equal(encoder.embed(pixels), want)
     first = pixels.transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(encoder.embed(first), want)
     np.testing.assert_array_equal(encoder.embed_each(first), want)
-    floats = torch.stack([encoder.transform(path) for path in pictures[:3]])
+    floats = torch.stack([encoder.transform(path) for path in image_files[:3]])
     np.testing.assert_array_equal(encoder.embed(floats.numpy()), encoder.embed(floats))
     np.testing.assert_array_equal(encoder.tokens(floats.numpy()), encoder.tokens(floats))
     foreign = floats.numpy().astype(">f4")
@@ -144,27 +144,27 @@ def test_a_transformed_tensor_must_have_the_networks_input_size(make_model):
         vit.embed(torch.zeros(1, 3, 48, 64))
 
 
-def test_embed_stops_at_the_first_broken_image(encoder, pictures):
+def test_embed_stops_at_the_first_broken_image(encoder, image_files):
     """The rest of a long list is not embedded first."""
     forwards = []
     original = encoder.forward_crops
     encoder.forward_crops = lambda crops, **how: (forwards.append(len(crops)), original(crops, **how))[1]
     try:
         with pytest.raises(ImageError):
-            encoder.embed([pictures[0], b"bad", *pictures * 10])
+            encoder.embed([image_files[0], b"bad", *image_files * 10])
     finally:
         del encoder.forward_crops
     assert len(forwards) == 1
     with pytest.raises(ImageError):
-        encoder.tokens([pictures[0], b"bad"])
+        encoder.tokens([image_files[0], b"bad"])
 
 
-def test_many_threads_get_equal_vectors(encoder, pictures):
+def test_many_threads_get_equal_vectors(encoder, image_files):
     from concurrent.futures import ThreadPoolExecutor
 
-    want = encoder.embed(pictures[:8])
+    want = encoder.embed(image_files[:8])
     with ThreadPoolExecutor(8) as pool:
-        for got in pool.map(encoder.embed, [pictures[:8]] * 16):
+        for got in pool.map(encoder.embed, [image_files[:8]] * 16):
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -180,14 +180,14 @@ def test_nan_in_a_tensor_is_refused(encoder):
 
 
 @pytest.mark.parametrize(("architecture", "args", "size", "grid"), [("resnet18", {}, 64, 2), ("test_vit", {}, 160, 10)])
-def test_tokens_are_the_map_before_pooling(make_model, pictures, architecture, args, size, grid):
+def test_tokens_are_the_map_before_pooling(make_model, image_files, architecture, args, size, grid):
     """The mean of a ResNet's tokens is its vector."""
     encoder = load_encoder(make_model(architecture, args, size), device="cpu")
-    tokens = encoder.tokens(pictures[:3])
+    tokens = encoder.tokens(image_files[:3])
     assert tokens.shape == (3, grid, grid, encoder.embed_dim)
     if architecture == "resnet18":
         pooled = torch.from_numpy(tokens.mean(axis=(1, 2)))
-        np.testing.assert_allclose(F.normalize(pooled), encoder.embed(pictures[:3]), atol=1e-5)
+        np.testing.assert_allclose(F.normalize(pooled), encoder.embed(image_files[:3]), atol=1e-5)
         assert tokens.min() >= 0  # after the ReLU
 
 
@@ -198,18 +198,18 @@ def test_tokens_of_no_image_are_refused(encoder):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_any_precision_are_accepted(encoder, pictures, kind):
+def test_weights_of_any_precision_are_accepted(encoder, image_files, kind):
     """They are cast to float32, like those of a file."""
     backbone = copy.deepcopy(encoder.backbone).to(kind)
     cast = Encoder(backbone, encoder.transform.preprocessing, config=encoder.config, device="cpu")
     want = Encoder(copy.deepcopy(backbone).float(), encoder.transform.preprocessing, device="cpu")
-    np.testing.assert_allclose(cast.embed(pictures[:3]), want.embed(pictures[:3]), atol=1e-6)
-    assert cast.tokens(pictures[:1]).dtype == cast.attention(pictures[0]).values.dtype == np.float32
+    np.testing.assert_allclose(cast.embed(image_files[:3]), want.embed(image_files[:3]), atol=1e-6)
+    assert cast.tokens(image_files[:1]).dtype == cast.attention(image_files[0]).values.dtype == np.float32
     assert (cast.fingerprint == encoder.fingerprint) == (kind is torch.float64)
 
 
-def test_bf16_stays_near_fp32(model, pictures):
-    exact, fast = (load_encoder(model, device="cpu", precision=p).embed(pictures[:20]) for p in ("fp32", "bf16"))
+def test_bf16_stays_near_fp32(model, image_files):
+    exact, fast = (load_encoder(model, device="cpu", precision=p).embed(image_files[:20]) for p in ("fp32", "bf16"))
     assert (exact * fast).sum(axis=1).min() > 0.999
 
 

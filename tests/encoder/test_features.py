@@ -38,10 +38,10 @@ def files(tmp_path):
     return paths
 
 
-def test_unit_rows_of_features_are_the_encoders_vectors(model, pictures, tmp_path):
+def test_unit_rows_of_features_are_the_encoders_vectors(model, image_files, tmp_path):
     encoder = load_encoder(model)
-    found = extract_features(encoder, pictures[:5], folder=tmp_path)
-    np.testing.assert_allclose(unit_rows(found.raw), encoder.embed(pictures[:5]), atol=1e-6)
+    found = extract_features(encoder, image_files[:5], folder=tmp_path)
+    np.testing.assert_allclose(unit_rows(found.raw), encoder.embed(image_files[:5]), atol=1e-6)
     assert np.abs(np.linalg.norm(found.raw, axis=1) - 1).max() > 0.1
 
 
@@ -164,10 +164,10 @@ def test_a_broken_image_is_tried_again(files, tmp_path):
     assert (found.broken, last.seen, found.raw[2, 0]) == ({}, 1, 2)
 
 
-def test_broken_images_are_listed_and_have_nan_rows(model, pictures, tmp_path):
+def test_broken_images_are_listed_and_have_nan_rows(model, image_files, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"no image")
-    found = extract_features(load_encoder(model), [pictures[0], bad], folder=tmp_path / "f")
+    found = extract_features(load_encoder(model), [image_files[0], bad], folder=tmp_path / "f")
     assert list(found.broken) == [1]
     assert np.isnan(found.raw[1]).all()
     assert np.isfinite(found.raw[0]).all()
@@ -175,7 +175,7 @@ def test_broken_images_are_listed_and_have_nan_rows(model, pictures, tmp_path):
         extract_features(load_encoder(model), [bad], folder=tmp_path / "f")
 
 
-def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_path, pictures, monkeypatch):
+def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_path, image_files, monkeypatch):
     """A full disk under a mapped file would kill the process later."""
 
     def full(*_):
@@ -183,5 +183,5 @@ def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_p
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DiskFull):
-        extract_features(Counting(), pictures, folder=tmp_path)
+        extract_features(Counting(), image_files, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -24,18 +24,18 @@ def test_a_backbone_returns_one_vector_per_image(name, pool):
 
 
 @pytest.mark.parametrize("architecture", [architecture for architecture, _ in HIDDEN])
-def test_an_encoder_knows_the_length_of_its_vectors(architecture, pictures):
+def test_an_encoder_knows_the_length_of_its_vectors(architecture, image_files):
     encoder = load_encoder(f"random:{architecture}", device="cpu")
-    assert encoder.embed(pictures[:2]).shape == (2, encoder.embed_dim)
-    assert encoder.tokens(pictures[:1]).shape[-1] == encoder.backbone.num_features != encoder.embed_dim
+    assert encoder.embed(image_files[:2]).shape == (2, encoder.embed_dim)
+    assert encoder.tokens(image_files[:1]).shape[-1] == encoder.backbone.num_features != encoder.embed_dim
 
 
 @pytest.mark.parametrize("arguments", [{"global_pool": ""}, {"num_classes": 10}])
-def test_a_network_without_pooled_features_is_refused(arguments, pictures):
+def test_a_network_without_pooled_features_is_refused(arguments, image_files):
     """Tokens would be normalized along the wrong axis, and logits used as features."""
     backbone = create_backbone("test_vit", model_args={"dynamic_img_size": True, **arguments})
     encoder = Encoder(backbone, Preprocessing(48), name="odd", device="cpu")
-    for images in (pictures[:1], torch.zeros(1, 3, 48, 48), np.zeros((1, 48, 48, 3), np.uint8)[:1]):
+    for images in (image_files[:1], torch.zeros(1, 3, 48, 48), np.zeros((1, 48, 48, 3), np.uint8)[:1]):
         with pytest.raises(InvalidRequest):
             encoder.embed(images)
 

@@ -35,14 +35,14 @@ def folders(model, make_model, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def outputs(folders, pictures, torch_home, tmp_path_factory) -> dict[str, np.ndarray]:
+def outputs(folders, image_files, torch_home, tmp_path_factory) -> dict[str, np.ndarray]:
     """MODEL|DOOR|WHAT -> what the door gave; see doors.py."""
     work = tmp_path_factory.mktemp("doors")
     found = {}
     with stand_in({f"org/{name}": folder for name, folder in folders.items()}) as hub:
         for number, more in enumerate(({"root": str(ROOT)}, {"cached": FETCHED})):
             jobs, out = work / f"{number}.json", work / f"{number}.npz"
-            jobs.write_text(json.dumps({name: job(name, folders[name], pictures[0]) | more for name in NAMES}))
+            jobs.write_text(json.dumps({name: job(name, folders[name], image_files[0]) | more for name in NAMES}))
             command = [sys.executable, str(Path(__file__).with_name("doors.py")), jobs, out]
             environment = hub.environment(work, TORCH_HOME=str(torch_home), PYTHONPATH="", OMP_NUM_THREADS="1")
             done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=400)
@@ -51,7 +51,7 @@ def outputs(folders, pictures, torch_home, tmp_path_factory) -> dict[str, np.nda
     return found
 
 
-def job(name: str, folder: Path, picture: Path) -> dict[str, object]:
+def job(name: str, folder: Path, image: Path) -> dict[str, object]:
     vit = name.startswith("vit")
     return {
         "folder": str(folder),
@@ -59,7 +59,7 @@ def job(name: str, folder: Path, picture: Path) -> dict[str, object]:
         "entry": "nnclr_vit_small" if vit else "nnclr_resnet18_small_cpu_starter",
         "size": 64 if vit else 48,
         "sized": vit,
-        "jpeg": str(picture),
+        "jpeg": str(image),
     }
 
 
@@ -87,9 +87,9 @@ def test_one_tensor_gives_the_same_unit_vectors(outputs, opened, door):
 
 
 @pytest.mark.parametrize("door", [*WHOLE, "transformers tasks"])
-def test_one_jpeg_through_the_doors_own_preprocessing(outputs, opened, pictures, door):
+def test_one_jpeg_through_the_doors_own_preprocessing(outputs, opened, image_files, door):
     name, encoder, _ = opened
-    assert unit(outputs[f"{name}|{door}|jpeg"])[0] @ encoder.embed([pictures[0]])[0] >= 0.9995
+    assert unit(outputs[f"{name}|{door}|jpeg"])[0] @ encoder.embed([image_files[0]])[0] >= 0.9995
 
 
 @pytest.mark.parametrize("door", [*TIMMS, "transformers tasks"])

@@ -27,11 +27,11 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(model, make_model, pictures, torch_home, tmp_path_factory):
+def run(model, make_model, image_files, torch_home, tmp_path_factory):
     """run(code, stdin) in a folder as the page describes it."""
     work = tmp_path_factory.mktemp("page")
-    for name, picture in zip(("a.jpg", "b.jpg"), pictures, strict=False):
-        shutil.copy(picture, work / name)
+    for name, image in zip(("a.jpg", "b.jpg"), image_files, strict=False):
+        shutil.copy(image, work / name)
     shutil.copytree(ROOT / "weights", work / "weights")
     vit = {"embed_dim": 48, "depth": 4, "num_heads": 3, "img_size": 64}
     shutil.copytree(make_model("vit_small_patch16_224", vit, 64), work / "my-vit")

@@ -43,8 +43,10 @@ def test_an_absolute_source_means_the_same_from_every_folder(model, tmp_path, mo
         assert absolute(source) == source
 
 
-def test_random_weights_come_from_their_seed(pictures):
-    vectors = [load_encoder(f"random:test_resnet{seed}", device="cpu").embed(pictures[:2]) for seed in ("", "@0", "@1")]
+def test_random_weights_come_from_their_seed(image_files):
+    vectors = [
+        load_encoder(f"random:test_resnet{seed}", device="cpu").embed(image_files[:2]) for seed in ("", "@0", "@1")
+    ]
     np.testing.assert_array_equal(vectors[0], vectors[1])
     assert not np.allclose(vectors[0], vectors[2])
 

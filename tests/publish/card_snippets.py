@@ -33,15 +33,15 @@ def snippets(card: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
 
 
-def run_snippets(cards: dict[Path, str], pictures: list[Path], **environment: str) -> dict[Path, dict]:
+def run_snippets(cards: dict[Path, str], image_files: list[Path], **environment: str) -> dict[Path, dict]:
     """Runs all blocks of each card in the folder that it is given for.
 
     Returns:
         folder -> the shape of its vectors, and for each other door the cosine of its vector of a.jpg to ours.
     """
     for folder in cards:
-        for name, picture in zip(("a.jpg", "b.jpg"), pictures, strict=False):
-            (folder / name).write_bytes(picture.read_bytes())
+        for name, image in zip(("a.jpg", "b.jpg"), image_files, strict=False):
+            (folder / name).write_bytes(image.read_bytes())
         (folder / "nnclr_hub").symlink_to(ROOT)
     blocks = json.dumps({str(folder): "\n".join(snippets(card)) for folder, card in cards.items()})
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | environment

@@ -28,7 +28,7 @@ def cards(make_model, tmp_path_factory) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(cards, pictures, tmp_path_factory) -> dict[str, dict]:
+def told(cards, image_files, tmp_path_factory) -> dict[str, dict]:
     """name -> what `run_snippets` tells of it; "published" is the export at the tag that its card names."""
     work = tmp_path_factory.mktemp("published")
     with turned_to_own_hub(work / "hub-cache") as hub:
@@ -39,7 +39,7 @@ def told(cards, pictures, tmp_path_factory) -> dict[str, dict]:
         every = cards | {"published": (work / "elsewhere", card)}
         assert "./small" not in card
         assert all(len(snippets(one)) == 4 for _, one in every.values())
-        answers = run_snippets(dict(every.values()), pictures, **variables)
+        answers = run_snippets(dict(every.values()), image_files, **variables)
     return {name: answers[folder] for name, (folder, _) in every.items()}
 
 

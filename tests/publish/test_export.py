@@ -110,10 +110,10 @@ def test_the_config_is_what_timm_and_transformers_need(folder):
     assert config["pretrained_cfg"]["crop_pct"] == 0.875
 
 
-def test_half_precision_stays_within_a_thousandth(model, tmp_path, pictures):
+def test_half_precision_stays_within_a_thousandth(model, tmp_path, image_files):
     half = export_run(model, tmp_path / "half", dtype="fp16")
     assert (half / "model.safetensors").stat().st_size < 0.6 * (model / "model.safetensors").stat().st_size
-    full, small = (load_encoder(folder, device="cpu").embed(pictures) for folder in (model, half))
+    full, small = (load_encoder(folder, device="cpu").embed(image_files) for folder in (model, half))
     np.testing.assert_allclose(full, small, atol=1e-3)
 
 

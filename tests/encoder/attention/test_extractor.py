@@ -312,27 +312,27 @@ def test_of_equal_patches_the_first_are_kept():
 
 
 @pytest.mark.parametrize("which", ["resnet", "vit"])
-def test_attention_and_embeddings_in_parallel_do_not_affect_each_other(request, which, pictures):
+def test_attention_and_embeddings_in_parallel_do_not_affect_each_other(request, which, image_files):
     encoder = request.getfixturevalue(which)
-    vectors = encoder.embed(pictures[:4])
-    maps = [encoder.attention(path).values for path in pictures[:4]]
-    points = [encoder.attention(path, Point(20, 30)).values for path in pictures[:4]]
+    vectors = encoder.embed(image_files[:4])
+    maps = [encoder.attention(path).values for path in image_files[:4]]
+    points = [encoder.attention(path, Point(20, 30)).values for path in image_files[:4]]
     failures = []
     start = threading.Barrier(3)
 
     def embed():
         start.wait()
         for _ in range(3):
-            if not np.array_equal(encoder.embed(pictures[:4]), vectors):
+            if not np.array_equal(encoder.embed(image_files[:4]), vectors):
                 failures.append("embed")
 
     def attend():
         start.wait()
         for number in range(6):
             index = number % 4
-            if not np.array_equal(encoder.attention(pictures[index]).values, maps[index]):
+            if not np.array_equal(encoder.attention(image_files[index]).values, maps[index]):
                 failures.append("attention")
-            if not np.array_equal(encoder.attention(pictures[index], Point(20, 30)).values, points[index]):
+            if not np.array_equal(encoder.attention(image_files[index], Point(20, 30)).values, points[index]):
                 failures.append("attention to a point")
 
     threads = [threading.Thread(target=work) for work in (embed, attend, attend)]
@@ -341,13 +341,13 @@ def test_attention_and_embeddings_in_parallel_do_not_affect_each_other(request, 
     for thread in threads:
         thread.join()
     assert failures == []
-    np.testing.assert_array_equal(encoder.embed(pictures[:4]), vectors)
+    np.testing.assert_array_equal(encoder.embed(image_files[:4]), vectors)
 
 
-def test_attention_computes_in_float32_with_every_backend(model, pictures):
+def test_attention_computes_in_float32_with_every_backend(model, image_files):
     plain, other = load_encoder(model, device="cpu"), load_encoder(model, device="cpu", backend="torch-bf16")
-    np.testing.assert_array_equal(other.attention(pictures[0]).values, plain.attention(pictures[0]).values)
-    assert np.abs(other.embed(pictures[:1]) - plain.embed(pictures[:1])).max() > 0
+    np.testing.assert_array_equal(other.attention(image_files[0]).values, plain.attention(image_files[0]).values)
+    assert np.abs(other.embed(image_files[:1]) - plain.embed(image_files[:1])).max() > 0
 
 
 def test_tokens_at_the_images_own_size_are_the_features_of_its_map(model):

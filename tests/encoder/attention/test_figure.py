@@ -38,8 +38,8 @@ def test_rows_and_columns_have_their_places():
             assert tuple(middle) == Image.new("RGB", (1, 1), color).getpixel((0, 0))
 
 
-def test_an_unavailable_encoder_leaves_a_cell_with_a_note(model, pictures):
-    columns = compare(pictures[:2], {"ours": str(model), "gone": "/nowhere/encoder"})
+def test_an_unavailable_encoder_leaves_a_cell_with_a_note(model, image_files):
+    columns = compare(image_files[:2], {"ours": str(model), "gone": "/nowhere/encoder"})
     assert [len(column.maps) for column in columns] == [2, 0]
     assert "/nowhere/encoder" in columns[1].missing
     drawn = pixels(comparison_figure(columns))
@@ -48,8 +48,8 @@ def test_an_unavailable_encoder_leaves_a_cell_with_a_note(model, pictures):
     assert (empty.sum(2) < 500).any()
 
 
-def test_a_comparison_of_nothing_is_refused(model, pictures):
+def test_a_comparison_of_nothing_is_refused(model, image_files):
     with pytest.raises(UnknownModel, match="/nowhere/encoder"):
-        compare(pictures[:1], ["/nowhere/encoder"])
+        compare(image_files[:1], ["/nowhere/encoder"])
     with pytest.raises(InvalidRequest):
         compare([], [str(model)])
