@@ -35,7 +35,7 @@ from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.logistic import Rows, Solver, Stacked
 from training.evals.features import task_features
-from training.evals.linear import linear
+from training.evals.frozen import linear
 from training.evals.linear_images import linear_images
 from training.evals.task import read_task
 from training.evals.trainer import ClassifierTrainer

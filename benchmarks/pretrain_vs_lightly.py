@@ -40,7 +40,7 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files
 from training.data.image_pack import ImagePack, build_pack
-from training.evals.knn import knn
+from training.evals.frozen import knn
 from training.evals.labeled import LabeledSet
 from training.monitor import read_log
 from training.pretrain import pretrain

@@ -18,9 +18,8 @@ from nnclr_hub.progress import bar
 
 from .checkpoint import digest
 from .data.datasets import EvaluationSet, evaluation_sets
-from .evals.knn import knn
+from .evals.frozen import knn, quick_linear
 from .evals.labeled import LabeledSet
-from .evals.linear import quick_linear
 from .evals.pixels import Pixels
 from .recipes import Recipe
 from .run_folder import network

@@ -27,7 +27,7 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 
 from .checkpoint import NAME, load_checkpoint, rename_settings
 from .data.named_sets import find_data
-from .evals.knn import knn
+from .evals.frozen import knn
 from .evaluation import exact_inference, labeled_sets
 from .recipes import Recipe
 
@@ -180,7 +180,6 @@ def _compare(
     about: Mapping[str, Any], measured: Mapping[str, float], digests: Mapping[str, str], counts: Mapping[str, int]
 ) -> tuple[dict[str, float], dict[str, float | None]]:
     """Return the scores for the card, and the value of each when measured again."""
-    """The figures for the card, and what each was when measured again."""
     known, known_digests = about.get("metrics") or {}, about.get("measured_on") or {}
     if measured and about.get("measured_at_step", about.get("step")) != about.get("step"):
         known = {}  # the run was stopped: they belong to an earlier step

@@ -20,9 +20,8 @@ from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Learner, Step, momentum_at
 
 from .data.augment import View, make_views, plan_views
-from .data.batches import Batch, Batches
+from .data.batches import Batch, Batches, seed_of
 from .data.operations import EAGER, compiled
-from .data.order import seed_of
 from .distributed import Ranks, share_gradients
 from .monitor import Metrics, measure_step
 from .optimization import Schedule

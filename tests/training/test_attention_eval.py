@@ -18,8 +18,7 @@ from nnclr_hub.encoder.encoder import load_encoder
 from training.evals.attention import BoxedEvaluation, attention, idle_blocks
 from training.evals.boxes.boxed import read_boxes
 from training.evals.boxes.maps import BASELINES, BaselineMaps, EncoderMaps
-from training.evals.boxes.pairs import choose_pairs
-from training.evals.boxes.scoring import score
+from training.evals.boxes.scoring import choose_pairs, score
 
 QUIET = Console(quiet=True)
 SHAPES = [

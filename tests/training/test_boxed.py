@@ -9,10 +9,9 @@ from boxed_images import write_coco
 from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest
-from training.evals.boxes.boxed import large_boxes, read_boxes
+from training.evals.boxes.boxed import read_boxes
 from training.evals.boxes.maps import center
-from training.evals.boxes.pairs import choose_pairs
-from training.evals.boxes.scoring import pointing
+from training.evals.boxes.scoring import choose_pairs, large_boxes, pointing
 
 
 def test_coco_boxes_are_corner_and_sides(tmp_path):

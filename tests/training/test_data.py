@@ -17,12 +17,11 @@ from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
-from training.data.batches import Batches
+from training.data.batches import Batches, epoch_order, seed_of
 from training.data.datasets import evaluation_sets, training_files, typical_side
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import ImagePack, build_pack
 from training.data.named_sets import find_data
-from training.data.order import epoch_order, seed_of
 
 # ---- packs
 

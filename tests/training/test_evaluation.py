@@ -9,7 +9,7 @@ from rich.console import Console
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from training.evals.features import Features, PartFeatures
-from training.evals.linear import quick_linear
+from training.evals.frozen import quick_linear
 from training.evaluation import Evaluation, exact_inference
 from training.recipes import find_recipe
 

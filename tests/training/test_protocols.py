@@ -7,11 +7,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from training.evals.features import Features, PartFeatures
-from training.evals.few_shot import few_shot
-from training.evals.knn import knn
-from training.evals.linear import PENALTIES, linear, quick_linear
+from training.evals.frozen import PENALTIES, few_shot, knn, linear, quick_linear, retrieval
 from training.evals.protocols import PROTOCOLS, find_protocols, settings_of
-from training.evals.retrieval import retrieval
 
 
 @pytest.fixture

@@ -57,8 +57,6 @@ def training_files(folders: Sequence[Path]) -> ImageFiles:
 
     A single class carries no information, so its images count as unlabeled.
 
-    A single class tells nothing apart: its images count as unlabeled.
-
     Raises:
         NoImages: one of the folders has no images.
     """

@@ -24,8 +24,7 @@ from nnclr_hub.errors import InvalidRequest
 from .boxes.bootstrap import estimate
 from .boxes.boxed import BoxedSet
 from .boxes.maps import BASELINES, Baseline, BaselineMaps, EncoderMaps, MapSource
-from .boxes.pairs import Pair, choose_pairs
-from .boxes.scoring import METRICS, PARTS, Scores, score
+from .boxes.scoring import METRICS, PARTS, Pair, Scores, choose_pairs, score
 
 REFERENCE = "gaussian"
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .network import network_of
 from .supervised import Plan
 from .task import metric_values
-from .trainer import ClassifierTrainer
+from .trainer import ClassifierTrainer, network_of
 
 
 def finetune(

@@ -14,12 +14,9 @@ from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from ..recipes.settings import as_text, one_of, parse_settings
 from .attention import BoxedEvaluation, attention
 from .features import Features
-from .few_shot import few_shot
 from .finetune import finetune
-from .knn import knn
-from .linear import linear
+from .frozen import few_shot, knn, linear, retrieval
 from .linear_images import linear_images
-from .retrieval import retrieval
 from .semi_supervised import semi_supervised
 from .trainer import ClassifierTrainer
 

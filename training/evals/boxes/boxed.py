@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,10 +199,3 @@ def _boxed_image(
     clipped = np.clip(stretched, 0, np.tile([width, height], 2))
     full = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
     return BoxedImage(path, size, (width, height), clipped[full], np.array(kinds, np.int64)[full])
-
-
-def large_boxes(boxed: BoxedSet, least: float) -> Iterator[tuple[int, int]]:
-    """Yield (image, box) for each box whose area has a square root of at least `least` pixels."""
-    for number, one in enumerate(boxed.images):
-        sides = one.boxes[:, 2:] - one.boxes[:, :2]
-        yield from ((number, int(box)) for box in np.flatnonzero(sides.prod(axis=1) >= least**2))

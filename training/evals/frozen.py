@@ -1,0 +1,127 @@
+"""The protocols on frozen features: k-NN, a linear classifier, few-shot curves and retrieval.
+
+`linear` is the paper's transfer protocol (BYOL's, and before it Kornblith's): logistic regression on features of the
+center crop. Validation images select the penalty among 45 values; the classifier is then fitted on train and
+validation together. It is also the quick form of the paper's linear evaluation, `linear_images`. In contrast to that,
+it sees each image once, without crops and flips, and reaches the optimum instead of stopping after 90 epochs of LARS.
+
+`knn` and `quick_linear` are what a run computes at each checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.few_shot import SEEDS, SHOTS, few_shot_curve
+from nnclr_hub.probe.knn import knn_classify
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
+from nnclr_hub.probe.metrics import retrieval as rank
+
+from .features import Features
+from .task import metric_values
+
+K = 20
+TEMPERATURE = 0.07
+PENALTIES = tuple(np.logspace(-6, 5, 45))  # of the sum over rows, as BYOL states them
+QUICK_L2 = 1e-4  # of the mean, on unit rows
+MOST = 100_000  # rows; larger sets are scored by `linear` after the run
+
+
+def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> Iterator[tuple[str, float]]:
+    """Yield ("knn20/NAME", the set's metric in [0, 1]): the nearest training images vote, weighted by similarity.
+
+    Scores for different k and temperature are not comparable, so k is part of the name, and so is a temperature other
+    than 0.07.
+
+    Raises:
+        InvalidRequest: images with several labels.
+    """
+    _require_single_label(features, "knn")
+    predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
+    right = predicted == features.test.labels
+    value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()
+    k = min(k, len(features.train.raw))
+    named = f"knn{k}" if temperature == TEMPERATURE else f"knn{k}_T{temperature:g}"
+    yield f"{named}/{features.name}", float(value)
+
+
+def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
+    """Yield ("linear/NAME", the set's metric), ("linear/NAME/top5", ...) and the penalty per row.
+
+    Args:
+        features: of the set; without validation images, a fifth of each class is held out to select the penalty.
+        seed: of that split.
+    """
+    train, test, val = features.train, features.test, features.val
+    probe = fit_linear_probe(
+        train.raw,
+        train.labels,
+        classes=range(len(features.classes)),
+        sweep=[penalty / len(train.raw) for penalty in PENALTIES],
+        validation=None if val is None else (val.raw, val.labels),
+        metric=features.metric,  # type: ignore[arg-type]
+        device=features.device,
+        seed=seed,
+    )
+    yield from metric_values("linear", features, probe.scores(test.raw), test.labels)
+    yield f"linear/{features.name}/l2", probe.l2
+
+
+def quick_linear(features: Features) -> Iterator[tuple[str, float]]:
+    """Yield ("linear/NAME", top-1 accuracy in [0, 1]) at one fixed penalty; nothing for a set that is too large."""
+    if len(features.train.raw) <= MOST:
+        probe = fit_linear_probe(
+            features.train.unit(),
+            features.train.labels,
+            classes=range(len(features.classes)),
+            l2=QUICK_L2,
+            device=features.device,
+        )
+        yield f"linear/{features.name}", top_k_accuracy(probe.scores(features.test.unit()), features.test.labels)
+
+
+def few_shot(features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS) -> Iterator[tuple[str, float]]:
+    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
+
+    Raises:
+        InvalidRequest: images with several labels.
+    """
+    _require_single_label(features, "few_shot")
+    train, test = features.train, features.test
+    for point in few_shot_curve(train.unit(), train.labels, test.unit(), test.labels, shots=shots, seeds=seeds):
+        values = point.mean_per_class if features.metric == "mean_per_class" else point.accuracy
+        yield f"few_shot/{features.name}/{point.per_class}", float(np.mean(values))
+        yield f"few_shot/{features.name}/{point.per_class}/std", float(np.std(values))
+
+
+def retrieval(features: Features) -> Iterator[tuple[str, float]]:
+    """Yield ("retrieval/NAME", mean average precision), ("retrieval/NAME/recall@1", ...) at 1, 5 and 10, and the number
+    of queries that have any right answer; the others are left out.
+
+    Args:
+        features: test is the queries, train the gallery; if they are one object, each searches the others.
+
+    Raises:
+        InvalidRequest: several labels per image, or no query has a right answer in the gallery.
+    """
+    _require_single_label(features, "retrieval")
+    gallery, queries = features.train, features.test
+    if gallery is queries:
+        found = rank(queries.raw, queries.labels)
+    else:
+        found = rank(queries.raw, queries.labels, gallery.raw, gallery.labels)
+    yield f"retrieval/{features.name}", found.mean_average_precision
+    for k, value in found.recall.items():
+        yield f"retrieval/{features.name}/recall@{k}", value
+    yield f"retrieval/{features.name}/queries", float(found.queries)
+
+
+def _require_single_label(features: Features, protocol: str) -> None:
+    if 2 in (features.train.labels.ndim, features.test.labels.ndim):
+        raise InvalidRequest(
+            f"{protocol} needs one label per image, and images of {features.name} have several; use linear."
+        )
