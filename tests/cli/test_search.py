@@ -74,11 +74,12 @@ def test_matches_are_written_as_html_csv_and_png(store, pictures, tmp_path):
     html = page.read_text()
     assert html.count("data:image/jpeg;base64,") == 8
     assert "<script" not in html
-    assert "http" not in html
-    rows = list(csv.DictReader(table.open()))
+    assert 'src="http' not in html
+    rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(pictures[0]), str(i)) for i in range(1, 5)]
     assert rows[0]["label"]
-    assert Image.open(sheet).size[0] > 100
+    with Image.open(sheet) as image:
+        assert image.size[0] > 100
     code, _, err = call("--store", store, pictures[0], "--out", tmp_path / "matches.txt")
     assert (code, ".html" in err) == (2, True)
 
