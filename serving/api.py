@@ -23,7 +23,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, edge, openapi, problems
-from .head_requests import HeadRequests
+from .engine.attention import Slots
 from .idempotency import Idempotency
 from .ingest import Ingest
 from .jobs import Jobs
@@ -33,13 +33,13 @@ from .readiness import Startup
 from .replies import Replies
 from .request_log import RequestLog
 from .request_priority import LOW_PRIORITY, RequestPriority
+from .responses import HeadRequests
 from .routes import ROUTERS
 from .routes.attention import AT_ONCE, WAITING
-from .routes.query_parameters import known_query
+from .routes.dependencies import known_query
 from .security.access import PAGE, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
-from .slots import Slots
 
 # paths of the web page and its events, whose work yields to API requests (see request_priority)
 ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"

@@ -18,8 +18,8 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError
 from nnclr_hub.workbench import AddRequest, Ingestion, Workbench
 
-from .disconnect import while_connected
 from .models import Model
+from .responses import while_connected
 
 WRITERS = 8  # uploads that write or wait for a model at once
 

@@ -20,7 +20,7 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError
 from nnclr_hub.hub.registry import MODELS, default_model
 
-from .edge.rate_limits import charge_images
+from .edge.limits import charge_images
 from .engine import Engine, Result, Task
 from .engine.attention import AttentionQuery
 from .model_memory import ModelMemory

@@ -22,8 +22,7 @@ from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, refusal_of
 from .routes import ROUTERS
-from .routes.body_schemas import MODELS
-from .schemas.fields import OpenAIError, Problem
+from .routes.bodies import MODELS, OpenAIError, Problem
 from .security.access import access_of
 
 TITLE = "nnclr_hub"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
@@ -11,9 +14,25 @@ from nnclr_hub.workbench.privacy import without_paths
 
 from .jobs import Jobs
 from .models import Engines
-from .schemas.health import Readiness
 
 log = logging.getLogger(__name__)
+
+
+class Readiness(BaseModel):
+    """Whether the server is ready, and its progress until then."""
+
+    status: Literal["ready", "loading", "ill", "failed"]
+    detail: str | None = None
+    read_only: bool = Field(description="every write is answered with 403")
+    model_warm: bool
+    threads_alive: bool = Field(
+        description="threads of every model run; the status is ill only if those of the default one do not"
+    )
+    collections_loaded: int
+    collections_total: int
+    collection_states: dict[str, int] = Field(
+        description="number of collections by state: ready, degraded, read-only, ..."
+    )
 
 
 class Startup:

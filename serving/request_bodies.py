@@ -24,7 +24,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 from nnclr_hub.workbench.payload import decode_base64
 
-from .edge.rate_limits import charge_images
+from .edge.limits import charge_images
 from .edge.url_fetcher import Fetched, Fetcher
 from .telemetry import note_images
 

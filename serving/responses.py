@@ -1,26 +1,32 @@
-"""Responses with vectors: fast JSON, NumPy files, or raw bytes; and the choice between them.
+"""Responses: vectors as fast JSON, NumPy files or raw bytes; HEAD; and clients that disconnect.
 
 VectorResponse({"embedding": vector})           # vector: (D,) float32, written with the digits of float32
 array_response(vectors, "application/x-npy")    # (N, D)
+vectors = await while_connected(request, model.embed_each_async(images))
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
-from typing import Any, Literal
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import orjson
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NPY = "application/x-npy"
 BYTES = "application/octet-stream"
 JSON = "application/json"
 PNG = "image/png"
 DType = Literal["float32", "float16"]
+T = TypeVar("T")
 
 
 class VectorResponse(JSONResponse):
@@ -67,3 +73,66 @@ def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> 
     file = io.BytesIO()
     np.save(file, rows)
     return Response(file.getvalue(), media_type=NPY, headers=headers)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it as soon as the client disconnects.
+
+    Only for work that may be cancelled anywhere, after the whole body was read. Never for a write to the store.
+
+    Raises:
+        ClientDisconnect: the client has disconnected.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            leaving.result()  # raises if the connection itself failed
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class HeadRequests:
+    """Answer HEAD as GET, with the same status and headers, but without the body.
+
+    It is a pure ASGI layer, so that it also covers an app that is mounted later, such as the web page.
+
+    Args:
+        app: answers GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        complete = False
+
+        async def head(message: Message) -> None:
+            nonlocal complete
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+            elif message.get("more_body", False):  # the body may be an endless stream, such as the events of a job
+                complete = True
+                working.cancel()
+
+        working = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, head))
+        try:
+            await working
+        except asyncio.CancelledError:
+            own_task = asyncio.current_task()
+            if not complete or (own_task is not None and own_task.cancelling()):
+                raise

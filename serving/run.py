@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from nnclr_hub.workbench.source_folders import SourceFolders
 
-from .logs import configure_logging
+from .request_log import configure_logging
 from .request_priority import PriorityLoop
 from .settings import Settings
 

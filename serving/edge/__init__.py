@@ -1,10 +1,8 @@
 """Optional HTTP hardening that a reverse proxy also does, for servers that clients reach directly.
 
     connection_limits.py   size and time of request heads, unread responses, number of connections
-    body_limits.py         size and pace of request bodies, and the memory of all bodies together
-    rate_limits.py         requests and images per minute and caller
     url_fetcher.py         images by web address, without reaching the internal network
-    limits.py              EdgeLimits: the ASGI layer that applies the body and rate limits
+    limits.py              size and pace of request bodies, their memory; requests and images per minute and caller
 
 `install` is the only place that wires them in. The rest of the server works without that call.
 """

@@ -3,9 +3,9 @@
 A request passes these stages:
 
     admission        grants permits for all images and bytes of the request, or raises Overloaded with a retry time
-    decode_workers   one thread per core decodes images; an unreadable image fails alone
+    stages           DecodeWorkers: one thread per core decodes images; an unreadable image fails alone
     batch_queue      decoded images wait for the device
-    device_thread    the one thread that owns the device runs batches, and recovers from failed ones
+    stages           DeviceThread: the one thread that owns the device runs batches, and recovers from failed ones
     request          collects the results of its images, and answers once
 
 Supporting parts:

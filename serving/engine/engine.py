@@ -26,9 +26,8 @@ from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission, shutting_down, size_of
 from .batch_queue import BatchQueue
-from .decode_workers import DecodeWorkers
-from .device_thread import DeviceThread
 from .request import Request, Task
+from .stages import DecodeWorkers, DeviceThread
 from .watchdog import Watchdog
 
 JOIN_S = 5.0  # for threads that have nothing left to do

@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
-from .decode_workers import DecodeWorkers
-from .device_thread import DeviceThread
+from .stages import DecodeWorkers, DeviceThread
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3  # forward passes in a row, each of one image

@@ -1,12 +1,22 @@
-"""The routes, one file per resource."""
+"""The routes with their bodies, one file per resource; `bodies` has the types that several of them use."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import aliases, attention, collections, embed, health, items, jobs, openai, probes, runs, search
+from . import attention, collections, embed, health, items, jobs, openai, predictions, probes, runs, search
 
-ROUTERS: tuple[APIRouter, ...] = tuple(
-    resource.router
-    for resource in (health, openai, embed, attention, collections, aliases, items, search, jobs, probes, runs)
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    openai.router,
+    embed.router,
+    attention.router,
+    collections.router,
+    collections.aliases,
+    items.router,
+    search.router,
+    jobs.router,
+    probes.router,
+    predictions.router,
+    runs.router,
 )

@@ -6,14 +6,26 @@ import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
-from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Box, Point, check_opacity
+from nnclr_hub.encoder.attention import (
+    MAX_SIDE,
+    MAX_TARGETS,
+    OPACITY,
+    AttentionMap,
+    AttentionSettings,
+    Point,
+    check_opacity,
+)
+from nnclr_hub.encoder.attention import (
+    Box as ImageBox,
+)
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -29,7 +41,6 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.workbench import Workbench
 
-from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines, Model
@@ -47,11 +58,10 @@ from ..request_bodies import (
     read_json,
     unsupported,
 )
-from ..responses import NPY, PNG, VectorResponse, array_response, wanted
-from ..schemas.attention import AttentionOptions, AttentionRequest, AttentionResponse
+from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
-from .body_schemas import binary, form_body
+from .bodies import FIRST_WRONG, Box, ImageText, Name, Strict, binary, form_body
 from .dependencies import (
     AppAttentionSlots,
     AppEngines,
@@ -62,6 +72,61 @@ from .dependencies import (
     name_of,
     served_source,
 )
+
+Pair = tuple[float, float]
+
+
+class AttentionOptions(Strict):
+    """Everything but the images. Without point and box, the map is of the whole image."""
+
+    point: Annotated[Pair, Field(description="x, y on the upright image, in pixels")] | None = None
+    box: Box | None = None
+    similarity: Literal["dot", "cosine"] = "dot"
+    head: int | None = Field(
+        None, description="head of the last block, from 0; null: the mean of all. Only for a [CLS] attention map"
+    )
+    threshold: float | None = Field(
+        None,
+        description="keep the fewest patches that hold this share of the mass, above 0 to 1. Only for a [CLS] "
+        "attention map",
+    )
+    max_side: int | None = Field(
+        None, description="longest side of the network's input in pixels; null: 1024, or the limit of the server"
+    )
+    opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")
+    with_png: bool = Field(False, description="add each map as a PNG to the JSON response")
+    model: str | None = Field(
+        None, description="an id from GET /v1/models; null: the default model, or the model of the collection"
+    )
+    collection: Name | None = Field(None, description="use the encoder of this collection")
+
+
+class AttentionRequest(AttentionOptions):
+    image: ImageText
+    target: Annotated[list[ImageText], FIRST_WRONG] = Field(
+        [], max_length=MAX_TARGETS, description="images in which to look for the point, the box or the whole image"
+    )
+
+
+class AttentionEntry(BaseModel):
+    """One map, the positions of its cells, and the limits of its color scale."""
+
+    kind: Literal["dot", "cosine", "class_token"]
+    values: list[list[float]] = Field(description="raw values, row by row")
+    shape: tuple[int, int] = Field(description="rows and columns of the values")
+    size: tuple[int, int] = Field(description="width and height of the upright original, in pixels")
+    input_size: tuple[int, int] = Field(description="width and height of the network's input, in pixels")
+    first: Pair = Field(description="x, y of the center of the first cell, in pixels of the input")
+    stride: Pair = Field(description="x, y from one cell center to the next, in pixels of the input")
+    limits: Pair = Field(description="values that are mapped to 0 and 1, shared by all maps of the response")
+    peak: Pair = Field(description="x, y of the center of the largest value, in pixels of the original")
+    png: str | None = Field(None, description="base64 PNG of the map over the image, in the size of the original")
+
+
+class AttentionResponse(BaseModel):
+    model: str
+    maps: list[AttentionEntry] = Field(description="one map of the image, or one per target")
+
 
 router = APIRouter(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
@@ -194,7 +259,7 @@ def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
         raise InvalidRequest("point and box are both given; remove one of them.")
     query = None if options.point is None else Point(*options.point)
     if options.box is not None:
-        query = Box(*options.box)
+        query = ImageBox(*options.box)
     side = min(MAX_SIDE, max_side) if options.max_side is None else options.max_side
     if side > max_side:
         raise InvalidRequest(f"max_side must be at most {max_side} on this server, got {side}.")

@@ -1,26 +1,29 @@
-"""/api/v1/collections: create, list, describe, drop, count, snapshot and verify collections."""
+"""/api/v1/collections: create, list, describe, drop, count, snapshot and verify collections; /api/v1/aliases."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
     DiskFull,
     InvalidFilter,
+    InvalidRequest,
     ModelError,
     StoreReadOnly,
     UnknownModel,
 )
 from nnclr_hub.store.base import CollectionInfo, CollectionSpec
+from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
@@ -28,18 +31,73 @@ from ..keys import READ, WRITE
 from ..models import Engines
 from ..problems import answers
 from ..request_bodies import json_of
-from ..schemas.collections import (
-    CollectionRequest,
-    CollectionResponse,
-    CollectionsResponse,
-    CountResponse,
-    VerifyResponse,
-)
 from ..security.access import requires
 from ..telemetry import measured
-from .body_schemas import json_body
+from .bodies import FIRST_WRONG, Name, Strict, json_body
 from .dependencies import AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
-from .filters import WhereText, read_where
+from .listings import WhereText, read_where
+
+
+class CollectionRequest(Strict):
+    """A new collection. Without dim, it is bound to the vectors of `model`."""
+
+    model: str | None = None
+    dim: int | None = None
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    indexed: Annotated[list[str], FIRST_WRONG] = Field(
+        default=["label"], description="metadata keys to index for fast filters"
+    )
+    index: IndexName = "auto"
+    precision: Literal["f32", "f16"] = "f32"
+
+
+class CollectionResponse(BaseModel):
+    name: str
+    dim: int
+    metric: str
+    model: str
+    fingerprint: str
+    indexed: list[str]
+    index: str
+    precision: str
+    count: int
+    durable_seq: int
+    indexed_seq: int
+    state: str
+    index_in_use: str
+
+
+class CollectionsResponse(BaseModel):
+    collections: list[CollectionResponse]
+
+
+class VerifyResponse(BaseModel):
+    """The result of a verification; ok if the lists are empty and the recall is at least 0.9."""
+
+    ok: bool
+    items: int
+    damaged: list[str]
+    disagreements: list[str]
+    missing: list[str]
+    recall: float
+
+
+class CountResponse(BaseModel):
+    count: int
+
+
+class AliasRequest(Strict):
+    collection: Name
+
+
+class AliasResponse(BaseModel):
+    alias: str
+    collection: str
+
+
+class AliasesResponse(BaseModel):
+    aliases: list[AliasResponse]
+
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 _WRITE = (StoreReadOnly, DiskFull)
@@ -151,3 +209,50 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
             f"Collection {name!r} exists with another specification; drop it first, or choose another name."
         )
     return existing.info(), False
+
+
+# ---- aliases
+
+aliases = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
+
+
+@aliases.get("", responses=answers())
+@requires(READ)
+def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
+    """List all aliases with their collections."""
+    with measured(metrics, "store"):
+        found = bench.store.aliases()
+    return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in found.items()])
+
+
+@aliases.put(
+    "/{alias}",
+    responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
+    openapi_extra=json_body(AliasRequest),
+)
+@requires(WRITE)
+def point(
+    alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
+) -> AliasResponse:
+    """Point an alias to a collection. If it pointed to another one, it switches atomically."""
+    _refuse_reserved(alias)
+    with measured(metrics, "store"), bench.write_lock.alone():
+        bench.store.alias(alias, body.collection)
+        return AliasResponse(alias=alias, collection=bench.collection(alias).name)
+
+
+@aliases.delete("/{alias}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
+@requires(WRITE)
+def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+    """Delete an alias; its collection stays."""
+    _refuse_reserved(alias)
+    with measured(metrics, "store"), bench.write_lock.alone():
+        bench.store.unalias(alias)
+
+
+def _refuse_reserved(alias: str) -> None:
+    if alias.endswith((NEXT, WAS)):
+        raise InvalidRequest(
+            f"The alias {alias!r:.150} is reserved for re-embedding; choose a name that ends in neither {NEXT} nor "
+            f"{WAS}."
+        )

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
 from nnclr_hub.workbench.payload import encode_vector
 
-from ..disconnect import while_connected
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..problems import answers, problem
@@ -26,11 +26,31 @@ from ..request_bodies import (
     read_json,
     unsupported,
 )
-from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted
-from ..schemas.embed import EmbedRequest, EmbedResponse
+from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
-from .body_schemas import binary, form_body
+from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
 from .dependencies import AppEngines, AppFetcher, AppSettings, name_of, served_engine_async
+
+
+class EmbedRequest(Strict):
+    images: Annotated[list[ImageText], FIRST_WRONG] = Field(min_length=1)
+    model: str | None = Field(None, description="an id from GET /v1/models; null: the default model")
+
+
+class EmbedEntry(BaseModel):
+    """An embedding or an error."""
+
+    index: int
+    name: str | None = None
+    embedding: list[float] | str | None = None
+    error: ItemError | None = None
+
+
+class EmbedResponse(BaseModel):
+    model: str
+    dim: int
+    data: list[EmbedEntry]
+
 
 router = APIRouter(prefix="/api/v1", tags=["embed"])
 _BODY = form_body(

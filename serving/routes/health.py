@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ..keys import READ
 from ..problems import answers
-from ..schemas.health import Readiness
+from ..readiness import Readiness
 from ..security.access import requires
 from .dependencies import AppHealthThreads, AppMetrics
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import TypeAdapter
+from pydantic import BaseModel, Field, RootModel, TypeAdapter
 
 from nnclr_hub.errors import (
     CollectionMoving,
@@ -30,7 +30,6 @@ from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
-from ..cursors import read_cursor, write_cursor
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..problems import answers, problem
@@ -50,20 +49,78 @@ from ..request_bodies import (
     unsupported,
 )
 from ..responses import VectorResponse
-from ..schemas.items import (
-    ItemNote,
-    ItemResponse,
-    ItemsRequest,
-    ItemsResponse,
-    StoredResponse,
-    UploadRequest,
-    UploadResponse,
-)
 from ..security.access import requires
 from ..telemetry import measured
-from .body_schemas import binary, form_body, json_body
+from .bodies import (
+    FIRST_WRONG,
+    ImageText,
+    ItemError,
+    Metadata,
+    Name,
+    Strict,
+    Vector,
+    binary,
+    form_body,
+    json_body,
+)
 from .dependencies import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
-from .filters import WhereText, read_where
+from .listings import WhereText, read_cursor, read_where, write_cursor
+
+
+class ItemRequest(Strict):
+    id: Name
+    vector: Vector
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class ItemsRequest(RootModel[Annotated[list[ItemRequest], FIRST_WRONG]]):
+    """Items by their vectors."""
+
+
+class StoredResponse(BaseModel):
+    stored: int
+    seq: int = Field(description="sequence number of the change")
+
+
+class ItemResponse(BaseModel):
+    id: str
+    metadata: Metadata
+    vector: list[float] | None = None
+
+
+class ItemsResponse(BaseModel):
+    items: list[ItemResponse]
+    cursor: str | None = Field(description="cursor of the next page; null on the last page")
+
+
+class ItemNote(Strict):
+    """The id and metadata of one file of a multipart upload."""
+
+    id: Name | None = Field(default=None, description="null: derived from the bytes of the image")
+    metadata: Metadata = Field(default_factory=dict)
+    thumbnail: bool = Field(default=True, description="store a thumbnail of the image")
+
+
+class NewItem(ItemNote):
+    image: ImageText
+
+
+class UploadRequest(Strict):
+    items: Annotated[list[NewItem], FIRST_WRONG] = Field(min_length=1)
+
+
+class UploadEntry(BaseModel):
+    """The id under which the image is stored, or an error."""
+
+    index: int
+    name: str | None = None
+    id: str | None = None
+    error: ItemError | None = None
+
+
+class UploadResponse(BaseModel):
+    results: list[UploadEntry]
+
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
 MAX_LIMIT = 10_000

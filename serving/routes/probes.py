@@ -1,43 +1,31 @@
-"""/api/v1/probes: fit, list, describe, delete and export probes, and predict with them."""
+"""/api/v1/probes: fit, list, describe, delete and export probes."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import zipfile
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from pydantic import Field, FiniteFloat, StrictInt, StrictStr, model_validator
 
 from nnclr_hub.errors import (
     CollectionNotFound,
-    DeadlineExceeded,
     DiskFull,
-    FingerprintMismatch,
-    ImageError,
-    ImageTooLarge,
     InvalidFilter,
-    InvalidRequest,
     ModelError,
-    NNCLRHubError,
     ProbeExists,
     ProbeNotFound,
     StoreReadOnly,
     UnknownModel,
-    UnsupportedImage,
 )
-from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import require_field
-from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.privacy import public_name, without_paths
+from nnclr_hub.workbench.privacy import public_name
 from nnclr_hub.workbench.probes import (
+    KeptProbe,
     delete_probe,
     get_probe,
     list_probes,
@@ -46,46 +34,120 @@ from nnclr_hub.workbench.probes import (
     refuse_taken_probe,
 )
 
-from ..disconnect import while_connected
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
-from ..models import Model
-from ..problems import answers, problem
+from ..problems import answers
 from ..request_bodies import (
-    FORM,
-    JSON,
-    UploadedImage,
     check_count,
-    decode_each,
-    fetch_each,
-    media_type,
-    parse,
-    read_form,
     read_json,
-    unsupported,
-)
-from ..schemas.fields import ItemError
-from ..schemas.jobs import SOURCE, JobResponse
-from ..schemas.probes import (
-    TOP,
-    PredictionEntry,
-    PredictRequest,
-    PredictResponse,
-    Probability,
-    ProbeRequest,
-    ProbeResponse,
-    ProbesResponse,
 )
 from ..security.access import requires
-from .body_schemas import form_body, json_body
-from .dependencies import AppEngines, AppFetcher, AppSettings, AppWorkbench, served_engine
-from .jobs import AppJobs, Mark, accepted, answers_of_job
+from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body
+from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
+from .jobs import SOURCE, AppJobs, JobResponse, Mark, accepted, answers_of_job
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
-_PREDICT_BODY = form_body(
-    {"files": "many", "top": "number of classes whose probabilities to return"}, required=["files"], json=PredictRequest
-)
+Label = StrictInt | StrictStr
+MOST_ITEMS = 100_000
+
+
+class ProbeItem(Strict):
+    """A label with exactly one of vector and image."""
+
+    label: Label | list[Label]
+    vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
+    image: ImageText | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.vector is None) == (self.image is None):
+            raise ValueError("an item takes exactly one of vector and image")
+        return self
+
+
+class ProbeRequest(Strict):
+    """A probe to fit on a metadata field of a collection, or on labeled items."""
+
+    name: Name
+    collection: Name | None = None
+    field: MetadataKey | None = Field(
+        None, description="metadata key that holds the label of an item, or a list of labels"
+    )
+    where: Where | None = Field(None, description="fit only on items that match the filter")
+    model: str | None = Field(None, description="model of the items' vectors; for images, null means the default model")
+    items: Annotated[list[ProbeItem], Field(min_length=2, max_length=MOST_ITEMS)] | None = None
+    l2: float | None = Field(None, ge=0, allow_inf_nan=False, description="L2 penalty; null: chosen on held-out rows")
+    balanced: bool = Field(False, description="weight classes equally")
+    threshold: float | None = Field(None, ge=0, le=1, description="lowest probability; below it, no class is predicted")
+    replace: bool = Field(False, description="replace a probe of the same name")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
+            raise ValueError("give either collection and field, or items")
+        if self.collection is None and self.where is not None:
+            raise ValueError("where needs a collection")
+        if self.collection is not None and self.model is not None:
+            raise ValueError("a collection has its own model; remove model")
+        return self
+
+
+class ProbeClass(Strict):
+    """The score of one class on held-out rows."""
+
+    label: Label
+    rows: int = Field(description="number of rows for fitting")
+    held_out: int = Field(description="number of rows for scoring")
+    score: float | None = Field(
+        description="accuracy, or average precision for a multi-label probe; null: no row was held out"
+    )
+
+
+class FewShot(Strict):
+    """The accuracy with few labels, on the held-out rows."""
+
+    labels: int = Field(description="labels per class; classes with fewer use all of theirs")
+    top1: list[float] = Field(description="accuracy, for several random samples of the labels")
+
+
+class ProbeResponse(Strict):
+    """A probe, with the scores of a probe that was fitted on 80% of the rows and scored on the rest."""
+
+    name: str
+    classes: list[Label]
+    several: bool = Field(description="whether a row may have more than one label")
+    dim: int
+    model: str
+    fingerprint: str
+    l2: float
+    threshold: float
+    created: float = Field(description="seconds since 1970")
+    source: dict[str, Any]
+    rows: int = Field(description="number of rows for fitting")
+    left_out: dict[str, int] = Field(description="number of items that were skipped, by reason")
+    held_out: int = Field(description="number of rows for scoring")
+    scores: dict[str, float] = Field(description="top1, mean_per_class and top5; map11 for a multi-label probe")
+    none: float = Field(description="share of held-out rows below the threshold")
+    per_class: list[ProbeClass]
+    confusion: list[list[int]] | None = Field(
+        None, description="confusion matrix: held-out rows by class and predicted class; null: not available"
+    )
+    few_shot: list[FewShot] = Field([], description="accuracy by number of labels per class")
+
+    @classmethod
+    def of(cls, kept: KeptProbe) -> ProbeResponse:
+        """Make the response of a stored probe."""
+        own = {name: getattr(kept.probe, name) for name in ("several", "fingerprint", "l2", "threshold")}
+        model = public_name(kept.probe.model) if kept.probe.model else ""
+        return cls.model_validate(
+            {"name": kept.name, "classes": list(kept.probe.classes), "model": model, **own, **kept.about}
+        )
+
+
+class ProbesResponse(Strict):
+    """All probes, by name."""
+
+    probes: list[ProbeResponse]
 
 
 @router.get("", responses=answers())
@@ -179,108 +241,3 @@ def _zipped(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return archive.getvalue()
-
-
-@router.post(
-    "/{name}/predict",
-    response_model=PredictResponse,
-    response_model_exclude_none=True,
-    responses=answers(
-        ProbeNotFound,
-        CollectionNotFound,
-        FingerprintMismatch,
-        ImageError,
-        UnsupportedImage,
-        ImageTooLarge,
-        ModelError,
-        DeadlineExceeded,
-        "unsupported_media_type",
-    ),
-    openapi_extra=_PREDICT_BODY,
-)
-@requires(READ)
-async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
-    """Predict the labels of items, vectors or images.
-
-    The response has a prediction or an error for each: 200 if at least one has a prediction, else 422.
-    """
-    query, images = await _read(request, settings.max_images, fetcher)
-    if images:
-        results = await _of_images(request, bench, name, images, query.top)
-    else:
-        results = await run_in_threadpool(_of_others, bench, name, query)
-    names: Sequence[dict[str, Any]] = (
-        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
-    )
-    entries = [
-        PredictionEntry(index=i, **about, **_entry(result))
-        for i, (result, about) in enumerate(zip(results, names, strict=True))
-    ]
-    broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
-    if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} predictions succeeded; first error: {broken[0]['detail']}"
-        return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
-    return PredictResponse(probe=name, results=entries)
-
-
-async def _of_images(
-    request: Request, bench: Workbench, name: str, images: list[UploadedImage], top: int
-) -> list[Labeling | NNCLRHubError]:
-    """Predict the label of each image; no thread waits while they are embedded."""
-    model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
-    good = [one.data for one in images if isinstance(one.data, bytes)]
-    results = await while_connected(request, model.embed_each_async(good))
-    vectors = [row for row in results if isinstance(row, np.ndarray)]
-    predictions: list[Labeling | NNCLRHubError] = []
-    if vectors:
-        predictions = await run_in_threadpool(
-            bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
-        )
-    embedded, labeled = iter(results), iter(predictions)
-    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in images]
-    return [row if isinstance(row, ImageError) else next(labeled) for row in rows]
-
-
-def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
-    """Predict the label of each vector or item."""
-    vectors = None
-    if query.vectors is not None:
-        rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
-        if len({len(row) for row in rows}) > 1:
-            raise InvalidRequest("The vectors have different lengths; send vectors of one encoder.")
-        vectors = np.stack(rows)
-    return bench.predict(
-        name,
-        vectors=vectors,
-        collection=query.collection,
-        ids=query.ids,
-        fingerprint=query.fingerprint,
-        k=query.top,
-    )
-
-
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[UploadedImage]]:
-    """Read the query and its images."""
-    kind = media_type(request)
-    if kind == JSON:
-        query = await read_json(request, PredictRequest)
-        images = query.images or ()
-        check_count(len(images), limit)
-        return query, await decode_each(images, "images", await fetch_each(images, fetcher))
-    if kind != FORM:
-        raise unsupported(request, FORM, JSON)
-    form = await read_form(request, texts=("top",))
-    uploaded = form.images("files", limit)
-    # the other fields are checked as those of a JSON body, with empty texts as images
-    top = form.texts.get("top", str(TOP))
-    body = json.dumps({"images": [""] * len(uploaded), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
-    return parse(body, PredictRequest, ("body",)), uploaded
-
-
-def _entry(result: Labeling | NNCLRHubError) -> dict[str, Any]:
-    if isinstance(result, NNCLRHubError):
-        return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
-    top = [Probability(label=label, probability=value) for label, value in result.top]
-    if isinstance(result.label, tuple):
-        return {"labels": list(result.label), "top": top}
-    return {"label": result.label, "top": top}

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
 from fastapi.responses import Response
+from pydantic import Field
 
 from nnclr_hub.errors import RunNotFound
 from nnclr_hub.workbench.runs import list_runs, read_report
 
 from ..keys import READ
 from ..problems import answers
-from ..schemas.runs import RunResponse, RunsResponse
 from ..security.access import requires
+from .bodies import Strict
 from .dependencies import AppSettings
+
+
+class RunResponse(Strict):
+    """The current state of a run. Times are seconds since 1970."""
+
+    name: str
+    state: Literal["running", "stopped", "done"] = Field(description="stopped: nothing was logged for minutes")
+    recipe: str
+    step: int
+    steps: int = Field(description="0 if unknown")
+    figures: dict[str, float] = Field(description="metrics in the last log lines: loss, knn, ...")
+    changed: float = Field(description="time of the last log line")
+    report: float | None = Field(description="time of the last report; null: no report yet")
+
+
+class RunsResponse(Strict):
+    """Runs, most recently logged first."""
+
+    runs: list[RunResponse]
+
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 # a report is an untrusted file: it runs no script, loads nothing, and only this server may frame it

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from ..keys import READ, WRITE
+from ..problems import problem
 
 PAGE = "/ui"
 LIVENESS = "/healthz"
@@ -106,3 +108,18 @@ def _outside_routes(method: str, path: str) -> Access:
         if method in ("GET", "HEAD"):
             return Access(READ, counted=False)
     return UNKNOWN_SAFE if method in SAFE else UNKNOWN
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not accepted: status, stable code, message and extra headers of the error response."""
+
+    status: int
+    code: str
+    detail: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def response(self, path: str) -> Response:
+        """Return the error response for a path."""
+        status = 400 if self.status == 415 and path.startswith("/v1/") else self.status  # OpenAI does not use 415
+        return problem(path, status, self.code, self.detail, headers=self.headers)

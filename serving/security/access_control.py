@@ -2,7 +2,7 @@
 
 It checks, in this order: the Host header and the origin of the requesting page (origins.py), then the key or session
 (authentication.py) and whether its scopes include the one that the route requires (access.py). Every response, also
-an error, gets the security headers (headers.py).
+an error, gets the security headers.
 
 Behind it, `scope["user"].display_name` is the name of the key, or the client's address on a server without keys.
 `scope["auth"].scopes` lists what the key allows: "read", "write".
@@ -10,11 +10,13 @@ Behind it, `scope["user"].display_name` is the name of the key, or the client's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.authentication import AuthCredentials, SimpleUser
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
@@ -22,12 +24,9 @@ from ..keys import WRITE, Key
 from ..problems import error_response, status_of
 from ..settings import Settings, is_loopback
 from . import login
-from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules
-from .authentication import Authenticator
-from .headers import preflight, with_security_headers
+from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules, Refusal
+from .authentication import Authenticator, Sessions
 from .origins import OriginPolicy, own_names
-from .refusal import Refusal
-from .session import Sessions
 from .token_buckets import caller_of
 
 NO_KEY = Key("", (), b"")  # for routes that need none
@@ -125,3 +124,69 @@ class AccessControl:
         if isinstance(key, Refusal):
             return login.refused(key, target)
         return login.log_in(self._sessions, key, request, target)
+
+
+# ---- security headers of every response; headers that a response already has are kept
+
+ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=(), payment=(), usb=()",
+}
+NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+# Gradio needs inline scripts, and eval for templates that it compiles in the browser
+GRADIO = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
+    "connect-src 'self' data: blob:; object-src 'none'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+)
+EXPOSED = (
+    "Location, Retry-After, Server-Timing, X-Request-Id, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ratelimit-reset-requests, x-ratelimit-limit-images, x-ratelimit-remaining-images, x-ratelimit-reset-images"
+)
+
+
+def with_security_headers(scope: Scope, send: Send, origin: str | None, frames: Sequence[str] = ()) -> Send:
+    """Wrap `send` to add the headers to the start of a response.
+
+    Args:
+        origin: another origin that may read the response (CORS).
+        frames: origins whose pages may embed ours. Browsers that know frame-ancestors ignore X-Frame-Options.
+    """
+    path: str = scope["path"]
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in ALWAYS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("Content-Security-Policy", _policy(path, frames))
+            if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's static files may be cached
+                headers.setdefault("Cache-Control", "no-store")
+            if origin is not None:
+                headers["Access-Control-Allow-Origin"] = origin
+                headers["Access-Control-Expose-Headers"] = EXPOSED
+                headers.add_vary_header("Origin")
+        await send(message)
+
+    return with_headers
+
+
+def preflight(origin: str) -> dict[str, str]:
+    """Return the headers that let another origin send its request, which still needs a key."""
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept, Idempotency-Key, X-Request-Id",
+        "Access-Control-Max-Age": "600",
+        "Vary": "Origin",
+    }
+
+
+def _policy(path: str, frames: Sequence[str]) -> str:
+    if path == PAGE or path.startswith(f"{PAGE}/"):
+        return GRADIO.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(frames)}") if frames else GRADIO
+    return NOTHING

@@ -15,9 +15,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from nnclr_hub.errors import RequestTooSlow
 
 from ..keys import Key
-from .access import LOGIN, LOGOUT, PAGE
-from .refusal import Refusal
-from .session import Sessions
+from .access import LOGIN, LOGOUT, PAGE, Refusal
+from .authentication import Sessions
 
 MAX_FORM = 4096  # bytes
 FORM_S = 10.0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from serving.disconnect import while_connected
+from serving.responses import while_connected
 
 
 def request(gone: asyncio.Event) -> Request:

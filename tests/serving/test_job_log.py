@@ -6,7 +6,7 @@ import logging
 import pytest
 from job_worlds import until
 
-from serving.logs import Json, Text
+from serving.request_log import Json, Text
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nnclr_hub.errors import FingerprintMismatch, NotReady, RateLimited, Unknown
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
-from serving.edge.rate_limits import Allowance, use
+from serving.edge.limits import Allowance, use
 from serving.models import Engines
 from serving.security.token_buckets import TokenBuckets
 from serving.settings import Settings

@@ -7,8 +7,8 @@ import pytest
 from access_control_requests import READER, WRITER, ask, bearer, control_of
 
 from nnclr_hub.errors import RateLimited
-from serving.edge import rate_limits
-from serving.edge.rate_limits import Allowance
+from serving.edge import limits
+from serving.edge.limits import Allowance
 from serving.security.token_buckets import REMEMBERED, TokenBuckets, caller_of
 from serving.settings import Settings
 
@@ -68,13 +68,13 @@ def test_images_count_against_the_current_request_only():
     allowance = Allowance("a", TokenBuckets(0), TokenBuckets(10))
 
     async def request() -> None:
-        rate_limits.use(allowance)
-        await asyncio.to_thread(rate_limits.charge_images, 10)
+        limits.use(allowance)
+        await asyncio.to_thread(limits.charge_images, 10)
         with pytest.raises(RateLimited, match="10 images"):
-            await asyncio.to_thread(rate_limits.charge_images, 1)
+            await asyncio.to_thread(limits.charge_images, 1)
 
     asyncio.run(request())
-    rate_limits.charge_images(1000)
+    limits.charge_images(1000)
 
 
 def test_requests_are_limited_for_each_key():

@@ -22,7 +22,7 @@ from nnclr_hub.workbench import Workbench
 from serving.jobs import Jobs
 from serving.jobs.job_store import JOB
 from serving.ray_serve import NAME, LabeledRegistry, Replica, deployed, share
-from serving.schemas.health import Readiness
+from serving.readiness import Readiness
 from serving.settings import Settings
 from serving.telemetry import Metrics
 

@@ -14,8 +14,7 @@ from rest_requests import upload
 from starlette.testclient import TestClient
 
 from serving import problems
-from serving.logs import Json, Text
-from serving.request_log import RequestLog
+from serving.request_log import Json, RequestLog, Text
 from serving.telemetry import Metrics
 
 TIMING = re.compile(r"(?:[a-z]+;dur=[\d.]+, )*total;dur=[\d.]+")

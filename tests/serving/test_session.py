@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 
 from serving.keys import Keys
-from serving.security.session import MAX_SESSIONS, Sessions
+from serving.security.authentication import MAX_SESSIONS, Sessions
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
 KEYS = Keys((SecretStr(f"phone:{READER}"),))

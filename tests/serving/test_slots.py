@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nnclr_hub.errors import DeadlineExceeded, Overloaded
-from serving.slots import Slots
+from serving.engine.attention import Slots
 from serving.telemetry import Metrics
 
 

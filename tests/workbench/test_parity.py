@@ -10,9 +10,9 @@ from app.query import Query as PageQuery
 from nnclr_hub.cli.app import app
 from nnclr_hub.client import AsyncClient, Client
 from nnclr_hub.workbench import Example, NewImage, SearchQuery, Workbench
-from serving.schemas.search import Example as ExampleBody
-from serving.schemas.search import SearchRequest
-from serving.schemas.items import ItemNote, NewItem
+from serving.routes.items import ItemNote, NewItem
+from serving.routes.search import Example as ExampleBody
+from serving.routes.search import SearchRequest
 
 QUERY = {field.name for field in fields(SearchQuery)}
 EXAMPLE = {field.name for field in fields(Example)}

@@ -1,10 +1,10 @@
-"""Cursors of listings: where the next page starts, and to which listing it belongs.
+"""Listings: the cursor of the next page, and the query parameter `where`, a filter on metadata as JSON.
 
     write_cursor("photos", where, "p7")     # opaque text
     read_cursor("photos", where, text)      # "p7"; refuses a cursor of another collection or filter
 
-A cursor holds the last id and not a position: additions and deletions between two pages then neither repeat nor
-skip an item.
+A cursor belongs to one collection and filter. It holds the last id and not a position: additions and deletions
+between two pages then neither repeat nor skip an item.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from nnclr_hub.errors import InvalidRequest
+from fastapi import Query
+from pydantic import TypeAdapter, ValidationError
+
+from nnclr_hub.errors import InvalidFilter, InvalidRequest
+from nnclr_hub.workbench.privacy import public_where
 
 _CHECK = 9  # bytes, so that base64 has no padding before the id
 
@@ -48,3 +52,28 @@ def read_cursor(name: str, where: Mapping[str, Any] | None, cursor: str) -> str:
 def _check(name: str, where: Mapping[str, Any] | None, last: str) -> bytes:
     listing = json.dumps([name, where, last], sort_keys=True).encode()
     return hashlib.blake2b(listing, digest_size=_CHECK).digest()
+
+
+_WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+WhereText = Annotated[
+    str | None,
+    Query(description='filter on metadata as JSON, such as {"must": [{"key": "label", "match": "cat"}]}'),
+]
+
+
+def read_where(text: str | None) -> dict[str, Any] | None:
+    """Parse the filter; None: no filter.
+
+    Raises:
+        InvalidFilter: the text is not a JSON object, or it names a private key.
+    """
+    if text is None:
+        return None
+    try:
+        where = _WHERE.validate_json(text)
+        public_where(where)
+    except ValidationError as error:
+        raise InvalidFilter("where must be a JSON object.") from error
+    except ValueError as error:
+        raise InvalidFilter(f"where: {error}.") from error
+    return where

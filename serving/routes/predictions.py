@@ -1,0 +1,215 @@
+"""POST /api/v1/probes/{name}/predict: the labels that a probe gives to items, vectors or images."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import Field, FiniteFloat, model_validator
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    FingerprintMismatch,
+    ImageError,
+    ImageTooLarge,
+    InvalidRequest,
+    ModelError,
+    NNCLRHubError,
+    ProbeNotFound,
+    UnsupportedImage,
+)
+from nnclr_hub.probe.labeling import Labeling
+from nnclr_hub.store.checks import MAX_LIMIT
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.privacy import without_paths
+
+from ..edge.url_fetcher import Fetcher
+from ..keys import READ
+from ..models import Model
+from ..problems import answers, problem
+from ..request_bodies import (
+    FORM,
+    JSON,
+    UploadedImage,
+    check_count,
+    decode_each,
+    fetch_each,
+    media_type,
+    parse,
+    read_form,
+    read_json,
+    unsupported,
+)
+from ..responses import while_connected
+from ..security.access import requires
+from .bodies import ImageText, ItemError, Name, Strict, form_body
+from .dependencies import AppFetcher, AppSettings, AppWorkbench
+from .probes import Label
+
+router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
+MOST_TOP = 100
+TOP = 5
+
+
+class PredictRequest(Strict):
+    """Exactly one of vectors, images, and ids with their collection."""
+
+    collection: Name | None = None
+    ids: list[str] | None = Field(None, min_length=1, max_length=MAX_LIMIT)
+    vectors: list[list[FiniteFloat] | str] | None = Field(
+        None, min_length=1, max_length=MAX_LIMIT, description="numbers, or base64 of little-endian float32"
+    )
+    images: list[ImageText] | None = Field(None, min_length=1)
+    fingerprint: str = Field("", description="fingerprint of the encoder of the vectors; empty: not checked")
+    top: int = Field(TOP, ge=1, le=MOST_TOP, description="number of classes whose probabilities to return")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(given is not None for given in (self.ids, self.vectors, self.images)) != 1:
+            raise ValueError("give exactly one of ids, vectors and images")
+        if (self.ids is None) != (self.collection is None):
+            raise ValueError("ids need a collection")
+        return self
+
+
+class Probability(Strict):
+    """A class and its probability."""
+
+    label: Label
+    probability: float
+
+
+class PredictionEntry(Strict):
+    """The prediction for one item, or its error."""
+
+    index: int
+    id: str | None = Field(None, description="id of an item of the collection")
+    name: str | None = Field(None, description="name of an uploaded file")
+    label: Label | None = Field(None, description="most probable class; null below the threshold")
+    labels: list[Label] | None = Field(None, description="for a multi-label probe: all classes above the threshold")
+    top: list[Probability] | None = None
+    error: ItemError | None = None
+
+
+class PredictResponse(Strict):
+    """One entry per item, in order."""
+
+    probe: str
+    results: list[PredictionEntry]
+
+
+_PREDICT_BODY = form_body(
+    {"files": "many", "top": "number of classes whose probabilities to return"}, required=["files"], json=PredictRequest
+)
+
+
+@router.post(
+    "/{name}/predict",
+    response_model=PredictResponse,
+    response_model_exclude_none=True,
+    responses=answers(
+        ProbeNotFound,
+        CollectionNotFound,
+        FingerprintMismatch,
+        ImageError,
+        UnsupportedImage,
+        ImageTooLarge,
+        ModelError,
+        DeadlineExceeded,
+        "unsupported_media_type",
+    ),
+    openapi_extra=_PREDICT_BODY,
+)
+@requires(READ)
+async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
+    """Predict the labels of items, vectors or images.
+
+    The response has a prediction or an error for each: 200 if at least one has a prediction, else 422.
+    """
+    query, images = await _read(request, settings.max_images, fetcher)
+    if images:
+        results = await _of_images(request, bench, name, images, query.top)
+    else:
+        results = await run_in_threadpool(_of_others, bench, name, query)
+    names: Sequence[dict[str, Any]] = (
+        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
+    )
+    entries = [
+        PredictionEntry(index=i, **about, **_entry(result))
+        for i, (result, about) in enumerate(zip(results, names, strict=True))
+    ]
+    broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
+    if len(broken) == len(entries):
+        detail = f"None of the {len(entries)} predictions succeeded; first error: {broken[0]['detail']}"
+        return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
+    return PredictResponse(probe=name, results=entries)
+
+
+async def _of_images(
+    request: Request, bench: Workbench, name: str, images: list[UploadedImage], top: int
+) -> list[Labeling | NNCLRHubError]:
+    """Predict the label of each image; no thread waits while they are embedded."""
+    model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
+    good = [one.data for one in images if isinstance(one.data, bytes)]
+    results = await while_connected(request, model.embed_each_async(good))
+    vectors = [row for row in results if isinstance(row, np.ndarray)]
+    predictions: list[Labeling | NNCLRHubError] = []
+    if vectors:
+        predictions = await run_in_threadpool(
+            bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
+        )
+    embedded, labeled = iter(results), iter(predictions)
+    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in images]
+    return [row if isinstance(row, ImageError) else next(labeled) for row in rows]
+
+
+def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
+    """Predict the label of each vector or item."""
+    vectors = None
+    if query.vectors is not None:
+        rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
+        if len({len(row) for row in rows}) > 1:
+            raise InvalidRequest("The vectors have different lengths; send vectors of one encoder.")
+        vectors = np.stack(rows)
+    return bench.predict(
+        name,
+        vectors=vectors,
+        collection=query.collection,
+        ids=query.ids,
+        fingerprint=query.fingerprint,
+        k=query.top,
+    )
+
+
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[UploadedImage]]:
+    """Read the query and its images."""
+    kind = media_type(request)
+    if kind == JSON:
+        query = await read_json(request, PredictRequest)
+        images = query.images or ()
+        check_count(len(images), limit)
+        return query, await decode_each(images, "images", await fetch_each(images, fetcher))
+    if kind != FORM:
+        raise unsupported(request, FORM, JSON)
+    form = await read_form(request, texts=("top",))
+    uploaded = form.images("files", limit)
+    # the other fields are checked as those of a JSON body, with empty texts as images
+    top = form.texts.get("top", str(TOP))
+    body = json.dumps({"images": [""] * len(uploaded), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
+    return parse(body, PredictRequest, ("body",)), uploaded
+
+
+def _entry(result: Labeling | NNCLRHubError) -> dict[str, Any]:
+    if isinstance(result, NNCLRHubError):
+        return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
+    top = [Probability(label=label, probability=value) for label, value in result.top]
+    if isinstance(result.label, tuple):
+        return {"labels": list(result.label), "top": top}
+    return {"label": result.label, "top": top}
