@@ -21,7 +21,7 @@ from typing import Any
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
-from nnclr_hub.publish.snippets import loading
+from nnclr_hub.publish.snippets import loading, paragraph
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
@@ -29,35 +29,35 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """
 # {name}
 
-A {architecture} that turns an image into a vector of {dim} numbers, so that like images have like vectors; {origin}.
+{summary}
 
-## Load it
+## Load the model
 
 {loading}
 
-## Input
+## Input and output
 
-RGB, upright, {side} resized ({interpolation}, antialiased) to {resize} pixels, center crop of {size} x {size}, then
-from [0, 1] less mean {mean}, divided by std {std}. Out comes {pooled}; compare vectors by their cosine.
+{input}
 
-## Measured
+{output}
+
+## Results
 
 {metrics}
 
-## Made how
+## Training
 
 {training}
 
-## Meant for, and not
+## Intended use
 
-Finding, grouping and classifying images like those it learned from; the vectors know no classes, so label some
-images and fit a linear classifier on top. What the training images lack or show one-sidedly, the vectors do
-too, and nobody has examined these for fairness: do not decide about people with them. Details smaller than a few pixels
-of the {size} x {size} input are lost.
+{use}
+
+{limits}
 
 ## Terms
 
-Weights: {license}. Training images: {data}.
+{terms}
 
 ## Files
 
@@ -65,13 +65,25 @@ Weights: {license}. Training images: {data}.
 |---|---|
 {files}
 
-`{config_file}` is timm's, with a block `nnclr` that says how the encoder came to be{beside}. nnclr_hub checks the
-hashes that `{config_file}` records; they show damage, not who made the file, so name a commit to get what you have
-seen. timm and transformers check none: they load a changed file without a word.
+{contents}
 
-## Cite
+{verification}
+
+## Citation
 
 {citation}
+"""
+_USE = """
+Use the vectors to find, group and classify images that are similar to the training images. The vectors do not contain
+classes: to classify, label some images and fit a linear classifier.
+"""
+_LIMITS = """
+The vectors have the gaps and biases of the training images. Nobody has examined these for fairness, so do not use the
+vectors for decisions about people. Details smaller than a few pixels of the {size} x {size} input are lost.
+"""
+_VERIFICATION = f"""
+nnclr_hub compares every file with its hash in `{CONFIG}`. This detects damage, but not who made a file, so load a fixed
+commit. timm and transformers do not check any hash, and load a changed file without a warning.
 """
 _PAPER = """```bibtex
 @inproceedings{dwibedi2021nnclr,
@@ -84,9 +96,9 @@ _PAPER = """```bibtex
 
 
 _SIDES = {
-    "center": "short side",
-    "squash": "both sides",
-    "border": "long side (what it leaves free is of the mean color)",
+    "center": "Its short side is resized to {resize} pixels ({interpolation}, antialiased)",
+    "squash": "Both of its sides are resized to {resize} pixels ({interpolation}, antialiased)",
+    "border": "Its long side is resized to {resize} pixels ({interpolation}, antialiased), padded with the mean color",
 }
 
 
@@ -105,29 +117,26 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         WeightsMismatch, InvalidRequest: its preprocessing cannot be read.
     """
     about, preprocessing = config.nnclr, Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
-    size = preprocessing.input_size
     source = f"hf-hub:{repository}" + (f"@{revision}" if revision else "") if repository else f"./{name}"
+    pooled = "the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map"
     body = _BODY.format(
         name=name,
-        architecture=config.architecture,
-        dim=config.num_features,
-        origin=_origin(about),
+        summary=paragraph(
+            f"A {config.architecture} that turns an image into a vector of {config.num_features} numbers. Similar "
+            f"images have similar vectors. {_origin(about)}"
+        ),
         loading=loading(name, config, repository, revision),
-        side=_SIDES[preprocessing.crop_mode],
-        interpolation=preprocessing.interpolation,
-        resize=math.floor(size / preprocessing.crop_pct),
-        size=size,
-        mean=list(preprocessing.mean),
-        std=list(preprocessing.std),
-        pooled="the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map",
+        input=paragraph(_input(preprocessing)),
+        output=f"The output is {pooled}. Compare vectors by their cosine similarity.",
         metrics=_table(about, source),
-        training=_training(about),
-        license=about.get("license", "license not stated"),
-        data=_images(about),
-        config_file=CONFIG,
-        beside=_optional_files(about),
+        training=paragraph(_training(about)),
+        use=paragraph(_USE),
+        limits=paragraph(_LIMITS.format(size=preprocessing.input_size)),
+        terms=paragraph(f"Weights: {about.get('license', 'license not stated')}. Training images: {_images(about)}."),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
-        citation=_PAPER if "method" in about else "The work that these weights come from.",
+        contents=paragraph(_contents(about)),
+        verification=paragraph(_VERIFICATION),
+        citation=_PAPER if "method" in about else "Cite the work that these weights come from.",
     )
     return sealed("\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body)
 
@@ -215,24 +224,24 @@ def _result(metric: str, value: float) -> dict[str, Any]:
 def _table(about: Mapping[str, Any], source: str) -> str:
     metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
     if not metrics:
-        return "Nothing yet."
-    rows = ["| metric | value | measured again at export | command |", "|---|---|---|---|"]
+        return "No results are recorded."
+    rows = ["| metric | value | rechecked at export | command |", "|---|---|---|---|"]
     for name, value in metrics.items():
         again = checks.get(name)
         command = (about.get("commands") or {}).get(name) or _command(name, about, source)
         rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
     if set(metrics) - set(about.get("commands") or {}):  # by the run itself, or at export
-        rows += ["", _SPLITS]
+        rows += ["", paragraph(_SPLITS)]
     step = about.get("step")
     if (at := about.get("measured_at_step", step)) != step:
         rows += ["", f"Measured at step {at} of {about.get('steps')}; the weights are those of step {step}."]
     return "\n".join(rows)
 
 
-_SPLITS = (
-    "Of data with a folder `val/` these are figures of that, as a run and `nnclr export` measure them; `nnclr eval` "
-    "scores `test/`, and gives\nanother figure there."
-)
+_SPLITS = """
+If the data has a folder `val/`, these results are from it, because training and `nnclr export` measure there.
+`nnclr eval` measures on `test/` and gives a different result.
+"""
 
 
 def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
@@ -252,8 +261,19 @@ def _measured_at(about: Mapping[str, Any]) -> str:
 
 def _origin(about: Mapping[str, Any]) -> str:
     if "converted" in about:
-        return f"converted from a checkpoint of {about['converted'].get('from')}"
-    return "trained without labels" if "method" in about else "how it was trained is not recorded"
+        return f"It was converted from a checkpoint of {about['converted'].get('from')}."
+    return "It was trained without labels." if "method" in about else "How it was trained is not recorded."
+
+
+def _input(preprocessing: Preprocessing) -> str:
+    size = preprocessing.input_size
+    resized = _SIDES[preprocessing.crop_mode].format(
+        resize=math.floor(size / preprocessing.crop_pct), interpolation=preprocessing.interpolation
+    )
+    return (
+        f"The input is an upright RGB image. {resized}, and the center {size} x {size} pixels are kept. Values in "
+        f"[0, 1] are normalized with mean {list(preprocessing.mean)} and standard deviation {list(preprocessing.std)}."
+    )
 
 
 def _training(about: Mapping[str, Any]) -> str:
@@ -262,8 +282,8 @@ def _training(about: Mapping[str, Any]) -> str:
         record = about["converted"]
         file, digest, origin, branch = (record.get(key) for key in ("file", "sha256", "from", "branch"))
         return (
-            f"The weights are those of `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}, with their "
-            "names changed and nothing else. The preprocessing is the usual one and not in that file."
+            f"The weights come from `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}. Only their names "
+            "were changed. The file does not record the preprocessing, so the usual one is assumed."
         )
     known = [str(about[key]) for key in ("method", "recipe") if key in about]
     known += [f"{about['encoder']} weights"] if "encoder" in about else []
@@ -277,13 +297,17 @@ def _training(about: Mapping[str, Any]) -> str:
 def _images(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
     data = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
-    return f"{data}; {about['data_terms']}" if "data_terms" in about else data
+    text = f"{data}; {about['data_terms']}" if "data_terms" in about else data
+    return text.replace("pictures", "images")  # earlier versions wrote the old word into config.json
 
 
-def _optional_files(about: Mapping[str, Any]) -> str:
-    there = about.get("sha256") or {}
+def _contents(about: Mapping[str, Any]) -> str:
+    """Return what the files contain."""
     texts = {
-        HEADS: f"; `{HEADS}` holds the heads, for going on with the training",
-        SUPPORT_SET: f"; `{SUPPORT_SET}` the support set (`bank`: one unit row a remembered image)",
+        HEADS: f" `{HEADS}` contains the heads, which continued training needs.",
+        SUPPORT_SET: f" `{SUPPORT_SET}` contains the support set: `bank`, with one unit row per remembered image.",
     }
-    return "".join(text for file, text in texts.items() if file in there)
+    recorded = about.get("sha256") or {}
+    return f"`{CONFIG}` has timm's format. Its block `nnclr` records how the encoder was made." + "".join(
+        text for file, text in texts.items() if file in recorded
+    )

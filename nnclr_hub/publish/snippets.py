@@ -1,6 +1,8 @@
-"""The lines of a card that load its model, by every loading method; the tests run them."""
+"""The snippets of a card that load its model, one per loading method; the tests run them."""
 
 from __future__ import annotations
+
+import textwrap
 
 from nnclr_hub.encoder.backbones import timm_name
 from nnclr_hub.hub.layout import ModelConfig
@@ -29,17 +31,17 @@ import torch  # with a checkout of nnclr_hub in ./nnclr_hub
 
 backbone = torch.hub.load("nnclr_hub", "{entry}", source="local"{weights})
 ```"""
-_REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # timm lacks this architecture: here it is registered"
+_REGISTERED = "\n\nimport nnclr_hub.encoder.cifar_resnet  # registers this architecture in timm"
 
 
 def loading(name: str, config: ModelConfig, repository: str | None, revision: str | None) -> str:
-    """Return the section's text.
+    """Return the snippets of a card.
 
     Args:
-        name: the folder's.
-        config: the model's.
-        repository: ORGANISATION/NAME, or None to load ./name.
-        revision: tag or commit of it; without one the text says to name the commit.
+        name: of the folder.
+        config: of the model.
+        repository: ORGANIZATION/NAME, or None to load ./name.
+        revision: tag or commit of the repository; without one, the text recommends a commit.
     """
     at = f"@{revision}" if revision else ""
     ours, timms, arguments = f"./{name}", f"local-dir:./{name}", f'"./{name}"'
@@ -57,10 +59,15 @@ def loading(name: str, config: ModelConfig, repository: str | None, revision: st
         entries = [entry for entry, made in ARCHITECTURES.items() if timm_name(made) == config.architecture]
         blocks += [_TORCH_HUB.format(entry=entry, weights=f', weights="{ours}"') for entry in entries]
     if repository and not revision:
-        blocks.append(f"Name the commit, as in `hf-hub:{repository}@COMMIT`, and the weights stay the same.")
+        blocks.append(f"Load a fixed commit, such as `hf-hub:{repository}@COMMIT`, to always get the same weights.")
     elif not repository:
-        blocks.append(
-            f"`./{name}` is a checkout or download of this folder; on the Hugging Face Hub it is "
-            f"`hf-hub:ORGANISATION/{name}@COMMIT`."
+        text = (
+            f"`./{name}` is a copy of this folder. From the Hugging Face Hub, load `hf-hub:ORGANIZATION/{name}@COMMIT`."
         )
+        blocks.append(paragraph(text))
     return "\n\n".join(blocks)
+
+
+def paragraph(text: str) -> str:
+    """Return the text as one Markdown paragraph, wrapped at 100 characters."""
+    return textwrap.fill(" ".join(text.split()), 100, break_long_words=False, break_on_hyphens=False)

@@ -59,27 +59,27 @@ SAVED = "\nimport numpy as np; np.savez({0!r}, features={1})\n"
 
 
 @pytest.fixture(scope="module")
-def told(run) -> str:
-    """What one process says that runs the snippets, as a reader would, and then the commands: imports take longest."""
+def output(run) -> str:
+    """Run the snippets and then the commands in one process, because imports take longest; return its output."""
     here = [block for block in blocks("python") if FETCHED not in block]
     ours = f"CHECKOUT = {str(ROOT)!r}\n" + here[0] + SAVED.format("ours.npz", "vectors")
     rest = "\n".join(here[1:]) + "\nassert len(maps(torch.zeros(1, 3, 48, 48))) == 5\n"
     return run(ours + rest + VERBS, "".join(blocks("console")))
 
 
-def test_every_python_snippet_runs(run, told):
-    """That of the checkout which torch.hub fetched in a process of its own."""
+def test_every_python_snippet_runs(run, output):
+    """Run the snippet that loads the fetched checkout in a separate process."""
     fetched = [block for block in blocks("python") if FETCHED in block]
     assert len(fetched) == 1
-    # leave the checkout of these tests out of sight: the fetched one is to be run
+    # without PYTHONPATH, so that the fetched checkout runs and not this one
     run(fetched[0] + SAVED.format("fetched.npz", "features.detach()"), PYTHONPATH="")
     theirs = np.load(run.work / "fetched.npz")["features"][0]
     assert np.load(run.work / "ours.npz")["features"][0] @ theirs / np.linalg.norm(theirs) > 0.9995
 
 
-def test_every_command_runs(told):
-    assert "is in models/my-encoder" in told
-    assert told.count("Every weight of the architecture is there") == "".join(blocks("console")).count("nnclr verify")
+def test_every_command_runs(output):
+    assert "is in models/my-encoder" in output
+    assert output.count("All weights of the architecture") == "".join(blocks("console")).count("nnclr verify")
 
 
 def test_every_kind_of_source_is_on_the_page():

@@ -106,11 +106,13 @@ def test_what_timm_leaves_out_has_timms_defaults(model, tmp_path):
     fields = json.loads((model / "config.json").read_text())
     del fields["pretrained_cfg"]["crop_pct"]
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert "resized (bicubic, antialiased) to 54 pixels" in write_card(tmp_path).read_text()
+    assert "to 54 pixels" in write_card(tmp_path).read_text()
 
 
-@pytest.mark.parametrize(("mode", "words"), [("center", "short side resized ("), ("squash", "both sides resized (")])
-def test_the_card_says_how_a_image_becomes_a_square(model, mode, words):
+@pytest.mark.parametrize(
+    ("mode", "words"), [("center", "short side"), ("squash", "Both of its sides"), ("border", "padded")]
+)
+def test_the_card_describes_how_an_image_becomes_a_square(model, mode, words):
     config = read_config(model)
     config = replace(config, pretrained_cfg={**config.pretrained_cfg, "crop_mode": mode})
-    assert f"RGB, upright, {words}" in model_card("name", config)
+    assert words in model_card("name", config)

@@ -178,11 +178,11 @@ REFUSED = {
     "VISSL": {"classy_state_dict": {"base_model": {"model": {"trunk": keys("_feature_blocks.conv1.weight")}}}},
     "MAE": {"model": PATCHES | keys("decoder_embed.weight")},
     "DINOv2": PATCHES | {"mask_token": torch.zeros(1, 8)},
-    "laid out like none": {"state_dict": keys("trunk.conv1.weight")},
+    "does not match": {"state_dict": keys("trunk.conv1.weight")},
     "several networks": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "target.conv1.weight")},
     "could be of": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "projector.w")},
-    "holds no tensors": {"state_dict": {}, "epoch": 3},
-    "no dictionary": [torch.zeros(3)],
+    "no tensors": {"state_dict": {}, "epoch": 3},
+    "dictionary": [torch.zeros(3)],
 }
 
 

