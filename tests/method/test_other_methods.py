@@ -1,0 +1,168 @@
+"""The losses of SwAV, ReSSL, SCE and LeJEPA equal their definitions written as literal loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
+from nnclr_hub.method.relation import relation_loss
+from nnclr_hub.method.sigreg import lejepa_loss, random_directions, sigreg
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+# ---- SwAV
+
+
+def sinkhorn_by_loops(scores: np.ndarray, epsilon: float, iterations: int) -> np.ndarray:
+    """Sinkhorn-Knopp as in the appendix of SwAV: alternate scaling of prototypes and samples to equal shares."""
+    q = np.exp(scores.astype(np.float64).T / epsilon)  # (K, B)
+    prototypes, batch = q.shape
+    q /= q.sum()
+    for _ in range(iterations):
+        for k in range(prototypes):
+            q[k] /= q[k].sum() * prototypes
+        for b in range(batch):
+            q[:, b] /= q[:, b].sum() * batch
+    return (q * batch).T
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5])
+def test_sinkhorn_equals_the_algorithm(epsilon):
+    torch.manual_seed(0)
+    scores = unit(torch.randn(24, 8)) @ unit(torch.randn(6, 8)).T
+    got = sinkhorn(scores, epsilon, iterations=3)
+    np.testing.assert_allclose(got, sinkhorn_by_loops(scores.numpy(), epsilon, 3), atol=1e-5)
+    torch.testing.assert_close(got.sum(dim=1), torch.ones(24))
+
+
+def test_many_iterations_give_every_prototype_an_equal_share():
+    torch.manual_seed(0)
+    scores = unit(torch.randn(60, 8)) @ unit(torch.randn(5, 8)).T
+    shares = sinkhorn(scores, 0.2, iterations=200).sum(dim=0)
+    torch.testing.assert_close(shares, torch.full((5,), 12.0), atol=1e-3, rtol=0)
+
+
+def test_assignments_are_constant_and_predictions_train_encoder_and_prototypes():
+    torch.manual_seed(0)
+    prototypes = Prototypes(8, 6)
+    z1, z2 = torch.randn(12, 8, requires_grad=True), torch.randn(12, 8, requires_grad=True)
+    loss = swapped_prediction(sinkhorn(prototypes(z1)), prototypes(z2))
+    loss.backward()
+    assert z1.grad is None
+    assert z2.grad.abs().sum() > 0
+    assert prototypes.weight.grad.abs().sum() > 0
+
+
+def test_swapped_prediction_equals_a_loop():
+    torch.manual_seed(0)
+    codes, scores = torch.rand(4, 3).softmax(dim=1), torch.randn(2, 4, 3)
+    total = 0.0
+    for view in scores.tolist():
+        for code, row in zip(codes.tolist(), view, strict=True):
+            below = sum(math.exp(s / 0.1) for s in row)
+            total -= sum(c * math.log(math.exp(s / 0.1) / below) for c, s in zip(code, row, strict=True))
+    assert swapped_prediction(codes, scores, 0.1).item() == pytest.approx(total / 8, rel=1e-5)
+
+
+# ---- ReSSL and SCE
+
+
+def relation_by_loops(targets, predictions, queue, tau, target_tau, weight, mask) -> float:
+    total = 0.0
+    for i, (t, p) in enumerate(zip(unit(targets.double()), unit(predictions.double()), strict=True)):
+        rows = [q for j, q in enumerate(queue.double()) if not mask[i, j]]
+        s = [math.exp(float(t @ q) / target_tau) for q in rows]
+        target = [weight, *((1 - weight) * one / sum(s) for one in s)]
+        own = math.exp(float(p @ t) / tau) if weight else 0.0
+        scores = [own, *(math.exp(float(p @ q) / tau) for q in rows)]
+        total -= sum(w * math.log(one / sum(scores)) for w, one in zip(target, scores, strict=True) if w)
+    return total / len(targets)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_the_relation_loss_equals_its_equations(weight):
+    torch.manual_seed(0)
+    targets, predictions, queue = torch.randn(5, 8), torch.randn(5, 8), unit(torch.randn(11, 8))
+    mask = torch.rand(5, 11) < 0.2
+    got = relation_loss(targets, predictions, queue, 0.1, 0.05, weight, mask)
+    assert got.item() == pytest.approx(
+        relation_by_loops(targets, predictions, queue, 0.1, 0.05, weight, mask), rel=1e-5
+    )
+
+
+def test_with_the_positive_alone_it_is_info_nce_with_negatives_from_the_queue():
+    torch.manual_seed(0)
+    targets, predictions, queue = torch.randn(5, 8), torch.randn(5, 8), unit(torch.randn(11, 8))
+    logits = torch.cat([(unit(predictions) * unit(targets)).sum(1, True), unit(predictions) @ queue.T], dim=1) / 0.1
+    want = torch.nn.functional.cross_entropy(logits, torch.zeros(5, dtype=torch.int64))
+    torch.testing.assert_close(relation_loss(targets, predictions, queue, weight=1.0), want)
+
+
+def test_no_gradient_reaches_the_target_or_the_queue():
+    targets, predictions, queue = (torch.randn(4, 8, requires_grad=True) for _ in range(3))
+    relation_loss(targets, predictions, queue).backward()
+    assert targets.grad is None
+    assert queue.grad is None
+    assert predictions.grad.abs().sum() > 0
+
+
+# ---- LeJEPA
+
+
+def test_sigreg_is_the_epps_pulley_integral():
+    """A numerical integral of the definition, one direction and one sample at a time."""
+    torch.manual_seed(0)
+    z, directions = 0.5 + 2 * torch.randn(20, 6), random_directions(6, 4)
+    total = 0.0
+    for direction in directions.T:
+        x = (z @ direction).double().numpy()
+
+        def integrand(t: float, x: np.ndarray = x) -> float:
+            phi = np.exp(1j * t * x).mean()
+            return abs(phi - math.exp(-t * t / 2)) ** 2 * math.exp(-t * t / 2)
+
+        total += len(x) * quad(integrand, -3, 3, limit=200)[0]
+    assert sigreg(z, directions).item() == pytest.approx(total / 4, rel=0.02)  # 17 knots against an exact integral
+
+
+def test_sigreg_prefers_a_standard_normal_batch():
+    torch.manual_seed(0)
+    directions = random_directions(8, 64)
+    normal = torch.randn(512, 8)
+    values = [sigreg(x, directions).item() for x in (normal, 2 * normal, normal + 1, torch.zeros(512, 8))]
+    assert values[0] < 3  # its expectation is 1.05
+    assert min(values[1:]) > 10
+
+
+def test_the_prediction_term_pulls_every_view_to_the_mean_of_the_large_ones():
+    torch.manual_seed(0)
+    z, directions = torch.randn(4, 6, 3), random_directions(3, 8)
+    center = z[:2].mean(dim=0)
+    want = sum(float(((view - center) ** 2).mean()) for view in z) / 4
+    assert lejepa_loss(z, directions, weight=0.0).item() == pytest.approx(want, rel=1e-5)
+    mixed = 0.98 * want + 0.02 * sigreg(z, directions).item()
+    assert lejepa_loss(z, directions, weight=0.02).item() == pytest.approx(mixed, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: sinkhorn(torch.zeros(2, 2), epsilon=0),
+        lambda: sinkhorn(torch.zeros(2, 2), iterations=0),
+        lambda: swapped_prediction(torch.zeros(2, 2), torch.zeros(2, 3)),
+        lambda: relation_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(4, 2)),
+        lambda: relation_loss(torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3), weight=2),
+        lambda: sigreg(torch.zeros(4, 3), torch.zeros(2, 5)),
+        lambda: lejepa_loss(torch.zeros(1, 4, 3), torch.ones(3, 5)),
+    ],
+)
+def test_impossible_calls_are_refused(call):
+    with pytest.raises(InvalidRequest):
+        call()
