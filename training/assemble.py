@@ -13,7 +13,16 @@ from torch import nn
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
 from nnclr_hub.encoder.network_output import vector_length
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.method import (
+    METHODS,
+    PREDICTIONS,
+    PROJECTIONS,
+    Learner,
+    PredictionHead,
+    ProjectionHead,
+    Prototypes,
+    SupportSet,
+)
 
 from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
@@ -102,6 +111,8 @@ def build_learner(recipe: Recipe) -> Learner:
     choices = {
         name: getattr(recipe, name) for name in ("projection", "prediction") if getattr(recipe, name) != "method"
     }
+    if method.prediction == "prototypes":  # they are part of the objective, not a head that can be left out
+        choices.pop("prediction", None)
     method = dataclasses.replace(method, **choices)
     backbone = _backbone(recipe)
     width = vector_length(backbone)
@@ -112,15 +123,20 @@ def build_learner(recipe: Recipe) -> Learner:
         hidden = recipe.projection_hidden or shape.hidden_dim
         projection = ProjectionHead(width, hidden, d, layers=shape.layers, last_norm=shape.last_norm)
     prediction = None
-    if method.prediction != "none":
+    if method.prediction == "prototypes":
+        prediction = Prototypes(d, recipe.prototypes)
+    elif method.prediction != "none":
         prediction = PredictionHead(d, recipe.prediction_hidden or PREDICTIONS[method.prediction])
     return Learner(
         backbone,
         method,
         projection,
         prediction,
-        _support_set(recipe, d) if method.target == "neighbor" else None,
+        _support_set(recipe, d) if method.uses_support_set else None,
         temperature=recipe.temperature,
+        target_temperature=recipe.target_temperature,
+        mean_of=recipe.mean_of,
+        sigreg_weight=recipe.sigreg_weight,
         transposed_term=recipe.transposed_term,
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",

@@ -8,6 +8,7 @@ loss = info_nce(Q.lookup(z1).embeddings, p2) / 2 + info_nce(Q.lookup(z2).embeddi
 Q.enqueue(z1)
 """
 
+from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
 from nnclr_hub.method.gather import Gather, GatherRanks
 from nnclr_hub.method.heads import PREDICTIONS, PROJECTIONS, PredictionHead, ProjectionHead
 from nnclr_hub.method.large_batch import in_chunks
@@ -15,7 +16,9 @@ from nnclr_hub.method.learner import Learner, Step
 from nnclr_hub.method.methods import METHODS, Method
 from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
 from nnclr_hub.method.neighbors import Neighbors, nearest
-from nnclr_hub.method.objectives import info_nce, negative_cosine
+from nnclr_hub.method.objectives import info_nce, mean_shift, negative_cosine
+from nnclr_hub.method.relation import relation_loss
+from nnclr_hub.method.sigreg import lejepa_loss, sigreg
 from nnclr_hub.method.support_set import SupportSet
 
 __all__ = [
@@ -30,11 +33,18 @@ __all__ = [
     "Neighbors",
     "PredictionHead",
     "ProjectionHead",
+    "Prototypes",
     "Step",
     "SupportSet",
     "in_chunks",
     "info_nce",
+    "lejepa_loss",
+    "mean_shift",
     "momentum_at",
     "nearest",
     "negative_cosine",
+    "relation_loss",
+    "sigreg",
+    "sinkhorn",
+    "swapped_prediction",
 ]

@@ -9,6 +9,8 @@ by Sinkhorn-Knopp, is the target that the scores of the other views must predict
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,7 +64,7 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3, gather:
     log_q = everyone / epsilon
     batch, prototypes = log_q.shape
     for _ in range(iterations):
-        log_q = log_q - log_q.logsumexp(dim=0, keepdim=True) + torch.tensor(batch / prototypes).log().to(log_q)
+        log_q = log_q - log_q.logsumexp(dim=0, keepdim=True) + math.log(batch / prototypes)
         log_q = log_q - log_q.logsumexp(dim=1, keepdim=True)
     return log_q.exp()[gather.rank * len(scores) :][: len(scores)]
 

@@ -79,6 +79,9 @@ PROJECTIONS: dict[str, Projection] = {
     "simclr": Projection(2048, 128, 2, "affine"),  # "A Simple Framework", section 3 and its code
     "simsiam": Projection(2048, 2048, 3, "plain"),  # "Exploring Simple Siamese", section 3; d = 2048
     "byol": Projection(4096, 256, 2, "none"),  # "Bootstrap Your Own Latent", section 3.3
+    "moco_v3": Projection(4096, 256, 2, "plain"),  # "An Empirical Study of Training ViTs", its code for ResNets
+    "swav": Projection(2048, 128, 2, "none"),  # "Unsupervised Learning by Contrasting Cluster Assignments", its code
+    "lejepa": Projection(2048, 64, 3, "none"),  # "LeJEPA", its minimal script with d = 16 to 64
 }
 # hidden widths; the paper uses BYOL's prediction head, and SimSiam's is a bottleneck
 PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

@@ -13,20 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
 from nnclr_hub.method.gather import ALONE, Gather
 from nnclr_hub.method.large_batch import in_chunks
 from nnclr_hub.method.methods import Method
 from nnclr_hub.method.momentum import MomentumEncoder
 from nnclr_hub.method.multicrop import encode_views, loss_over_pairs
 from nnclr_hub.method.neighbors import Neighbors
-from nnclr_hub.method.objectives import info_nce, negative_cosine
+from nnclr_hub.method.objectives import info_nce, mean_shift, negative_cosine
+from nnclr_hub.method.relation import relation_loss
+from nnclr_hub.method.sigreg import lejepa_loss, random_directions
 from nnclr_hub.method.support_set import SupportSet
 
+DIRECTIONS = 256  # random directions of SIGReg in a step
 LARGE = 2  # number of large views; targets and neighbors come from these
 
 
@@ -57,7 +63,10 @@ class Learner(nn.Module):
         prediction: (B, D) -> (B, D); None for p = z.
         support_set: required by methods whose target is the neighbor, rejected by the others.
         temperature: tau of the InfoNCE loss.
+        target_temperature: of a distribution over Q, see `relation_loss`, and of an assignment, see `sinkhorn`.
         transposed_term: see `info_nce`.
+        mean_of: k of a target that is a mean of neighbors; the target's own embedding is the first of them.
+        sigreg_weight: lambda of `lejepa_loss`.
         chunk: images per pass of the backbone, see `in_chunks`; 0 for the whole batch.
         both_views: enqueue both large views instead of only the first.
         gather: collects tensors over the ranks of a distributed run.
@@ -75,15 +84,23 @@ class Learner(nn.Module):
         support_set: SupportSet | None = None,
         *,
         temperature: float = 0.1,
+        target_temperature: float = 0.05,
         transposed_term: bool = False,
+        mean_of: int = 5,
+        sigreg_weight: float = 0.02,
         chunk: int = 0,
         both_views: bool = False,
         gather: Gather = ALONE,
     ) -> None:
         super().__init__()
-        if (method.target == "neighbor") != (support_set is not None):
+        if method.uses_support_set != (support_set is not None):
             needs = "needs a support set" if support_set is None else "does not use a support set: leave it out"
             raise InvalidRequest(f"The method {method.name!r} has the {method.target} as its target and {needs}.")
+        if (method.target == "assignment") != isinstance(prediction, Prototypes):
+            raise InvalidRequest(
+                f"The method {method.name!r} has the {method.target} as its target; prototypes go with an assignment "
+                "and with nothing else."
+            )
         self.method = method
         self.backbone = backbone
         self.projection = projection if projection is not None else nn.Identity()
@@ -91,7 +108,10 @@ class Learner(nn.Module):
         self.support_set = support_set
         self.momentum = MomentumEncoder(self.online) if method.target_encoder == "momentum" else None
         self.temperature = temperature
+        self.target_temperature = target_temperature
         self.transposed_term = transposed_term
+        self.mean_of = mean_of
+        self.sigreg_weight = sigreg_weight
         self.chunk = chunk
         self.both_views = both_views
         self.gather = gather
@@ -127,15 +147,26 @@ class Learner(nn.Module):
         z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
-        if self.support_set is None:
-            targets = [one.detach() for one in own] if self.method.stop_gradient else own
-            neighbors, share = None, torch.zeros((), device=z[0].device)
-        else:
+        neighbors, share = None, torch.zeros((), device=z[0].device)
+        if self.method.target == "neighbor":
+            assert self.support_set is not None
             found = [self.support_set.lookup(one, ids, labels) for one in own]
             targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
             neighbors = found[0]
             share = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
-        loss = self.method.loss_scale * loss_over_pairs(self._objective, targets, p)
+        elif self.method.target == "neighbors":
+            targets, neighbors = self._mean_shift_targets(own, ids)
+        elif self.method.target == "assignment":
+            targets = [sinkhorn(one, self.target_temperature, gather=self.gather) for one in p[:LARGE]]
+        else:
+            targets = [one.detach() for one in own] if self.method.stop_gradient else own
+        if self.method.objective == "lejepa":
+            directions = random_directions(z[0].shape[1], DIRECTIONS, z[0].device)
+            loss = lejepa_loss(torch.stack(list(p)), directions, self.sigreg_weight, LARGE, self.gather)
+            return Step(loss, own[0].detach(), own[1].detach(), None, share)
+        mask = None if self.support_set is None else self.support_set.own_rows(ids)
+        objective = partial(self._objective, mask=mask if self.method.objective == "relation" else None)
+        loss = self.method.loss_scale * loss_over_pairs(objective, targets, p)
         return Step(loss, own[0].detach(), own[1].detach(), neighbors, share)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
@@ -149,9 +180,15 @@ class Learner(nn.Module):
     def chance_loss(self, batch: int) -> dict[str, float]:
         """Return {"chance": loss of a network that cannot distinguish the images of a batch}.
 
-        The dictionary is empty for the negative cosine, which has no such reference value.
+        The dictionary is empty for objectives without such a reference value.
         """
-        return {} if self.method.objective == "negative_cosine" else {"chance": math.log(batch)}
+        if self.method.objective == "info_nce":
+            return {"chance": math.log(batch)}
+        if self.method.objective == "relation" and self.method.positive_weight == 1 and self.support_set is not None:
+            return {"chance": math.log(1 + self.support_set.size)}
+        if isinstance(self.prediction, Prototypes):
+            return {"chance": math.log(len(self.prediction.weight))}
+        return {}
 
     def update_momentum_encoder(self, t: float) -> None:
         """Set f_m = t f_m + (1 - t) f; does nothing for methods without a momentum encoder."""
@@ -185,13 +222,33 @@ class Learner(nn.Module):
         own = z.detach() if self.method.objective == "negative_cosine" else z  # else SimSiam without its stop-gradient
         return torch.where(use_neighbor[:, None], found.embeddings, own.float())
 
-    def _objective(self, targets: Tensor, predictions: Tensor) -> Tensor:
-        if self.method.objective == "negative_cosine":
+    def _mean_shift_targets(self, own: Sequence[Tensor], ids: Tensor | None) -> tuple[list[Tensor], Neighbors]:
+        """Return each large view's own embedding with its nearest rows of Q, (B, k, D), and the first view's rows."""
+        assert self.support_set is not None
+        found = [self.support_set.nearest_k(one, max(1, self.mean_of - 1), ids) for one in own]
+        first = [F.normalize(one.detach().float(), dim=1)[:, None] for one in own]
+        targets = [
+            torch.cat([one, rows], dim=1)[:, : self.mean_of] for one, (rows, _) in zip(first, found, strict=True)
+        ]
+        return targets, found[0][1]
+
+    def _objective(self, targets: Tensor, predictions: Tensor, mask: Tensor | None = None) -> Tensor:
+        method = self.method
+        if method.objective == "negative_cosine":
             return negative_cosine(targets, predictions)
+        if method.objective == "mean_shift":
+            return mean_shift(targets, predictions)
+        if method.objective == "swapped_prediction":
+            return swapped_prediction(targets, predictions, self.temperature)
+        if method.objective == "relation":
+            assert self.support_set is not None
+            queue, weight = self.support_set.queue, method.positive_weight
+            return relation_loss(targets, predictions, queue, self.temperature, self.target_temperature, weight, mask)
         return info_nce(
             targets,
             predictions,
             self.temperature,
             transposed_term=self.transposed_term,
+            anchor=method.anchor,
             gather=self.gather,
         )

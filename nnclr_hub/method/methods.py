@@ -1,14 +1,25 @@
-"""METHODS: a method is a row of five choices (figure "Comparison of self-supervised methods"), with its heads.
+"""METHODS: a method is a row of choices (figure "Comparison of self-supervised methods"), together with its heads.
 
-| method          | target encoder | target    | gradient through it | prediction head | objective       |
-|-----------------|----------------|-----------|---------------------|-----------------|-----------------|
-| simclr          | online         | view      | yes                 | none            | InfoNCE         |
-| nnclr           | online         | neighbor  | no                  | paper's         | InfoNCE         |
-| simsiam         | online         | view      | no                  | SimSiam's       | negative cosine |
-| nnsiam          | online         | neighbor  | no                  | SimSiam's       | negative cosine |
-| byol            | momentum       | view      | no                  | paper's         | negative cosine |
-| momentum_nnclr  | momentum       | neighbor  | no                  | paper's         | InfoNCE         |
-| momentum_simclr | momentum       | view      | no                  | none            | InfoNCE         |
+| method          | target encoder | target             | gradient | head g     | objective          | negatives |
+|-----------------|----------------|--------------------|----------|------------|--------------------|-----------|
+| simclr          | online         | view               | yes      | none       | InfoNCE            | batch     |
+| nnclr           | online         | neighbor           | no       | paper's    | InfoNCE            | batch     |
+| simsiam         | online         | view               | no       | SimSiam's  | negative cosine    | none      |
+| nnsiam          | online         | neighbor           | no       | SimSiam's  | negative cosine    | none      |
+| byol            | momentum       | view               | no       | paper's    | negative cosine    | none      |
+| momentum_nnclr  | momentum       | neighbor           | no       | paper's    | InfoNCE            | batch     |
+| momentum_simclr | momentum       | view               | no       | none       | InfoNCE            | batch     |
+| moco_v2         | momentum       | view               | no       | none       | relation           | queue     |
+| moco_v3         | momentum       | view               | no       | paper's    | InfoNCE            | batch     |
+| msf             | momentum       | mean of neighbors  | no       | paper's    | mean shift         | none      |
+| ressl           | momentum       | distribution       | no       | none       | relation           | queue     |
+| sce             | momentum       | view, distribution | no       | none       | relation           | queue     |
+| swav            | online         | assignment         | no       | prototypes | swapped prediction | none      |
+| lejepa          | online         | center             | yes      | none       | SIGReg             | none      |
+
+"gradient" says whether the target passes one; a "center" is the mean of the large views.
+The rows from `moco_v2` on are the methods that NNCLR is compared with at equal cost. Where their papers use other heads
+or schedules, `--set` changes them.
 """
 
 from __future__ import annotations
@@ -22,23 +33,35 @@ class Method:
     """The choices that define one self-supervised method.
 
     target_encoder: network that computes the target: the trained encoder, or its moving average.
-    target: the other view, or that view's nearest neighbor in the support set.
+    target: the other view; that view's nearest neighbor in the support set Q; the mean of its k nearest; its
+        distribution of similarities to Q; its assignment to prototypes; or the mean of the large views.
     stop_gradient: whether the target is a constant. A neighbor always is one, because it is a row of a buffer.
     prediction: the head g between z and p, or none (then p = z); see `heads.PREDICTIONS`.
     objective: how targets and predictions are compared.
     projection: row of `heads.PROJECTIONS` with the sizes of the projection head.
     loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four times the mean
         of the negative cosines. The factor matters to SGD, and hardly to LARS.
+    anchor: whose row of the similarity matrix InfoNCE normalizes: the target's, as in eq. 3 of the paper, or the
+        prediction's, as in MoCo v3.
+    positive_weight: share of the other view in the target of the objective "relation"; the rest is the distribution
+        over Q. 1 is InfoNCE with the rows of Q as negatives.
     """
 
     name: str
     target_encoder: Literal["online", "momentum"]
-    target: Literal["view", "neighbor"]
+    target: Literal["view", "neighbor", "neighbors", "distribution", "assignment", "center"]
     stop_gradient: bool
-    prediction: Literal["none", "paper", "simsiam"]
-    objective: Literal["info_nce", "negative_cosine"]
-    projection: Literal["nnclr", "simclr", "simsiam", "byol", "none"]
+    prediction: Literal["none", "paper", "simsiam", "prototypes"]
+    objective: Literal["info_nce", "negative_cosine", "mean_shift", "relation", "swapped_prediction", "lejepa"]
+    projection: Literal["nnclr", "simclr", "simsiam", "byol", "moco_v3", "swav", "lejepa", "none"]
     loss_scale: float = 1.0
+    anchor: Literal["target", "prediction"] = "target"
+    positive_weight: float = 1.0
+
+    @property
+    def uses_support_set(self) -> bool:
+        """Whether targets or negatives come from Q."""
+        return self.target in ("neighbor", "neighbors", "distribution") or self.objective == "relation"
 
     def __post_init__(self) -> None:
         if self.target == "neighbour":  # the spelling of earlier versions
@@ -55,5 +78,12 @@ METHODS: dict[str, Method] = {
         Method("byol", "momentum", "view", True, "paper", "negative_cosine", "byol", loss_scale=4.0),
         Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "nnclr"),
         Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "simclr"),
+        Method("moco_v2", "momentum", "view", True, "none", "relation", "simclr"),
+        Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "moco_v3", anchor="prediction"),
+        Method("msf", "momentum", "neighbors", True, "paper", "mean_shift", "byol", loss_scale=4.0),
+        Method("ressl", "momentum", "distribution", True, "none", "relation", "simclr", positive_weight=0.0),
+        Method("sce", "momentum", "distribution", True, "none", "relation", "simclr", positive_weight=0.5),
+        Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "swav"),
+        Method("lejepa", "online", "center", False, "none", "lejepa", "lejepa"),
     )
 }

@@ -20,6 +20,7 @@ def info_nce(
     temperature: float = 0.1,
     *,
     transposed_term: bool = False,
+    anchor: str = "target",
     gather: Gather = ALONE,
 ) -> Tensor:
     """Compute the n-way cross-entropy in which row i must identify prediction i (eq. 3; eq. 2 if targets are views).
@@ -33,6 +34,8 @@ def info_nce(
         temperature: tau > 0.
         transposed_term: add the term of "Implementation details" whose denominator runs over the targets, and halve
             the sum. The paper finds no effect on accuracy.
+        anchor: "target" as in eq. 3; "prediction" takes the predictions as rows and the targets of the batch as
+            columns, as MoCo v3 does.
         gather: collects the columns over the ranks of a distributed run.
 
     Returns:
@@ -47,9 +50,10 @@ def info_nce(
     with torch.autocast(predictions.device.type, enabled=False):
         targets = F.normalize(targets.float(), dim=-1)
         predictions = F.normalize(predictions.float(), dim=-1)
-        loss = _cross_entropy(targets, predictions, temperature, gather)
+        rows, columns = (targets, predictions) if anchor == "target" else (predictions, targets)
+        loss = _cross_entropy(rows, columns, temperature, gather)
         if transposed_term:
-            loss = (loss + _cross_entropy(predictions, targets, temperature, gather)) / 2
+            loss = (loss + _cross_entropy(columns, rows, temperature, gather)) / 2
     return loss
 
 
@@ -77,6 +81,24 @@ def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:
     _require_pairs(targets, predictions)
     with torch.autocast(predictions.device.type, enabled=False):
         return -F.cosine_similarity(targets.float(), predictions.float(), dim=-1).mean()
+
+
+def mean_shift(neighbors: Tensor, predictions: Tensor) -> Tensor:
+    """Compute minus the mean cosine of a prediction with each of k rows (Koohpayegani et al., ICCV 2021, eq. 1).
+
+    Args:
+        neighbors: (B, k, D) float unit rows: the target of the other view and its nearest rows of Q.
+        predictions: (B, D) float, or (V, B, D) for V views.
+
+    Returns:
+        A float32 scalar in [-1, 1].
+
+    Raises:
+        InvalidRequest: the shapes do not match.
+    """
+    _require_pairs(neighbors[:, 0], predictions)
+    with torch.autocast(predictions.device.type, enabled=False):
+        return -(F.normalize(predictions.float(), dim=-1) * neighbors.float().mean(dim=1)).sum(dim=-1).mean()
 
 
 def _require_pairs(targets: Tensor, predictions: Tensor) -> None:

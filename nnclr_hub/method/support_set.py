@@ -123,6 +123,26 @@ class SupportSet(nn.Module):
                 embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
         return Neighbors(embeddings, index, similarity, own)
 
+    @torch.no_grad()
+    def nearest_k(self, z: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Neighbors]:
+        """Find the k nearest rows of each row of z: (B, k, D) float32, and the first of them as `Neighbors`.
+
+        Args:
+            z: (B, D) float projections, not normalized.
+            k: at most the size of the support set.
+            ids: (B,) int64 sample numbers >= 0, for `mask_own`.
+        """
+        with torch.autocast(z.device.type, enabled=False):
+            mask = self._own_rows(ids) if self.mask_own and ids is not None else None
+            similarity, index = top_k(F.normalize(z.float(), dim=1), self.queue, k, mask)
+            rows = self.queue[index].float()
+        own = torch.zeros(len(z), dtype=torch.bool, device=z.device)  # masked, or not looked for
+        return rows, Neighbors(rows[:, 0], index[:, 0], similarity[:, 0], own)
+
+    def own_rows(self, ids: Tensor | None) -> Tensor | None:
+        """Return where rows are older embeddings of the batch's images, (B, M) bool; None if nothing is masked."""
+        return self._own_rows(ids)(slice(None)) if self.mask_own and ids is not None else None
+
     def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return similarity and index of the nearest row, and whether the sample's own row was nearest."""
         if ids is None or not self.mask_own:

@@ -15,8 +15,11 @@ from nnclr_hub.method import (
     Learner,
     PredictionHead,
     ProjectionHead,
+    Prototypes,
     SupportSet,
     info_nce,
+    sigreg,
+    sinkhorn,
 )
 
 
@@ -24,8 +27,9 @@ def make(method: str, **options) -> Learner:
     torch.manual_seed(0)
     row = METHODS[method]
     backbone = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 12))
-    prediction = PredictionHead(8, 32) if row.prediction != "none" else None
-    support = SupportSet(40, 8) if row.target == "neighbor" else None
+    heads = {"none": lambda: None, "prototypes": lambda: Prototypes(8, 6)}
+    prediction = heads.get(row.prediction, lambda: PredictionHead(8, 32))()
+    support = SupportSet(40, 8) if row.uses_support_set else None
     return Learner(backbone, row, ProjectionHead(12, 24, 8), prediction, support, **options)
 
 
@@ -123,6 +127,70 @@ def test_momentum_nnclr_is_algorithm_2(views):
         torch.testing.assert_close(now, 0.9 * was + 0.1 * online)
 
 
+def encode(learner, x):
+    return learner.projection(learner.backbone(x))
+
+
+@pytest.mark.parametrize(("method", "weight"), [("moco_v2", 1.0), ("sce", 0.5), ("ressl", 0.0)])
+def test_relational_methods_compare_with_the_queue(method, weight, views):
+    """Targets of the momentum encoder, softmaxes over [positive, Q] at 0.1 and over Q at 0.05; own rows left out."""
+    learner = moved_away(make(method))
+    queue, ids = learner.support_set.queue, torch.arange(10)
+    learner.support_set.ids[:10] = ids
+    losses = []
+    for x, other in (views, views[::-1]):
+        p, zm = F.normalize(encode(learner, x), dim=1), F.normalize(learner.momentum(other), dim=1)
+        for i in range(10):
+            rows = torch.cat([queue[:i], queue[i + 1 :]])
+            positive = (p[i] @ zm[i] / 0.1)[None]
+            logits = torch.cat([positive, rows @ p[i] / 0.1]) if weight else rows @ p[i] / 0.1
+            relation = (1 - weight) * (rows @ zm[i] / 0.05).softmax(0)
+            target = torch.cat([torch.tensor([weight]), relation]) if weight else relation
+            losses.append(-(target * logits.log_softmax(0)).sum())
+    torch.testing.assert_close(learner(views, ids=ids).loss, torch.stack(losses).mean())
+
+
+def test_moco_v3_has_predictions_as_rows_and_momentum_keys_as_columns(views):
+    learner = moved_away(make("moco_v3"))
+    p1, p2 = (learner.prediction(encode(learner, x)) for x in views)
+    k1, k2 = (learner.momentum(x) for x in views)
+    want = cross_entropy_of_pairs(p1, k2) / 2 + cross_entropy_of_pairs(p2, k1) / 2
+    torch.testing.assert_close(learner(views).loss, want)
+
+
+def test_mean_shift_pulls_to_the_target_and_its_nearest_rows(views):
+    """2 - 2 cos, averaged over the target and its k - 1 nearest rows of Q, summed over the views."""
+    learner = moved_away(make("msf", mean_of=3))
+    queue, want = learner.support_set.queue, 0.0
+    for x, other in (views, views[::-1]):
+        p, zm = learner.prediction(encode(learner, x)), F.normalize(learner.momentum(other), dim=1)
+        for i in range(10):
+            nearest = queue[(queue @ zm[i]).topk(2).indices]
+            rows = torch.cat([zm[i][None], nearest])
+            want = want + sum(2 - 2 * F.cosine_similarity(p[i], row, dim=0) for row in rows) / 3 / 10
+    torch.testing.assert_close(learner(views).loss + 4, want)
+
+
+def test_swav_predicts_the_assignment_of_the_other_view(views):
+    learner = make("swav")
+    scores = [learner.prediction(encode(learner, x)) for x in views]
+    codes = [sinkhorn(one) for one in scores]
+    want = sum(-(codes[i] * (scores[1 - i] / 0.1).log_softmax(1)).sum(1).mean() for i in range(2)) / 2
+    torch.testing.assert_close(learner(views).loss, want)
+
+
+def test_lejepa_is_agreement_with_the_mean_of_the_large_views_and_sigreg(views):
+    learner = make("lejepa", sigreg_weight=0.1)
+    small = torch.randn(10, 3, 2, 2)
+    z = torch.stack([encode(learner, x) for x in (*views, small)])
+    torch.manual_seed(7)
+    loss = learner([*views, small]).loss
+    torch.manual_seed(7)
+    directions = torch.randn(8, 256)
+    gaussian = sigreg(z, directions / directions.norm(dim=0))
+    torch.testing.assert_close(loss, 0.9 * (z - z[:2].mean(0)).square().mean() + 0.1 * gaussian)
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_exactly_the_trained_tensors_get_a_gradient(method, views):
     """The queue and the momentum encoder do not."""
@@ -135,7 +203,7 @@ def test_exactly_the_trained_tensors_get_a_gradient(method, views):
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_only_simclr_has_a_gradient_through_the_target(method, views):
+def test_only_targets_without_a_stop_gradient_have_one(method, views):
     """The predictions are constant here, so only the target can carry a gradient."""
     learner = make(method)
     z = [learner.projection(learner.backbone(x)).detach().requires_grad_() for x in views]
@@ -144,7 +212,7 @@ def test_only_simclr_has_a_gradient_through_the_target(method, views):
     learner.backbone = type("Given", (nn.Module,), {"forward": lambda self, x: next(outputs)})()
     learner.prediction = type("Constant", (nn.Module,), {"forward": lambda self, x: x.detach()})()
     loss = learner(views).loss
-    assert loss.requires_grad == (method == "simclr")
+    assert loss.requires_grad == (method == "simclr"), "LeJEPA has its gradient through what is constant here"
 
 
 def test_simclr_sends_gradient_through_both_sides(views):
@@ -263,6 +331,9 @@ def test_every_method_has_the_heads_of_its_paper():
         "simclr": (2, 2048, 128, "affine"),
         "simsiam": (3, 2048, 2048, "plain"),
         "byol": (2, 4096, 256, "none"),
+        "moco_v3": (2, 4096, 256, "plain"),
+        "swav": (2, 2048, 128, "none"),
+        "lejepa": (3, 2048, 64, "none"),
     }
     assert PREDICTIONS == {"paper": 4096, "simsiam": 512}
     layers = [type(one).__name__ for one in ProjectionHead(64, 32, 16, layers=2, last_norm="none").layers]

@@ -37,6 +37,11 @@ KINDS = {
     "simsiam": ["method=simsiam"],
     "nnsiam": ["method=nnsiam", "gate=0.5"],
     "byol": ["method=byol"],
+    "moco_v3": ["method=moco_v3"],
+    "msf": ["method=msf", "mean_of=3"],
+    "sce": ["method=sce"],
+    "swav": ["method=swav", "prototypes=5"],
+    "lejepa": ["method=lejepa"],
     "starter": [
         *("method=momentum_nnclr", "encoder=momentum", "local_crops=1", "local_size=16", "early_size=24"),
         *("early_share=0.5", "degrade=0.5", "one_folder=0.5", "nesterov=true"),

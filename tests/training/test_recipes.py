@@ -35,7 +35,7 @@ def test_the_papers_settings():
 def test_every_recipe_builds_its_learner(name):
     recipe = dataclasses.replace(find_recipe(name).for_data(9000, 200, True), queue_size=64)
     learner = build_learner(recipe)
-    assert (learner.support_set is not None) == (METHODS[recipe.method].target == "neighbor")
+    assert (learner.support_set is not None) == (METHODS[recipe.method].uses_support_set)
 
 
 def test_methods_own_heads_are_used_unless_the_recipe_says_otherwise():
@@ -46,6 +46,13 @@ def test_methods_own_heads_are_used_unless_the_recipe_says_otherwise():
         assert (len(linear), linear[-1].out_features) == (layers, d)
     small = find_recipe("small_cpu").with_settings(["method=simclr"])
     assert len([m for m in build_learner(small).projection.modules() if type(m).__name__ == "Linear"]) == 3
+
+
+def test_prototypes_are_built_even_where_a_recipe_leaves_out_the_prediction_head():
+    recipe = find_recipe("small_cpu").with_settings(
+        ["method=swav", "prototypes=7", "backbone=test_resnet", "channels="]
+    )
+    assert build_learner(recipe).prediction.weight.shape == (7, 128)
 
 
 def test_stochastic_depth_is_in_the_online_network_alone():

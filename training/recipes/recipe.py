@@ -25,6 +25,12 @@ class Recipe:
     # ---- method
     method: str = setting("nnclr", "row of METHODS: " + ", ".join(METHODS))
     temperature: float = setting(0.1, "tau of the InfoNCE loss")
+    target_temperature: float = setting(
+        0.05, "of a target that is a distribution over Q or an assignment (SwAV's epsilon)"
+    )
+    mean_of: int = setting(5, "method=msf: rows whose mean is the target, the view's own embedding included")
+    prototypes: int = setting(300, "method=swav: number of prototypes")
+    sigreg_weight: float = setting(0.02, "method=lejepa: weight of SIGReg; the rest is the agreement of the views")
     transposed_term: bool = setting(False, "add the loss term whose denominator runs over the targets")
     ema: float = setting(0.99, "initial t of the momentum encoder; a cosine raises it to 1")
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
@@ -108,6 +114,7 @@ class Recipe:
 
     def _check_ranges(self) -> None:
         sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_images")
+        sizes += ("mean_of", "prototypes", "target_temperature")
         for name in (*sizes, "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
