@@ -1,9 +1,11 @@
-"""A recipe that trains a tiny network for a few steps, and the weights of a run."""
+"""A recipe that trains a tiny network for a few steps, the weights of a run, and calls of the command line."""
 
 from pathlib import Path
 
 import torch
+from typer.testing import CliRunner
 
+from nnclr_hub.cli.app import app
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
 
@@ -19,3 +21,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     checkpoint = load_checkpoint(run)
     assert checkpoint is not None
     return checkpoint["learner"]
+
+
+def nnclr(*arguments) -> tuple[int, str, str]:
+    """Return the exit code, standard output, and standard error on one line."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())

@@ -116,13 +116,6 @@ def test_a_resumed_run_nearly_equals_one_that_never_stopped(blobs, tmp_path, mon
         )
 
 
-def test_a_time_limit_stops_a_run_with_a_checkpoint(blobs, tmp_path, device):
-    outcome = pretrain("small_cpu", recipe("epochs=500"), [blobs], tmp_path / "run", device=device, minutes=0)
-    assert not outcome.finished
-    assert load_checkpoint(tmp_path / "run")["step"] == outcome.step >= 1
-    assert (tmp_path / "run" / "encoder" / "model.safetensors").exists()
-
-
 def test_every_collective_of_a_distributed_step_runs(device):
     """NCCL allows one process per GPU, hence a group of one; two processes are tested on the CPU."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -203,18 +203,6 @@ def test_refill_replaces_every_row():
         support.refill(z[:11])
 
 
-def test_a_neighbor_is_never_a_row_of_the_same_step():
-    """With an enqueue before the look-up each sample would find itself, and the method would be SimCLR."""
-    torch.manual_seed(1)
-    support = SupportSet(64, 8, mask_own=False)
-    for step in range(6):
-        z, ids = torch.randn(16, 8), torch.arange(16 * step, 16 * step + 16)
-        found = support.lookup(z, ids=ids)
-        assert not found.own.any()
-        assert found.similarity.max() < 0.999
-        support.enqueue(z, ids=ids)
-
-
 @pytest.mark.parametrize(
     "choice", [{"pick": "farthest"}, {"replacement": "lifo"}, {"k": 0}, {"size": 0}, {"k": 2, "pick": "soft"}]
 )

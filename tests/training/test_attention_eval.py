@@ -9,9 +9,8 @@ from boxed_images import write_coco
 from PIL import Image
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
-from typer.testing import CliRunner
+from tiny_runs import nnclr
 
-from nnclr_hub.cli.app import app
 from nnclr_hub.encoder.attention import Box
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.encoder import load_encoder
@@ -156,14 +155,6 @@ def test_idle_blocks_of_a_new_resnet_are_counted(model):
     assert idle_blocks(create_backbone("test_resnet")) == 1
     assert idle_blocks(create_backbone("test_vit")) == 0
     assert idle_blocks(load_encoder(model, device="cpu").backbone) == 0
-
-
-def nnclr(*arguments) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, " ".join(result.stderr.split())
 
 
 def test_the_command_writes_a_table_and_a_figure(coco, model, tmp_path):

@@ -75,6 +75,7 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
     ("content", "word"),
     [
         (None, "has no boxes"),
+        ("file,x0,y0,x1,y1\n,1,2,3,4\n", "cannot be read as boxes"),
         ("{", "cannot be read as boxes"),
         ("[]", "cannot be read as boxes"),
         ('{"images": []}', "categories"),
@@ -89,7 +90,7 @@ def test_a_table_has_inclusive_ends_and_only_test_counts(tmp_path):
 )
 def test_an_invalid_set_of_boxes_is_rejected(content, word, tmp_path):
     if content is not None:
-        (tmp_path / "annotations.json").write_text(content)
+        (tmp_path / ("boxes.csv" if content.startswith("file") else "annotations.json")).write_text(content)
     with pytest.raises(InvalidRequest, match=word):
         read_boxes(tmp_path)
 
@@ -155,28 +156,17 @@ def test_images_without_possible_maps_are_left_out_and_reported(width, height, t
     assert "1.png" in boxed.left_out[0]
 
 
-def test_a_table_with_a_row_without_a_name_is_rejected(tmp_path):
-    (tmp_path / "boxes.csv").write_text("file,x0,y0,x1,y1\n,1,2,3,4\n")
-    with pytest.raises(InvalidRequest, match="cannot be read as boxes"):
-        read_boxes(tmp_path)
-
-
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("name", "images", "boxes", "expected"), [("coco128", 126, 929, 0.698), ("raccoon", 193, 210, 0.953)]
+    ("file", "folder", "images", "boxes", "expected"),
+    [
+        ("boxes.tar", "coco128", 126, 929, 0.698),
+        ("boxes.tar", "raccoon", 193, 210, 0.953),
+        pytest.param("tiny64.tar.gz", "", 3980, 3980, 0.785, marks=pytest.mark.slow),
+    ],
 )
-def test_the_center_pixel_is_in_a_box_as_often_as_counted_before(pack, name, images, boxes, expected):
-    boxed = read_boxes(pack("boxes.tar") / name)
+def test_the_center_pixel_is_in_a_box_as_often_as_counted_before(pack, file, folder, images, boxes, expected):
+    boxed = read_boxes(pack(file) / folder)
     assert boxed.counts() == {"images": images, "boxes": boxes}
     hits = [pointing(center(*one.size), one.inside()) for one in boxed.images]
     assert np.mean(hits) == pytest.approx(expected, abs=5e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_center_pixel_is_in_a_box_of_small_images(pack):
-    boxed = read_boxes(pack("tiny64.tar.gz"))
-    assert boxed.counts() == {"images": 3980, "boxes": 3980}
-    assert {one.size for one in boxed.images} == {(224, 224)}
-    hits = [pointing(center(*one.size), one.inside()) for one in boxed.images]
-    assert np.mean(hits) == pytest.approx(0.785, abs=5e-4)

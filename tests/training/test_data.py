@@ -133,17 +133,9 @@ def test_a_batch_holds_the_images_of_its_ids(numbered, residency, monkeypatch):
 
 def test_ranks_share_a_batch(numbered):
     def ids(rank, world):
-        one = Batches(
-            numbered,
-            np.zeros(40, np.int64),
-            np.zeros(40, np.int64),
-            batch_size=8,
-            seed=0,
-            where=torch.device("cpu"),
-            rank=rank,
-            world=world,
-        )
-        return one.at(3).ids.tolist()
+        zeros, cpu = np.zeros(40, np.int64), torch.device("cpu")
+        batches = Batches(numbered, zeros, zeros, batch_size=8, seed=0, where=cpu, rank=rank, world=world)
+        return batches.at(3).ids.tolist()
 
     assert ids(0, 2) + ids(1, 2) == ids(0, 1)
 
@@ -252,13 +244,8 @@ def test_a_set_without_splits_gets_equal_splits_per_class(monkeypatch, tmp_path)
             Image.new("RGB", (8, 8)).save(root / "101_ObjectCategories" / name / f"image_{number:04}.jpg")
             (root / "Annotations" / name / f"annotation_{number:04}.mat").touch()
     folder = find_data(["caltech101"], Console(quiet=True))[0]
-    parts = ("train/ant", "test/ant", "train/bass", "test/bass")
-    assert {path: len(list((folder / path).iterdir())) for path in parts} == {
-        "train/ant": 30,
-        "test/ant": 3,
-        "train/bass": 30,
-        "test/bass": 10,
-    }
+    for part, count in {"train/ant": 30, "test/ant": 3, "train/bass": 30, "test/bass": 10}.items():
+        assert len(list((folder / part).iterdir())) == count, part
     assert not (folder / "train" / "BACKGROUND_Google").exists()
 
 

@@ -6,19 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from nnclr_hub.cli.app import app
-
-runner = CliRunner()
-
-
-def nnclr(*arguments) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    result = runner.invoke(app, [str(one) for one in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+from tiny_runs import nnclr
 
 
 def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
@@ -232,10 +220,3 @@ def test_an_output_folder_that_is_not_writable_is_rejected(data, model, tmp_path
         assert "--out" in err
     code, _, err = nnclr("probe", "fit", data, "--model", model, "--out", tmp_path / "file")
     assert code == 2
-
-
-@pytest.mark.parametrize("setting", ["k=0", "temperature=0", "k=-1", "temperature=nan"])
-def test_settings_out_of_range_are_rejected(data, model, tmp_path, setting):
-    code, _, err = nnclr("eval", "knn", model, "--data", data, "--out", tmp_path, "--set", setting)
-    assert code == 2
-    assert "must be above 0" in err

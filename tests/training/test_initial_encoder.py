@@ -124,14 +124,9 @@ def test_a_score_below_the_initial_one_causes_a_warning(capsys):
     assert not capsys.readouterr().err
 
 
-def test_the_initial_encoder_is_evaluated_before_the_first_step(photos, model, tmp_path):
-    data = tmp_path / "data"
-    for path in sorted(photos.rglob("*.jpg")):
-        split = "train" if int(path.stem) < 14 else "test"
-        (data / split / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, data / split / path.parent.name)
+def test_the_initial_encoder_is_evaluated_before_the_first_step(data, model, tmp_path):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "batch_size=8"])
     pretrain("small_cpu", recipe, [data], tmp_path / "run", init=str(model))
     first = read_log(tmp_path / "run")[0]
     assert first["step"] == 0
-    assert "knn20/data" in first
+    assert f"knn20/{data.name}" in first

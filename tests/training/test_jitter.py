@@ -52,10 +52,3 @@ def test_the_order_of_the_operations_matters(draws):
     none = (turns < 0).all(dim=1)
     assert torch.equal(made[none], same[none])
     assert len(made.flatten(1).mul(1e3).round().unique(dim=0)) == len(ORDERS)
-
-
-@pytest.mark.slow
-def test_compiled_jitter_is_the_same(draws):
-    """Needs a C++ compiler and some seconds."""
-    fused = torch.compile(jitter_at_once, dynamic=True)
-    torch.testing.assert_close(fused(*draws), jitter_at_once(*draws), atol=1e-5, rtol=0)

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from tiny_runs import recipe
 
 from nnclr_hub.errors import (
@@ -15,7 +14,6 @@ from nnclr_hub.errors import (
     NoImages,
     NoRoom,
     RunExists,
-    TrainingDiverged,
     UnknownModel,
     UnknownSetting,
 )
@@ -73,11 +71,6 @@ def test_too_few_or_broken_images_are_explained(tmp_path, image_files, capsys):
     assert "skipped" in capsys.readouterr().err
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path):
-    with pytest.raises(TrainingDiverged, match="lower base_lr"):
-        pretrain("small_cpu", recipe("base_lr=1e30", "epochs=8", "warmup_epochs=0"), [data], tmp_path / "run")
-
-
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_folder_that_is_not_writable_is_rejected_before_decoding(data, tmp_path, monkeypatch, resume):
     monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
@@ -103,17 +96,11 @@ def test_an_invalid_network_is_rejected_before_decoding(data, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_resume_rejects_a_foreign_folder_and_changed_images(data, finished, tmp_path, capsys):
+def test_resume_rejects_a_foreign_folder(data, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     with pytest.raises(RunExists, match=r"thesis\.txt"):
         pretrain("small_cpu", recipe(), [data], tmp_path / "thesis", resume=True)
-    run = shutil.copytree(finished, tmp_path / "whole")
-    other = shutil.copytree(data, tmp_path / "data" / data.name)
-    for path in other.rglob("*.jpg"):
-        Image.new("RGB", (64, 64), "gray").save(path)
-    with pytest.raises(CheckpointError, match="images have changed"):
-        pretrain("small_cpu", recipe(), [other], run, resume=True)
 
 
 def test_a_full_disk_ends_the_run_with_an_error(data, tmp_path, monkeypatch):

@@ -96,9 +96,12 @@ def test_settings_go_to_the_protocols_that_have_them():
     assert two.settings["shots"] == (1, 3)
     tuned, swept = find_protocols(["finetune", "semi_supervised"], ["epochs=2"])
     assert (tuned.settings["epochs"], swept.settings["epochs"]) == (2, (2,)), "each by its type"
-    for wrong in ("seed=99999999999", "image_size=1", "batch_size=0", "drop_path=-1"):
+    for name, wrong in (
+        *(("knn", setting) for setting in ("k=0", "k=-1", "temperature=0", "temperature=nan")),
+        *(("finetune", setting) for setting in ("seed=99999999999", "image_size=1", "batch_size=0", "drop_path=-1")),
+    ):
         with pytest.raises(UnknownSetting, match="must"):
-            find_protocols(["finetune"], [wrong])
+            find_protocols([name], [wrong])
     with pytest.raises(UnknownSetting, match="'lars'"):
         find_protocols(["linear_images"], ["optimizer=larz"])
     with pytest.raises(UnknownSetting, match="temperature"):

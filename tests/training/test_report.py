@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from tiny_runs import recipe
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
@@ -11,20 +12,15 @@ from training.health import symptoms
 from training.monitor import read_log
 from training.neighbor_history import read_neighbors
 from training.pretrain import pretrain
-from training.recipes import find_recipe
 from training.report import write_report
 
-FAST = [
-    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
-    *("batch_size=16", "epochs=3", "checkpoint_every=1", "log_every=1", "precision=fp32", "queue_size=40"),
-]
+OFTEN = ("epochs=3", "checkpoint_every=1", "log_every=1")
 
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nnclr <1>"
-    recipe = find_recipe("small_cpu").with_settings([*FAST, "tensorboard=true"])
-    assert pretrain("small_cpu", recipe, [photos], out).finished
+    assert pretrain("small_cpu", recipe(*OFTEN, "tensorboard=true"), [photos], out).finished
     return out
 
 
@@ -60,8 +56,7 @@ def test_tensorboard_has_what_the_log_has(run):
 
 def test_several_runs_are_drawn_together(run, photos, tmp_path):
     other = tmp_path / "simclr"
-    recipe = find_recipe("small_cpu").with_settings([*FAST, "method=simclr", "epochs=1"])
-    pretrain("small_cpu", recipe, [photos], other)
+    pretrain("small_cpu", recipe(*OFTEN, "method=simclr", "epochs=1"), [photos], other)
     page = write_report([run, other], tmp_path / "both.html").read_text()
     assert "nnclr &lt;1&gt; and simclr" in page
     first = re.search(r"<details.*?</th></tr><tr><th>(\w+)</th>", page, re.S)
@@ -98,7 +93,7 @@ def test_symptoms_are_found_without_labels(change, name):
 
 
 def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
-    base = find_recipe("small_cpu").with_settings([*FAST, "epochs=1"])
+    base = recipe(*OFTEN, "epochs=1")
     results = ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
     assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor"]
     assert all(one.seeds == (0, 1) for one in results)

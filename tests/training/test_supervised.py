@@ -101,14 +101,6 @@ def test_an_interrupted_training_continues_to_the_same_weights(subject, monkeypa
         torch.testing.assert_close(again[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_the_fine_tuned_encoder_is_a_source(subject):
-    found = dict(finetune(subject, epochs=2, workers=0))
-    again = load_encoder(subject.made[0])
-    assert 0 <= found[f"finetune/{subject.task.name}"] <= 1
-    assert again.embed_dim == subject.encoder.embed_dim
-    assert again.fingerprint != subject.encoder.fingerprint
-
-
 def test_a_vision_transformer_is_tuned_at_another_size(data, tmp_path):
     encoder = load_encoder("random:test_vit", device="cpu")
     subject = ClassifierTrainer(encoder, read_task(data), tmp_path, CPU, QUIET)
