@@ -37,7 +37,7 @@ from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.method import SupportSet
 from training.assemble import choose_precision
-from training.data.augment import make_views, plan_views
+from training.data.augment import make_views
 from training.data.operations import EAGER, compiled
 from training.monitor import peak_memory_mb
 from training.recipes import Recipe, find_recipe
@@ -215,7 +215,7 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
     """Measure two views x 256 at 224 from images of 256 pixels, eager and compiled."""
     batch, size, side = (4, 32, 40) if chosen.toy else (256, 224, 256)
     images = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8).to(where)
-    views, aspect, draws = plan_views("byol", size), torch.ones(batch), torch.Generator()
+    views, aspect, draws = Recipe(image_size=size, pack_size=size).views_at(0), torch.ones(batch), torch.Generator()
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     forms = {"eager": EAGER, **({} if chosen.eager or chosen.toy else {"compiled": compiled()})}

@@ -134,13 +134,9 @@ def synchronize_norms(module: nn.Module, where: torch.device) -> nn.Module:
         return convert_sync_batchnorm(module)
     for norm in module.modules():
         if isinstance(norm, _BatchNorm):
-            norm.__class__ = _with_base(type(norm))
+            kind = type(norm)  # with statistics over all ranks; parameters and buffers are unchanged
+            norm.__class__ = type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {})
     return module
-
-
-def _with_base(kind: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return the same kind of batch norm with statistics over all ranks; parameters and buffers are unchanged."""
-    return type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {})
 
 
 class _Sum(torch.autograd.Function):

@@ -32,10 +32,15 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
     groups = [{**group, "backbone": True} for group in _backbone(learner.backbone, recipe.weight_decay, layer_decay)]
     groups += [{**group, "backbone": False} for group in _by_decay(heads, recipe.weight_decay)]
     lr = recipe.base_lr * recipe.batch_size / 256
-    if recipe.optimizer == "lars":
-        return Lars(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)  # type: ignore[arg-type]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return optimizer_of(recipe.optimizer, groups, lr, recipe.momentum, recipe.nesterov)
+
+
+def optimizer_of(name: str, groups: Groups, lr: float, momentum: float, nesterov: bool) -> torch.optim.Optimizer:
+    """Create the optimizer of that name; AdamW has its default moments."""
+    if name == "lars":
+        return Lars(groups, lr=lr, momentum=momentum, nesterov=nesterov)  # type: ignore[arg-type]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
     return torch.optim.AdamW(groups, lr=lr)
 
 
@@ -82,17 +87,9 @@ class Schedule:
         *,
         heads_first: int = 0,
     ) -> None:
-        warmup = min(round(recipe.warmup_epochs * steps_per_epoch), steps - 1)
         self._optimizer = optimizer
         self._heads_first = heads_first
-        self._cosine = CosineLRScheduler(
-            optimizer,
-            t_initial=steps - warmup,
-            warmup_t=warmup,
-            warmup_lr_init=0.0,
-            warmup_prefix=True,
-            t_in_epochs=False,
-        )
+        self._cosine = cosine(optimizer, steps, round(recipe.warmup_epochs * steps_per_epoch))
 
     def set(self, step: int) -> float:
         """Set the rates for a step, before it, and return the rate of the heads."""
@@ -101,3 +98,16 @@ class Schedule:
             if group["backbone"] and step < self._heads_first:
                 group["lr"] = 0.0
         return float(self._optimizer.param_groups[-1]["lr"])
+
+
+def cosine(optimizer: torch.optim.Optimizer, steps: int, warmup: int) -> CosineLRScheduler:
+    """Create timm's schedule per step: linear warm-up from 0 for less than `steps`, then half a cosine to 0."""
+    warmup = min(warmup, steps - 1)
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=steps - warmup,
+        warmup_t=warmup,
+        warmup_lr_init=0.0,
+        warmup_prefix=True,
+        t_in_epochs=False,
+    )

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Learner, Step, momentum_at
 
-from .data.augment import View, make_views, plan_views
+from .data.augment import View, make_views
 from .data.batches import Batch, Batches, seed_of
 from .data.operations import EAGER, compiled
 from .distributed import Ranks, share_gradients
@@ -98,18 +98,7 @@ class Stepper:
 
     def views(self, step: int) -> list[View]:
         """Return the views that a step makes of each image."""
-        recipe = self._recipe
-        return plan_views(
-            recipe.augmentation,
-            recipe.size_at(step / self._steps),
-            scale=(recipe.crop_scale[0], recipe.crop_scale[1]) if recipe.crop_scale else None,
-            small=recipe.local_crops,
-            small_size=recipe.local_size,
-            small_scale=(recipe.local_scale[0], recipe.local_scale[1]),
-            degrade=recipe.degrade,
-            mean=recipe.mean,
-            std=recipe.std,
-        )
+        return self._recipe.views_at(step / self._steps)
 
     # ---- parts of a step
 
@@ -158,9 +147,7 @@ class Stepper:
         """Yield (whether it is the last part, part) for each part of the batch."""
         size = len(batch.images) // self._recipe.accumulate
         for number in range(self._recipe.accumulate):
-            some = slice(number * size, (number + 1) * size)
-            part = Batch(batch.images[some], batch.aspect[some], batch.ids[some], batch.labels[some])
-            yield number == self._recipe.accumulate - 1, part
+            yield number == self._recipe.accumulate - 1, batch.part(number * size, (number + 1) * size)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._ranks.where.type, torch.bfloat16, enabled=self._recipe.precision == "bf16")
@@ -220,7 +207,7 @@ class Stepper:
             if self._ranks.where.type == "cuda":
                 torch.cuda.empty_cache()
             try:
-                some = Batch(batch.images[:size], batch.aspect[:size], batch.ids[:size], batch.labels[:size])
+                some = batch.part(0, size)
                 views = make_views(some.images, some.aspect, self.views(step), self._draws)
                 with self._autocast():
                     self._learner(views, ids=some.ids, labels=some.labels).loss.backward()

@@ -16,9 +16,9 @@ from training.data.augment import (
     draw_boxes,
     make_view,
     make_views,
-    plan_views,
 )
 from training.data.operations import compiled
+from training.recipes import Recipe
 
 
 def test_crops_are_distributed_like_torchvisions():
@@ -118,15 +118,15 @@ def test_blur_kernel_scales_with_the_image():
 
 
 def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
-    views = plan_views("byol", 224, small=6, small_size=96, scale=(0.14, 1.0), small_scale=(0.05, 0.14))
+    views = Recipe(local_crops=6, crop_scale=(0.14, 1.0)).views_at(0)
     assert [view.size for view in views] == [224, 224] + [96] * 6
     assert [view.scale for view in views] == [(0.14, 1.0)] * 2 + [(0.05, 0.14)] * 6
     assert [view.solarize for view in views] == [0.0, 0.2] * 4
     images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
-    small = plan_views("byol", 32, small=3, small_size=16)
-    made = make_views(images, torch.ones(3), small, torch.Generator().manual_seed(0))
+    small = Recipe(image_size=32, local_crops=3, local_size=16)
+    made = make_views(images, torch.ones(3), small.views_at(0), torch.Generator().manual_seed(0))
     assert [view.shape[-1] for view in made] == [32, 32, 16, 16, 16]
-    assert plan_views("crop_only", 32)[0].scale == (0.08, 1.0), "the augmentation's default"
+    assert Recipe(augmentation="crop_only").views_at(0)[0].scale == (0.08, 1.0), "the augmentation's default"
 
 
 def test_simclr_has_stronger_colors_and_cifar_no_blur():

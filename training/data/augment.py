@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
@@ -46,7 +46,7 @@ class View:
     """
 
     size: int = 224
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: tuple[float, ...] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     jitter: float = 0.8
@@ -72,35 +72,6 @@ AUGMENTATIONS: dict[str, tuple[View, View]] = {
     "simclr": (_SIMCLR, _SIMCLR),
     "cifar": (View(blur=0.0), View(blur=0.0, solarize=0.2)),
 }
-
-
-def plan_views(
-    augmentation: str,
-    size: int,
-    *,
-    scale: tuple[float, float] | None = None,
-    small: int = 0,
-    small_size: int = 96,
-    small_scale: tuple[float, float] = (0.05, 0.14),
-    degrade: float = 0.0,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
-) -> list[View]:
-    """Return the views of a step: two large ones, then the small ones of multi-crop, alternating the two styles.
-
-    Args:
-        augmentation: a name of AUGMENTATIONS.
-        size: side of the large views in pixels.
-        scale: share of the area that large crops cover; None for the augmentation's default.
-        small: number of small views.
-        small_size: their side in pixels.
-        small_scale: share of the area that they cover.
-        degrade: probability in every view.
-        mean, std: see `View`.
-    """
-    styles = [replace(one, degrade=degrade, mean=mean, std=std) for one in AUGMENTATIONS[augmentation]]
-    large = [replace(one, size=size, scale=scale or one.scale) for one in styles]
-    return large + [replace(styles[i % 2], size=small_size, scale=small_scale) for i in range(small)]
 
 
 def make_views(

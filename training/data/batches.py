@@ -34,6 +34,10 @@ class Batch:
     ids: Tensor
     labels: Tensor
 
+    def part(self, start: int, end: int) -> Batch:
+        """Return the images from `start` to `end`."""
+        return Batch(*(one[start:end] for one in (self.images, self.aspect, self.ids, self.labels)))
+
 
 class Batches:
     """Batches of a pack by step number, so that a resumed run continues with the very next one.

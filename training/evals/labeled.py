@@ -9,27 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles
 from .features import Features, PartFeatures
+from .pixels import Pixels
 
 BATCH = 256
-
-
-class Crops(Protocol):
-    """An encoder, or a stand-in: its device, and features (N, D) float32 of crops (N, S, S, 3) uint8."""
-
-    @property
-    def device(self) -> object: ...
-
-    def forward_crops(self, crops: np.ndarray) -> np.ndarray: ...
 
 
 class LabeledSet:
@@ -53,7 +45,7 @@ class LabeledSet:
         self._train = _crops(data.train, transform, lambda done: progress(done, total))
         self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
 
-    def embed(self, encoder: Crops) -> Features:
+    def embed(self, encoder: Encoder | Pixels) -> Features:
         """Compute the features of all crops."""
         (train, train_labels), (test, test_labels) = self._train, self._test
         return Features(
@@ -89,5 +81,5 @@ def _crops(
     return np.stack(crops), np.array(labels, np.int64)
 
 
-def _embed(encoder: Crops, crops: np.ndarray) -> np.ndarray:
+def _embed(encoder: Encoder | Pixels, crops: np.ndarray) -> np.ndarray:
     return np.concatenate([encoder.forward_crops(crops[i : i + BATCH]) for i in range(0, len(crops), BATCH)])

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from timm.data import Mixup, create_transform
-from timm.optim import Lars, param_groups_layer_decay
-from timm.scheduler import CosineLRScheduler
+from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -33,6 +32,7 @@ from nnclr_hub.progress import bar
 from ..assemble import choose_precision
 from ..checkpoint import load_checkpoint, save_checkpoint
 from ..interrupt import Interrupted, stop_signals
+from ..optimization import cosine, optimizer_of
 from .task import Part
 
 
@@ -106,7 +106,7 @@ def train_classifier(
     folder.mkdir(parents=True, exist_ok=True)
     per_epoch = max(1, round(len(part.paths) / plan.batch_size))
     optimizer = _optimizer(model, plan)
-    schedule = _schedule(optimizer, plan, per_epoch)
+    schedule = cosine(optimizer, plan.epochs * per_epoch, round(plan.warmup_epochs * per_epoch))
     epoch, broken = 0, {}
     saved = load_checkpoint(folder)
     if saved is not None:
@@ -122,7 +122,9 @@ def train_classifier(
     with stop_signals() as stop, bar(console, title) as advance:
         while epoch < plan.epochs:
             _seed(plan.seed * 100_003 + epoch)
-            _mode(model, plan)
+            model.train()
+            if plan.frozen:
+                model.backbone.eval()
             seen = 0
             for step, chunks in enumerate(in_batches(loader, per_epoch, mixup, broken)):
                 schedule.step_update(epoch * per_epoch + step)
@@ -255,12 +257,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _mode(model: Classifier, plan: Plan) -> None:
-    model.train()
-    if plan.frozen:
-        model.backbone.eval()
-
-
 def _optimizer(model: Classifier, plan: Plan) -> torch.optim.Optimizer:
     """Create the optimizer; biases, norms, positions and [CLS] neither decay nor adapt.
 
@@ -284,20 +280,4 @@ def _optimizer(model: Classifier, plan: Plan) -> torch.optim.Optimizer:
             {"params": [p for name, p in model.named_parameters() if decays[name]], "weight_decay": plan.weight_decay},
             {"params": [p for name, p in model.named_parameters() if not decays[name]], "weight_decay": 0.0},
         ]
-    if plan.optimizer == "lars":
-        return Lars(groups, lr=plan.lr, momentum=0.9, nesterov=True)  # type: ignore[arg-type]
-    if plan.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=plan.lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, lr=plan.lr)
-
-
-def _schedule(optimizer: torch.optim.Optimizer, plan: Plan, per_epoch: int) -> CosineLRScheduler:
-    warmup = min(round(plan.warmup_epochs * per_epoch), plan.epochs * per_epoch - 1)
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=plan.epochs * per_epoch - warmup,
-        warmup_t=warmup,
-        warmup_lr_init=0.0,
-        warmup_prefix=True,
-        t_in_epochs=False,
-    )
+    return optimizer_of(plan.optimizer, groups, plan.lr, momentum=0.9, nesterov=True)

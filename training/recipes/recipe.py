@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
-from ..data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD
+from ..data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 from .settings import one_of, parse_settings, require, setting
 
 
@@ -190,6 +190,17 @@ class Recipe:
     def size_at(self, progress: float) -> int:
         """Return the side of the large views at `progress` (0 to 1) of the steps."""
         return self.early_size if progress < self.early_share else self.image_size
+
+    def views_at(self, progress: float) -> list[View]:
+        """Return the views of a step: two large ones, then the small ones of multi-crop, alternating the two styles."""
+        styles = [
+            dataclasses.replace(one, degrade=self.degrade, mean=self.mean, std=self.std)
+            for one in AUGMENTATIONS[self.augmentation]
+        ]
+        size, scale = self.size_at(progress), self.crop_scale
+        large = [dataclasses.replace(one, size=size, scale=scale or one.scale) for one in styles]
+        small = [dataclasses.replace(one, size=self.local_size, scale=self.local_scale) for one in styles]
+        return large + [small[i % 2] for i in range(self.local_crops)]
 
     @property
     def view_sizes(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -38,24 +38,6 @@ class StoredImage:
     shape: tuple[int, ...] = ()
 
 
-class MapSource(Protocol):
-    """A source of maps. `uses_query` states whether its maps depend on the query."""
-
-    uses_query: bool
-
-    def map_of(self, image: BoxedImage) -> tuple[np.ndarray, StoredImage]:
-        """Return the (H, W) map of an image without a query, and what `cross_map` needs of it.
-
-        Raises:
-            ImageError: the image cannot be read.
-        """
-        ...
-
-    def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
-        """Return the (H, W) map of a target for a box (x0, y0, x1, y1) of the query image."""
-        ...
-
-
 # ------------------------------------------------------------------------------ encoders
 
 
@@ -72,7 +54,7 @@ class EncoderMaps:
         InvalidRequest: the encoder has no such maps.
     """
 
-    uses_query = True
+    uses_query = True  # the maps depend on the query
 
     def __init__(self, encoder: Encoder, short_side: int, similarity: str, file: BinaryIO) -> None:
         self._extractor, self._short_side, self._file = encoder.attention_extractor, short_side, file
@@ -80,6 +62,11 @@ class EncoderMaps:
         self._extractor.check(self._settings)
 
     def map_of(self, image: BoxedImage) -> tuple[np.ndarray, StoredImage]:
+        """Return the (H, W) map of an image without a query, and what `cross_map` needs of it.
+
+        Raises:
+            ImageError: the image cannot be read.
+        """
         pixels = image.read()
         if self._short_side:
             scale = self._short_side / min(pixels.size)
@@ -97,6 +84,7 @@ class EncoderMaps:
         return grid.upsampled(found.values), StoredImage(image.size, light, start, seen.features.shape)
 
     def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
+        """Return the (H, W) map of a target for a box (x0, y0, x1, y1) of the query image."""
         settings = replace(self._settings, query=Box(*map(float, box)))
         (found,) = self._extractor.maps(settings, self._load(query), [self._load(target)])
         return found.grid.upsampled(found.values)
@@ -152,7 +140,7 @@ BASELINES = {function.__name__: Baseline(function.__name__, function) for functi
 
 
 class BaselineMaps:
-    """Maps of a baseline."""
+    """Maps of a baseline, with the methods of `EncoderMaps`."""
 
     uses_query = False
 
@@ -164,3 +152,6 @@ class BaselineMaps:
 
     def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
         return self._baseline.draw(*target.size)
+
+
+MapSource = EncoderMaps | BaselineMaps

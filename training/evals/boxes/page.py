@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..results import Record
 from .maps import BASELINES
 from .scoring import METRICS, PARTS
 
 SHOWN = {"pointing": "pointing game (share)", "auroc": "AUROC of pixels"}
 MARKERS = "osD^v*"
-
-
-class Answer(Protocol):
-    """A record of the attention protocol."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def images(self) -> Mapping[str, int]: ...
-    @property
-    def values(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,7 @@ class Row:
     values: Mapping[str, float]
 
 
-def rows_of(records: Sequence[Answer], data: str) -> list[Row]:
+def rows_of(records: Sequence[Record], data: str) -> list[Row]:
     """Return the rows of a data set; a baseline, which does not depend on the size, has one row."""
     rows = []
     for one in records:
@@ -53,7 +40,7 @@ def rows_of(records: Sequence[Answer], data: str) -> list[Row]:
     return rows
 
 
-def as_markdown(records: Sequence[Answer]) -> str:
+def as_markdown(records: Sequence[Record]) -> str:
     """Return a table of scores and a table of differences for each data set."""
     lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals from a bootstrap over images."]
     for data in dict.fromkeys(one.data for one in records):
@@ -95,7 +82,7 @@ def _cell(values: Mapping[str, float], key: str, signed: str) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def _notes(records: Sequence[Answer]) -> Iterator[str]:
+def _notes(records: Sequence[Record]) -> Iterator[str]:
     """Yield notes about sources."""
     idle = {one.source: one.values.get(f"attention/{one.data}/idle_blocks", 0.0) for one in records}
     for source, share in idle.items():
@@ -107,7 +94,7 @@ def _notes(records: Sequence[Answer]) -> Iterator[str]:
             )
 
 
-def draw(records: Sequence[Answer]) -> Figure:
+def draw(records: Sequence[Record]) -> Figure:
     """Draw a row of panels per data set and a panel per metric; colors are sources, markers sizes, bars intervals."""
     sets = list(dict.fromkeys(one.data for one in records))
     sources = list(dict.fromkeys(one.source for one in records))
