@@ -135,8 +135,7 @@ def _missing(collection: Collection, items: list[Item]) -> list[Item]:
         if root != item.metadata["root"]:
             raise CollectionExists(
                 f"Collection {collection.name!r} already has {item.metadata['path']!r} from {root}; import these "
-                "images "
-                "under another name."
+                "images under another name."
             )
     same = {
         item.id for item in items if item.id in existing and existing[item.id].metadata.items() >= item.metadata.items()

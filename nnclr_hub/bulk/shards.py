@@ -107,9 +107,8 @@ class Shards:
         """
         if self.missing:
             raise InvalidRequest(
-                f"{len(self.missing)} of {self.plan.shards} shards are missing in {self.folder}; run the same `nnclr "
-                "embed` "
-                "again to make them."
+                f"{len(self.missing)} of {self.plan.shards} shards are missing in {self.folder}; run the same "
+                "`nnclr embed` again to make them."
             )
 
 

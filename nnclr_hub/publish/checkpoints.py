@@ -18,45 +18,45 @@ import torch
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
 from nnclr_hub.hub.layout import CONFIG
 
-_NAMED = 3  # classes in the sentence that refuses them
+_NAMED = 3  # classes that the error message names
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def read_checkpoint(path: Path) -> Any:
-    """What a checkpoint holds, tensors on the CPU.
+    """Return the contents of a checkpoint, with tensors on the CPU.
 
     Args:
-        path: a .safetensors, or whatever torch.save wrote.
+        path: a .safetensors file, or any file that torch.save wrote.
 
     Raises:
-        ModelFilesMissing: no such file.
-        InvalidRequest: it holds an object of a class that is not let in; the sentence names it, and nothing was run.
-        WeightsMismatch: it is damaged, or no checkpoint.
+        ModelFilesMissing: the file does not exist.
+        InvalidRequest: it contains an object of a class that is not allowed. Its code is not run.
+        WeightsMismatch: it is damaged, or not a checkpoint.
     """
     if (path / CONFIG).is_file():
-        raise InvalidRequest(f"{path} is a model folder already, which every door loads: there is nothing to convert.")
+        raise InvalidRequest(f"{path} is already a model folder; load it directly.")
     if not path.is_file():
         raise ModelFilesMissing(f"{path} is not a file; expected a checkpoint: .pth, .ckpt or .safetensors.")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about formats that torch itself wrote long ago
+            warnings.simplefilter("ignore")  # torch warns about its own old formats
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        names = _not_let_in(path, error)
+        names = _not_allowed(path, error)
         if not names:
-            raise _no_checkpoint(path) from error
+            raise _not_a_checkpoint(path) from error
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise InvalidRequest(
-            f"{path} holds {', '.join(names[:_NAMED])}{more}, and to read that would run code of the file, so nothing "
-            "of it was: if you trust where it is from, load it there and save its tensors alone, by "
-            "torch.save(checkpoint['state_dict'], FILE), or of a whole network its state_dict()."
+            f"{path} contains {', '.join(names[:_NAMED])}{more}, and reading these would run code from the file. If "
+            "you trust it, load it in its own project and save only its tensors, for example with "
+            "torch.save(checkpoint['state_dict'], FILE)."
         ) from error
     except PermissionError:
         raise
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise _no_checkpoint(path) from error
+        raise _not_a_checkpoint(path) from error
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -69,8 +69,8 @@ def _read_safetensors(path: Path) -> Any:
         raise _damaged(path, error) from error
 
 
-def _not_let_in(path: Path, error: Exception) -> list[str]:
-    """Return the classes and functions that the file names, beyond what is let in."""
+def _not_allowed(path: Path, error: Exception) -> list[str]:
+    """Return the classes and functions in the file that are not allowed."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -79,10 +79,10 @@ def _not_let_in(path: Path, error: Exception) -> list[str]:
     return sorted(found) or _GLOBAL.findall(str(error))[:1]
 
 
-def _no_checkpoint(path: Path) -> WeightsMismatch:
-    """Without torch's own reason, which speaks of its options and of no file."""
+def _not_a_checkpoint(path: Path) -> WeightsMismatch:
+    """Return the error without torch's message, which describes options of torch.load instead of the file."""
     if path.stat().st_size == 0:
-        return WeightsMismatch(f"{path} is empty: fetch it again.")
+        return WeightsMismatch(f"{path} is empty; download it again.")
     return WeightsMismatch(
         f"{path} is not a checkpoint of torch.save, or is damaged; download it again, or use another one."
     )
@@ -90,4 +90,4 @@ def _no_checkpoint(path: Path) -> WeightsMismatch:
 
 def _damaged(path: Path, error: Exception) -> WeightsMismatch:
     reason = " ".join(str(error).split())[:120] or type(error).__name__
-    return WeightsMismatch(f"{path} cannot be read as a checkpoint ({reason}): fetch it again.")
+    return WeightsMismatch(f"{path} cannot be read as a checkpoint ({reason}); download it again.")

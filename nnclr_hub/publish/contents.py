@@ -1,4 +1,4 @@
-"""A checkpoint of another project by its parts: which tensors lie where, without wrappers' prefixes."""
+"""The parts of a checkpoint of another project: tensors by container, without the prefixes of wrappers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ CONTAINERS = ("state_dict", "teacher", "student", "model")
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint by its parts.
+    """The parts of a checkpoint.
 
-    keys: of the outermost dictionary, but for tensors, with the number of tensors below each.
-    sections: tensors by container; "" for those that stand at the top. Wrappers' prefixes are off.
+    keys: keys of the outermost dictionary that are not tensors, with the number of tensors in each value.
+    sections: tensors by container, without the prefixes of wrappers; "" is the top level.
     """
 
     keys: Mapping[str, int]
     sections: Mapping[str, State]
 
     def groups(self, section: str) -> set[str]:
-        """First parts of the names there."""
+        """Return the first parts of the names in a section."""
         return {key.partition(".")[0] for key in self.sections.get(section, ())}
 
     @property
     def main(self) -> str:
-        """Return the container that holds the weights where there is but one."""
+        """The first container with tensors, which contains the weights unless a layout says otherwise."""
         return next(iter(self.sections), "")
 
 
@@ -39,7 +39,7 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
     """Sort a checkpoint's tensors by container.
 
     Raises:
-        InvalidRequest: there are none, or networks in several.
+        InvalidRequest: there are no tensors, or several containers hold networks.
     """
     if not isinstance(checkpoint, Mapping):
         raise InvalidRequest(
@@ -52,10 +52,10 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
         raise InvalidRequest(
             f"{origin} has no tensors under {', '.join(CONTAINERS)} or at the top level; use another file."
         )
-    networks = [name or "the top" for name, state in sections.items() if _is_network(state)]
+    networks = [name or "the top level" for name, state in sections.items() if _is_network(state)]
     if len(networks) > 1 and set(networks) != {"teacher", "student"}:
         raise InvalidRequest(
-            f"{origin} holds networks under {' and '.join(networks)}, and it could be any: save the one you mean alone."
+            f"{origin} contains networks under {' and '.join(networks)}; save only the one to convert."
         )
     others = {str(key): value for key, value in checkpoint.items() if not isinstance(value, Tensor)}
     counts = {key: len(_tensors(value)) if isinstance(value, Mapping) else 0 for key, value in others.items()}
@@ -63,7 +63,7 @@ def contents_of(checkpoint: Any, origin: str) -> Contents:
 
 
 def _tensors(value: Mapping[Any, Any]) -> State:
-    """Return dense, real tensors; quantized, sparse and empty ones need other code to read them."""
+    """Return the dense tensors with values; quantized and sparse tensors need other code."""
     return {
         str(key): tensor
         for key, tensor in value.items()
@@ -72,19 +72,19 @@ def _tensors(value: Mapping[Any, Any]) -> State:
 
 
 def _is_network(state: State) -> bool:
-    """Return whether there are convolutions, as in a backbone and in no head."""
+    """Return whether there are convolutions; a backbone has them and a head does not."""
     return any(value.ndim == 4 for value in state.values())
 
 
 def _unwrapped(state: State, origin: str) -> State:
-    """Return the names without what torch.compile and data parallel training put before them.
+    """Return the tensors without the prefixes that torch.compile and data parallel training add.
 
     Raises:
-        InvalidRequest: then two tensors have one name.
+        InvalidRequest: two tensors would have the same name.
     """
     names = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in state}
     if len(set(names.values())) < len(names):
-        raise InvalidRequest(f"{origin} holds a network twice, compiled and not: save the one you mean alone.")
+        raise InvalidRequest(f"{origin} contains a network twice, compiled and not compiled; save only one.")
     state = {names[key]: value for key, value in state.items()}
     while state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}

@@ -1,10 +1,10 @@
-"""Checkpoints of other projects as model folders: MoCo v3, DINO, lightly, solo-learn, torchvision's and timm's names.
+"""Convert checkpoints of other projects to model folders: MoCo v3, DINO, lightly, solo-learn, torchvision and timm.
 
     done = convert_checkpoint("dino_deitsmall16_pretrain.pth", "models/dino", license="apache-2.0")
     done.architecture, done.dropped
 
-Every weight finds its place or the file is refused. What the file cannot say, the preprocessing above all, is
-assumed to be the usual one and can be given.
+Every weight must have a place in the architecture, or the file is refused. A checkpoint does not record the
+preprocessing, so ImageNet's usual one is assumed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from nnclr_hub.publish.layouts import find_backbone
 
 @dataclass(frozen=True)
 class Converted:
-    """What a checkpoint was found to be.
+    """The result of a conversion.
 
-    folder: the model folder that was written.
-    layout: the project whose layout it has.
-    branch: which of its networks was taken.
-    architecture: timm's name.
-    model_args: arguments beside timm's defaults.
-    kept: number of tensors that were taken.
-    dropped: what was not, with the number of tensors; 0 for settings and the like.
+    folder: the model folder.
+    layout: the project whose layout the checkpoint has.
+    branch: the network that was converted.
+    architecture: its timm name.
+    kept: number of tensors in the model folder.
+    model_args: arguments that differ from timm's defaults.
+    dropped: the other parts of the checkpoint, with their number of tensors; 0 for settings.
     """
 
     folder: Path
@@ -61,19 +61,19 @@ def convert_checkpoint(
     """Write a model folder with the backbone of a checkpoint.
 
     Args:
-        path: a .pth, .ckpt or .safetensors.
-        folder: where to; a new one, or one of ours that is replaced.
-        branch: which network, where there are several; default the project's own choice.
-        architecture: timm's name, where the weights alone do not tell.
-        model_args: its arguments, such as {"num_heads": 12}.
-        input_size: side of the input in pixels; default the architecture's.
+        path: a .pth, .ckpt or .safetensors file.
+        folder: the target; a new folder, or a model folder to replace.
+        branch: the network to convert, if there are several; default: the one that the project itself uses.
+        architecture: the timm name, if the weights do not determine it.
+        model_args: arguments of the architecture, such as {"num_heads": 12}.
+        input_size: side of the input in pixels; default: that of the architecture.
         license: of the weights, for the card.
         data: the training images and their terms, for the card.
 
     Raises:
-        ModelFilesMissing: no such file.
-        InvalidRequest: a layout that is unknown, refused or ambiguous; a pickle with a class that is not let in.
-        WeightsMismatch: weights of another architecture, not finite, or a damaged file.
+        ModelFilesMissing: the file does not exist.
+        InvalidRequest: the layout is unknown, unsupported or ambiguous, or a pickle has a class that is not allowed.
+        WeightsMismatch: the weights are not finite or have another architecture, or the file is damaged.
     """
     path, folder = Path(path), Path(folder)
     origin = path.name
@@ -84,7 +84,7 @@ def convert_checkpoint(
     side = _side(name, arguments, input_size)
     backbone = create_backbone(name, model_args=arguments)
     load_state(backbone, with_counters(state, name, arguments), origin)
-    told = {"from": found.layout, "branch": found.branch, "file": origin, "sha256": sha256_of(path)}
+    record = {"from": found.layout, "branch": found.branch, "file": origin, "sha256": sha256_of(path)}
     given = {"license": license, "data": data}
     export_model(
         backbone,
@@ -92,13 +92,13 @@ def convert_checkpoint(
         architecture=name,
         model_args=arguments,
         preprocessing=Preprocessing(side),
-        provenance={"converted": told, **{key: value for key, value in given.items() if value is not None}},
+        provenance={"converted": record, **{key: value for key, value in given.items() if value is not None}},
     )
     return Converted(folder, found.layout, found.branch, name, len(state), arguments, found.dropped)
 
 
 def _side(name: str, arguments: Mapping[str, Any], wanted: int | None) -> int:
-    """Return the input's side in pixels; a transformer's is that of its positions."""
+    """Return the side of the input in pixels; the positions of a transformer fix it."""
     fixed = arguments.get("img_size", default_side(name)) if sized(name) else None
     if wanted and fixed and wanted != fixed:
         raise InvalidRequest(

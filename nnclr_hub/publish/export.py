@@ -1,7 +1,7 @@
-"""Encoders to model folders.
+"""Write model folders.
 
-The same encoder gives the same bytes each time: safetensors with the one metadata key that keeps it
-so, and a config without times or paths.
+The same encoder always gives the same bytes: the safetensors files have a single metadata key, and the config does not
+contain times or paths.
 """
 
 from __future__ import annotations
@@ -52,23 +52,24 @@ def export_model(
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
 ) -> Path:
-    """Write a model folder; an older one in its place is replaced only when the new one is whole, but for a
-    README.md that somebody edited, which stays.
+    """Write a model folder.
+
+    An existing model folder is replaced once the new files are complete. An edited README.md is kept.
 
     Args:
-        backbone: as `create_backbone(architecture, model_args=...)` makes it.
-        folder: where to.
+        backbone: from `create_backbone(architecture, model_args=...)`.
+        folder: the target.
         architecture: a timm name.
-        model_args: what `create_backbone` was given.
-        preprocessing: what the encoder wants done to images.
-        heads: by name, kept beside the encoder for going on with its training.
-        provenance: how it came to be, for config.json's block "nnclr"; "metrics" in it go on the card.
+        model_args: the arguments of `create_backbone`.
+        preprocessing: of the encoder's images.
+        heads: by name, which continued training needs.
+        provenance: the block "nnclr" of config.json; the card shows its "metrics".
         dtype: "fp32" or "fp16".
 
     Raises:
-        InvalidRequest: another dtype, provenance that JSON cannot hold, or the target holds something else.
+        InvalidRequest: the dtype is invalid, provenance is not JSON, or the target contains other files.
         ModelError: the target cannot be written.
-        WeightsMismatch: weights that are not finite, or not those of `architecture` with `model_args`.
+        WeightsMismatch: weights are not finite, or not those of `architecture` with `model_args`.
     """
     require_free(Path(folder))
     state = _tensors({"": backbone}, dtype)
@@ -98,22 +99,22 @@ def export_run(
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
 ) -> Path:
-    """Copy a run's encoder, or any model folder, to a folder of its own; fp16 halves it. See `export_model`.
+    """Copy the encoder of a run, or any model folder, to another folder. See `export_model`.
 
     Args:
         run: a run folder, or a model folder.
-        folder: where to.
-        dtype: "fp32" or "fp16".
-        provenance: added to what the source records, such as "license", "data" and "metrics".
-        weights: instead of the source's, for the same architecture, such as the momentum encoder's.
-        heads: instead of the source's.
-        support_set: (M, D) float, rows to keep beside the encoder.
+        folder: the target.
+        dtype: "fp32", or "fp16" for half the size.
+        provenance: additions to the source's record, such as "license", "data" and "metrics".
+        weights: replacements of the same architecture, such as those of the momentum encoder.
+        heads: replacements of the source's heads.
+        support_set: (M, D) float rows to write as well.
 
     Raises:
-        ModelFilesMissing: the run has no encoder yet.
-        InvalidRequest: the target holds something else.
+        ModelFilesMissing: the run does not have an encoder yet.
+        InvalidRequest: the target contains other files.
         ModelError: the target cannot be written.
-        TamperedModel, WeightsMismatch: the source is not whole.
+        TamperedModel, WeightsMismatch: the source is incomplete or damaged.
     """
     run, folder = Path(run), Path(folder)
     source = encoder_of(run)
@@ -124,13 +125,13 @@ def export_run(
     _check_that_it_loads(config.architecture, config.model_args, state)
     if heads is None:
         heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
-    beside = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
+    optional = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
     if support_set is not None:
-        beside[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
+        optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
     about = {**config.nnclr, **(provenance or {})}
     cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
     config = replace(config, nnclr=about, pretrained_cfg=cfg)
-    return _write(folder, config, state, beside)
+    return _write(folder, config, state, optional)
 
 
 def encoder_of(run: Path) -> Path:
@@ -148,7 +149,7 @@ def encoder_of(run: Path) -> Path:
 
 
 def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
-    """State of modules under "name." prefixes, contiguous on the CPU, in one order."""
+    """Return the states of modules under "name." prefixes, contiguous, on the CPU and sorted."""
     state = {}
     for prefix, module in modules.items():
         for key, value in module.state_dict().items():
@@ -165,15 +166,15 @@ def _as(dtype: str, name: str, value: Tensor) -> Tensor:
     if not value.is_floating_point():
         return value.contiguous()
     if not value.isfinite().all():
-        raise WeightsMismatch(f"{name} holds NaN or infinity: this encoder is broken; export an older checkpoint.")
+        raise WeightsMismatch(f"{name} contains NaN or infinity; export an older checkpoint.")
     converted = value.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous()
     if not converted.isfinite().all():
-        raise WeightsMismatch(f"{name} holds {value.abs().max():g}, too large for fp16: export it as fp32.")
+        raise WeightsMismatch(f"{name} contains {value.abs().max():g}, which is too large for fp16; export it as fp32.")
     return converted
 
 
 def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: Preprocessing) -> dict[str, Any]:
-    """model_args, with the input's size where parameters depend on it: transformers needs it written."""
+    """Return model_args, with the input size if parameters depend on it, because transformers reads it there."""
     arguments = dict(model_args or {})
     if sized(name) and preprocessing.input_size != default_side(name):
         arguments.setdefault("img_size", preprocessing.input_size)
@@ -181,18 +182,18 @@ def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: P
 
 
 def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """What config.json will say must build a network that takes the weights."""
+    """Check that the architecture and arguments of config.json build a network with these weights."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # an export in the middle of a training run must not change it
+    with torch.random.fork_rng(devices=[]):  # an export during a training run must not change the run
         load_state(create_backbone(name, model_args=arguments), state, "this encoder")
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a target that holds files, unless they are a model folder that we wrote.
+    """Check that a target is new or empty, or a model folder of this library.
 
     Raises:
-        InvalidRequest: it does.
+        InvalidRequest: it contains other files.
     """
     if not folder.exists() or (folder.is_dir() and all(path.name.startswith(STAGING) for path in folder.iterdir())):
         return
@@ -205,10 +206,10 @@ def require_free(folder: Path) -> None:
 
 
 def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's names, every one of them set: timm's defaults hold the settings of its supervised weights."""
+    """Return the block for timm with every field set, because timm's defaults describe its supervised weights."""
     timm_cfg: Mapping[str, Any] = backbone.pretrained_cfg  # type: ignore[assignment]
     size = preprocessing.input_size
-    foreign = "converted" in about  # another project's weights must not be called ours
+    foreign = "converted" in about  # weights of another project must not name our paper
     paper = {} if foreign else {"paper_ids": "arXiv:2104.14548", "paper_name": PAPER}
     return {
         "tag": "converted" if foreign else "nnclr",
@@ -230,12 +231,12 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
 
 
 def _write(
-    folder: Path, config: ModelConfig, state: dict[str, Tensor], beside: Mapping[str, dict[str, Tensor]]
+    folder: Path, config: ModelConfig, state: dict[str, Tensor], optional: Mapping[str, dict[str, Tensor]]
 ) -> Path:
-    """Write all files to a folder inside, then moves them into place, the config last.
+    """Write all files to a staging folder, then move them into place, config.json last.
 
-    Until the moves begin an older model stays as it was; should the machine stop between two of them, the
-    hashes in config.json tell, and the folder is refused rather than half old and half new.
+    Until the moves begin, an existing model does not change. If the machine stops between two moves, the hashes in
+    config.json do not match, so the mixed folder is refused.
 
     Raises:
         ModelError: the disk is full, or the folder cannot be written.
@@ -244,9 +245,9 @@ def _write(
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"{STAGING}*"):
             shutil.rmtree(left_over, ignore_errors=True)
-        half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside: the folder may be a mount of its own
+        half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside, because the folder may be a mount point
         try:
-            _write_inside(half, folder, config, state, beside)
+            _write_inside(half, folder, config, state, optional)
         finally:
             shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
@@ -257,14 +258,14 @@ def _write(
 
 
 def _write_inside(
-    half: Path, folder: Path, config: ModelConfig, state: dict[str, Tensor], beside: Mapping[str, dict[str, Tensor]]
+    half: Path, folder: Path, config: ModelConfig, state: dict[str, Tensor], optional: Mapping[str, dict[str, Tensor]]
 ) -> None:
     from safetensors.torch import save
 
-    files = {WEIGHTS: state, **{name: tensors for name, tensors in beside.items() if tensors}}
+    files = {WEIGHTS: state, **{name: tensors for name, tensors in optional.items() if tensors}}
     for name, tensors in files.items():
-        # exactly this metadata: with more keys safetensors orders them by chance, and the bytes differ;
-        # and not save_file, whose files their owner alone can read
+        # a single metadata key, because safetensors writes several in random order; not save_file, because only the
+        # owner can read the files that it creates
         (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
     hashes = {name: sha256_of(half / name) for name in files}
     config = replace(config, nnclr={**config.nnclr, "sha256": hashes})

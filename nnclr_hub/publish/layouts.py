@@ -1,8 +1,8 @@
-"""How projects lay out their checkpoints: which keys are the backbone, under which names.
+"""The layouts of other projects' checkpoints: which keys are the backbone, under which names.
 
-A file's layout is told by its keys. Several networks in one file are told apart by a branch (`online`, `momentum`,
-`teacher`, `student`, or the part of the file by its own name). What is no backbone is dropped, and reported. A
-layout that we know and do not read is refused by name, one that could be two is refused as ambiguous.
+The keys of a file determine its layout. If it contains several networks, a branch selects one: `online`, `momentum`,
+`teacher`, `student`, or the name of its part. The other parts are dropped and reported. A known layout without
+support is refused by name, and a file that matches two layouts is refused as ambiguous.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STAGES = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3",
 
 @dataclass(frozen=True)
 class Layout:
-    """A project's way.
+    """The layout of a project.
 
     name: of the project.
-    matches: whether a checkpoint is laid out so.
-    branches: name -> (container or None for the main one, prefix); the first is the project's own choice.
+    matches: returns whether a checkpoint has this layout.
+    branches: name -> (container or None for the main one, prefix); the first is the default.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Backbone:
-    """What was found.
+    """The backbone of a checkpoint.
 
-    layout, branch: where.
-    state: of the backbone alone, by its project's names.
-    dropped: what was left out, with the number of tensors; 0 for what is none.
+    layout, branch: its place in the checkpoint.
+    state: its tensors, under the names of its project.
+    dropped: the other parts, with their number of tensors; 0 for settings.
     """
 
     layout: str
@@ -53,7 +53,7 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
     """Return the backbone of a checkpoint whose layout is known.
 
     Raises:
-        InvalidRequest: a layout that is unknown, refused or ambiguous, or a branch that is not there.
+        InvalidRequest: the layout is unknown, unsupported or ambiguous, or the branch does not exist.
     """
     for refused in REFUSED:
         if refused.matches(contents):
@@ -71,7 +71,7 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
         )
     if len(found) > 1:
         raise InvalidRequest(
-            f"{origin} could be of {' or of '.join(layout.name for layout in found)}: save the backbone alone, under "
+            f"{origin} could be of {' or of '.join(layout.name for layout in found)}; save its backbone alone, under "
             "torchvision's or timm's names."
         )
     return _taken(contents, found[0], origin, branch)
@@ -92,7 +92,7 @@ def _taken(contents: Contents, layout: Layout, origin: str, branch: str | None) 
     chosen = branch or next(iter(places), None)
     if chosen not in places:
         raise InvalidRequest(
-            f"{origin} ({layout.name}) has no branch {chosen!r}: it has {', '.join(places) or 'no backbone at all'}."
+            f"{origin} ({layout.name}) has no branch {chosen!r}; it has {', '.join(places) or 'no backbone at all'}."
         )
     section, prefix = places[chosen]
     state = _below(contents, (section, prefix))
@@ -107,7 +107,7 @@ def _below(contents: Contents, place: tuple[str, str]) -> State:
 
 
 def _rivals(contents: Contents, places: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return parts beside the known branches that hold convolutions, as a backbone does and a head does not."""
+    """Return other parts with convolutions, which a backbone has and a head does not."""
     if any(prefix == "" for _, prefix in places.values()):
         return []
     known = {prefix.rstrip(".") for _, prefix in places.values()}
@@ -116,7 +116,7 @@ def _rivals(contents: Contents, places: Mapping[str, tuple[str, str]]) -> list[s
 
 
 def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
-    """What is not taken: other containers, other parts, the classifier; and settings, which are no tensors."""
+    """Count the tensors in other containers, other parts and the classifier; settings count as 0."""
     counted: Counter[str] = Counter()
     for name, state in contents.sections.items():
         for key in state:
@@ -132,7 +132,7 @@ def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
 
 
 def _named(state: State) -> State:
-    """A ResNet that was cut into nn.Sequential has its children's numbers: by their names again."""
+    """Restore the names of a ResNet that was converted to nn.Sequential, which numbers its children."""
     if not _numbered(state):
         return state
     return {f"{STAGES.get(stage, stage)}.{rest}": value for (stage, _, rest), value in _split(state)}
@@ -151,7 +151,7 @@ def _has(*groups: str) -> Callable[[Contents], bool]:
 
 
 def _is_plain(contents: Contents) -> bool:
-    """A backbone alone, under torchvision's or timm's names."""
+    """Return whether this is a backbone alone, under torchvision's or timm's names."""
     names = contents.sections.get(contents.main, {})
     return contents.main != "teacher" and not {
         "conv1.weight",
@@ -166,7 +166,7 @@ def _is_solo(contents: Contents) -> bool:
 
 
 def _is_old_solo(contents: Contents) -> bool:
-    """Before its encoder was called backbone."""
+    """Return whether this is solo-learn from before it renamed its encoder to backbone."""
     groups = contents.groups("state_dict")
     return {"encoder", "classifier"} <= groups and "backbone" not in groups
 

@@ -1,12 +1,12 @@
-"""An encoder as one ONNX file, for runtimes without torch.
+"""Export an encoder as one ONNX file, for runtimes without torch.
 
     export_onnx("nnclr_resnet18_small_cpu_starter", Path("model.onnx"))
 
     session = onnxruntime.InferenceSession("model.onnx")
     vectors, = session.run(["embedding"], {"pixels": crops})        # (N, S, S, 3) uint8 -> (N, D) float32
 
-What is left to the caller is decoding, the resize of the short side and the center crop; the file's metadata
-say how ("preprocessing", JSON), and which encoder it is ("fingerprint", "source").
+The caller decodes, resizes and crops the images. The metadata of the file describe this preprocessing
+("preprocessing", JSON) and the encoder ("fingerprint", "source").
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LOWEST_COSINE = 0.9999
 
 @dataclass(frozen=True)
 class ONNXFile:
-    """What was written.
+    """An exported file.
 
-    path: the file.
-    cosine: the lowest cosine of its vectors with torch's, on made images in batches of two sizes; None where
-        ONNX Runtime is not installed, so that nothing was compared.
+    path: of the file.
+    cosine: the lowest cosine of its vectors with torch's, on synthetic images in batches of two sizes; None if ONNX
+        Runtime is not installed, because nothing was compared.
     """
 
     path: Path
@@ -44,24 +44,24 @@ class ONNXFile:
 def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     """Write an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
 
-    A second output, "features", has the vectors as the network gives them. An older file is replaced only when
-    the new one is whole and, where ONNX Runtime is installed, has given torch's vectors.
+    A second output, "features", has the vectors before normalization. An existing file is replaced only after the new
+    one is complete. If ONNX Runtime is installed, the new one must also give torch's vectors.
 
     Args:
-        source: as `load_encoder` takes it.
-        path: a file ending in .onnx.
+        source: any source of `load_encoder`.
+        path: its name ends in .onnx.
 
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
-        InvalidRequest: another ending, no such folder, or a network that cannot be exported.
-        ModelError: the encoder cannot be had, its file does not give torch's vectors, or it cannot be written.
+        InvalidRequest: the name or the folder is invalid, or the network cannot be exported.
+        ModelError: the encoder cannot be loaded, the file does not give torch's vectors, or it cannot be written.
     """
     path = Path(path)
     if path.suffix != ".onnx":
         raise InvalidRequest(f"{path} must end in .onnx, for example {path.with_suffix('.onnx')}.")
     if not path.parent.is_dir():
         raise InvalidRequest(f"The folder {path.parent} does not exist; create it first, or use another file.")
-    if path.is_dir():  # said before the export, which takes its time
+    if path.is_dir():  # checked before the export, which is slow
         raise _unwritable(path, os.strerror(errno.EISDIR))
     encoder = load_encoder(source, device="cpu")
     preprocessing = encoder.transform.preprocessing
@@ -81,8 +81,8 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
         )
         if cosine < LOWEST_COSINE:
             raise WeightsMismatch(
-                f"The ONNX model of {source} gives other vectors than torch (cosine {cosine:.4f}): nothing was "
-                "written; other versions of torch and onnxscript may do better."
+                f"The ONNX model of {source} gives other vectors than torch (cosine {cosine:.4f}), so it was not "
+                "written; try other versions of torch and onnxscript."
             )
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""What a model folder has to send: its files, whole and verified, and a card that names the repository."""
+"""The files of a model folder to upload, verified, and a card that names the repository."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ LICENSE = "LICENSE"
 
 @dataclass(frozen=True)
 class OutgoingFile:
-    """A file to send, from the disk or from memory."""
+    """A file to upload, from the disk or from memory."""
 
     content: Path | bytes
 
     def sha256(self) -> str:
-        """Hex digest, by which the Hub knows large files."""
+        """Return the hex digest by which the Hub identifies large files."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def git_hash(self) -> str:
-        """Hex digest, by which the Hub knows any other file."""
+        """Return the hex digest by which the Hub identifies other files."""
         data = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
 
 def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, OutgoingFile]:
-    """{name: file} of what the folder publishes: what its config.json records, that file, the card and a LICENSE.
+    """Return the files to upload by name: config.json, the files that it records, the card, and LICENSE if it exists.
 
     Args:
-        folder: a model folder of ours.
-        repository: ORGANISATION/NAME.
-        revision: the tag that the card's snippets name, if any.
+        folder: a model folder.
+        repository: ORGANIZATION/NAME.
+        revision: the tag for the snippets of the card, if any.
 
     Raises:
-        ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is not whole.
+        ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is incomplete or damaged.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -57,15 +57,15 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
         )
     for name in recorded:
         if not (folder / name).is_file():
-            raise ModelFilesMissing(f"{folder / name} is missing, and its {CONFIG} records it: export the model again.")
+            raise ModelFilesMissing(f"{folder / name} is listed in {CONFIG} but missing; export the model again.")
     for name, digest in recorded.items():
-        if sha256_of(folder / name) != digest:  # read anew, whatever is remembered of the file
-            raise TamperedModel(f"{folder / name} is not the file that its {CONFIG} records: export the model again.")
-    encoder = load_encoder(f"local-dir:{folder}", device="cpu")  # every weight has its place
+        if sha256_of(folder / name) != digest:  # without the cache of hashes
+            raise TamperedModel(f"{folder / name} differs from its hash in {CONFIG}; export the model again.")
+    encoder = load_encoder(f"local-dir:{folder}", device="cpu")  # checks that every weight fits
     if encoder.embed_dim != config.num_features:
         raise WeightsMismatch(
-            f"{folder / CONFIG} speaks of vectors of {config.num_features} numbers, and the network gives "
-            f"{encoder.embed_dim}: export the model again."
+            f"{folder / CONFIG} records vectors of length {config.num_features}, but the network gives "
+            f"{encoder.embed_dim}; export the model again."
         )
     for name in recorded:
         if name.endswith(".safetensors"):
@@ -77,7 +77,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
 
 
 def outgoing_card(folder: Path, repository: str, revision: str | None) -> OutgoingFile:
-    """Return the card, written for the repository, unless somebody edited it: then it goes as it stands, sealed."""
+    """Return the card for the repository; an edited card keeps its text and gets a new seal."""
     try:
         text = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
     except (UnicodeDecodeError, OSError) as error:
@@ -91,4 +91,4 @@ def outgoing_card(folder: Path, repository: str, revision: str | None) -> Outgoi
 def _require_finite(folder: Path, name: str) -> None:
     for key, value in read_weights(folder, name).items():
         if value.is_floating_point() and not value.isfinite().all():
-            raise WeightsMismatch(f"{key} in {folder / name} holds NaN or infinity: export an older checkpoint.")
+            raise WeightsMismatch(f"{key} in {folder / name} contains NaN or infinity; export an older checkpoint.")

@@ -1,8 +1,8 @@
-"""`push_to_hub`, for the habit: an encoder in memory to the Hugging Face Hub in one call.
+"""`push_to_hub`: upload an encoder in memory to the Hugging Face Hub in one call.
 
     push_to_hub(encoder, "org/photos", tag="v1.0", license="apache-2.0")
 
-A function and not a method of Encoder, for encoders know nothing of publishing.
+It is a function and not a method, because the encoder package must not depend on this one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def push_to_hub(
 ) -> Published:
     """Publish an encoder: `export_model` and `publish_model` in one.
 
-    An encoder as its model folder has it goes with its heads and figures; one whose weights were changed since goes
-    without, for they are no longer its own.
+    Heads and results are included only if weights and preprocessing are those of the model folder that the encoder
+    was loaded from.
 
     Args:
-        encoder: what to publish.
-        repository: ORGANISATION/NAME.
+        encoder: to publish.
+        repository: ORGANIZATION/NAME.
         license: of the weights, for the card.
         data: the training images and their terms, for the card.
         private, tag, pr, token: see `publish_model`.
@@ -71,12 +71,12 @@ def _described(encoder: Encoder) -> dict[str, Any]:
 
 
 def _unchanged_origin(encoder: Encoder) -> Path | None:
-    """Return the model folder that the encoder came from, if its weights and preprocessing are still those."""
+    """Return the model folder of the encoder if its weights and preprocessing have not changed since."""
     if encoder.config is None:
         return None
     try:
         found = resolve(encoder.name)
-    except ModelError:  # it was there once
+    except ModelError:  # deleted since
         return None
     if found.folder is None or found.seed is not None:
         return None

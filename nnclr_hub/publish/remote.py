@@ -1,4 +1,4 @@
-"""What a repository on the Hugging Face Hub holds before anything is sent, and the Hub's refusals in words."""
+"""The state of a repository on the Hugging Face Hub before an upload, and the Hub's errors as `PublishingError`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file's hashes there: large ones have a sha256."""
+    """The hashes of a file on the Hub; only large files have a sha256."""
 
     git_hash: str
     sha256: str | None
 
     def is_the_same_as(self, file: OutgoingFile) -> bool:
-        """Return whether nothing would be sent."""
+        """Return whether the contents are equal, so that no upload is necessary."""
         return self.git_hash == file.git_hash() if self.sha256 is None else self.sha256 == file.sha256()
 
 
@@ -35,12 +35,12 @@ class RemoteFile:
 class Remote:
     """A repository at one revision.
 
-    head: its commit; None where the repository does not exist yet.
-    private: whether others cannot see it.
-    tags: their commits by name.
-    branches: their names.
-    files: by path.
+    head: its commit; None if the repository does not exist.
+    private: whether it is private.
+    tags: name -> commit.
+    files: path -> hashes.
     card: text of its README.
+    branches: their names.
     """
 
     head: str | None = None
@@ -52,15 +52,15 @@ class Remote:
 
 
 def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
-    """What is there; nothing is changed.
+    """Return the state of a repository without changing it.
 
     Args:
-        api: the Hub's client.
-        repository: ORGANISATION/NAME.
+        api: client of the Hub.
+        repository: ORGANIZATION/NAME.
         revision: branch, or refs/pr/NUMBER.
 
     Raises:
-        PublishingError: the Hub does not say.
+        PublishingError: the Hub does not answer, or refuses.
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.hf_api import RepoFile
@@ -77,7 +77,7 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
                 f"{repository} does not have a commit yet; create one on its page first, such as a README."
             )
         refs = api.list_repo_refs(repository)
-        # of the commit, not of the branch, which may move meanwhile
+        # by the commit, because the branch may move between the requests
         entries = api.list_repo_tree(repository, revision=info.sha)
         files = {
             entry.path: RemoteFile(entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
@@ -90,10 +90,10 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
 
 
 def require_known(api: HfApi, repository: str) -> None:
-    """Ask whose the token is, as a commit would; a mirror that cannot say is not held against it.
+    """Check that the Hub accepts the token; a mirror without this request passes.
 
     Raises:
-        PublishingError: the Hub does not know it.
+        PublishingError: the Hub rejects the token.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -114,11 +114,11 @@ def _read(api: HfApi, repository: str, commit: str) -> str:
 
 @contextmanager
 def hub_errors(repository: str) -> Iterator[None]:
-    """Return the errors of the Hub's client as one sentence each.
+    """Convert the errors of the Hub's client.
 
     Raises:
-        PublishingError: says what to do.
-        InvalidRequest: the name is none.
+        PublishingError: the Hub or the network failed; the message names the next step.
+        InvalidRequest: the name of the repository is invalid.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -136,28 +136,28 @@ def hub_errors(repository: str) -> Iterator[None]:
     except HFValidationError as error:
         raise InvalidRequest(f"{repository} is not a valid repository: {_line(error)}") from error
     except OfflineModeIsEnabled as error:
-        raise PublishingError("HF_HUB_OFFLINE is set, and to publish needs the network: unset it.") from error
+        raise PublishingError("HF_HUB_OFFLINE is set, but publishing needs the network; unset it.") from error
     except GatedRepoError as error:
         raise PublishingError(
-            f"{repository} is gated: accept its terms on its page with the account of your token."
+            f"{repository} is gated; accept its terms on its page with the account of your token."
         ) from error
     except RepositoryNotFoundError as error:
         raise PublishingError(
-            f"{repository} is not there for your token: check the name, and that HF_TOKEN (or `hf auth login`) is of "
-            "an account that may write to it."
+            f"{repository} does not exist, or the token has no access to it; check the name, and set HF_TOKEN (or run "
+            "`hf auth login`) for an account with write permission."
         ) from error
     except HfHubHTTPError as error:
         raise _answered(error, repository) from error
-    except UnicodeEncodeError as error:  # a header is made of it
+    except UnicodeEncodeError as error:  # the token becomes an HTTP header
         raise PublishingError("HF_TOKEN contains invalid characters; set it to a valid token.") from error
     except (*network_errors(), ConnectionError, TimeoutError) as error:
         raise _unreachable(error, constants.ENDPOINT) from error
     except (RuntimeError, ValueError, OSError) as error:
-        raise _broken_off(error, repository) from error
+        raise _interrupted(error, repository) from error
 
 
 def _answered(error: Exception, repository: str) -> PublishingError:
-    """What an HTTP status means when one publishes."""
+    """Return the error for an HTTP status."""
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
     if is_of_xet(error):
@@ -170,10 +170,11 @@ def _answered(error: Exception, repository: str) -> PublishingError:
         )
     if status == 412:
         return PublishingError(
-            f"Somebody committed to {repository} meanwhile, and nothing of yours was: look at it, then call again."
+            f"Another commit to {repository} was made during the upload, so nothing was committed; check it, then call "
+            "again."
         )
     return PublishingError(
-        f"The Hub refuses for {repository} (status {status}: {_line(error)}): fix that, or try again later."
+        f"The Hub refused a request for {repository} (status {status}: {_line(error)}); fix this, or try again later."
     )
 
 
@@ -181,30 +182,29 @@ def _unreachable(error: Exception, endpoint: str) -> PublishingError:
     if is_of_xet(error):
         return _without_xet()
     return PublishingError(
-        f"{endpoint} cannot be reached ({_line(error) or type(error).__name__}): connect, or set HF_ENDPOINT to a "
-        "mirror; call again then, and what has arrived is not sent twice."
+        f"{endpoint} cannot be reached ({_line(error) or type(error).__name__}); check the network, or set HF_ENDPOINT "
+        "to a mirror. The next call sends only missing files."
     )
 
 
-def _broken_off(error: Exception, repository: str) -> PublishingError:
-    """Errors that wrap what went wrong while a large file was on its way."""
+def _interrupted(error: Exception, repository: str) -> PublishingError:
+    """Return the error for a failed upload of a large file, with its original cause."""
     if is_of_xet(error):
         return _without_xet()
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     return PublishingError(
-        f"The upload to {repository} was interrupted ({_line(cause)}): call again, what has arrived is not sent twice."
+        f"The upload to {repository} was interrupted ({_line(cause)}); call again to send the missing files."
     )
 
 
 def _without_xet() -> PublishingError:
     return PublishingError(
-        f"This Hub does not support uploads over the Xet protocol; set {NO_XET}=1 before starting, "
-        "and they go by plain HTTP."
+        f"This Hub does not support uploads over the Xet protocol; set {NO_XET}=1 before starting to use plain HTTP."
     )
 
 
 def _line(error: BaseException) -> str:
-    """Return the error's text in one line; an address without its query, which may be a signature to upload by."""
+    """Return the error's text as one line; URLs lose their query, which may contain an upload signature."""
     return re.sub(r"\?[^\s'\"]+", "", " ".join(str(error).split()))[:200]

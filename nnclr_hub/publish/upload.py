@@ -1,11 +1,10 @@
-"""A model folder to the Hugging Face Hub: refused before a byte is sent, or one commit and then its tag.
+"""Publish a model folder on the Hugging Face Hub: check everything first, then make one commit and its tag.
 
     done = publish_model("models/photos", "org/photos", tag="v1.0")
     print(done.source)                  # hf-hub:org/photos@<commit>, for load_encoder
 
-Called again it sends nothing that the Hub has, and makes no commit where nothing changed. What the tests run it
-against is a stand-in for the Hub on this machine, by plain HTTP; the Hub's own servers and the Xet protocol are not
-tested.
+Another call sends only missing files, and makes a commit only if something changed. The tests use a local stand-in for
+the Hub over plain HTTP; the Hub's own servers and the Xet protocol are not tested.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MAIN = "main"
-# as git has it; and no name that would be taken for the branch or a commit
+# valid in git, and neither the branch nor a commit
 _TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)(?!.*\.\.|.*\.lock$|.*\.$)[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
 class Published:
-    """What was done; of a dry run, what would be.
+    """The result of a publication, or the plan of a dry run.
 
-    repository: ORGANISATION/NAME.
-    commit: where the model is now; None for a dry run that would make a new one.
-    tag: that points there.
-    pull_request: number, for one that was opened or continued.
+    repository: ORGANIZATION/NAME.
+    commit: that contains the model; None for a dry run that would make one.
+    tag: of the commit.
+    pull_request: number of the pull request that was opened or continued.
     created: whether the repository is new.
-    tagged: whether the tag is new; False for one that stood there already.
-    sent: files of the commit with their bytes; none when nothing had changed.
-    removed: files of an older model that this one has not.
+    tagged: whether the tag is new.
+    sent: changed file -> bytes.
+    removed: files of the previous model that this one does not have.
     """
 
     repository: str
@@ -262,6 +261,5 @@ def _tag(api: HfApi, plan: Published) -> None:
             raise
         raise PublishingError(
             f"Another process created the tag {plan.tag} of {plan.repository}. Commit {plan.commit} was uploaded "
-            "without a "
-            "tag; choose another tag and call again."
+            "without a tag; choose another tag and call again."
         ) from error
