@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.finite import require_finite
+from nnclr_hub.probe.metrics import require_finite
 
 CHUNK = 1024  # queries at a time
 

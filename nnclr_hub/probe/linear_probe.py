@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
-from nnclr_hub.probe.finite import require_finite
 from nnclr_hub.probe.labeling import Label
 from nnclr_hub.probe.logistic import Stacked, logits_of
+from nnclr_hub.probe.metrics import require_finite
 
 WEIGHTS, ABOUT = "probe.safetensors", "probe.json"
 SHOWN = 5  # classes in a __repr__

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.finite import require_finite
 
 CHUNK = 1024  # queries at a time
+PIECE = 1 << 24  # numbers checked for NaN and infinity at a time
 RECALL_LEVELS = np.linspace(0, 1, 11)
 
 
@@ -160,3 +160,21 @@ def _same_length(one: object, other: object) -> None:
     lengths = len(one), len(other)  # type: ignore[arg-type]
     if lengths[0] != lengths[1]:
         raise InvalidRequest(f"Each row needs one label, got {lengths[0]} rows and {lengths[1]} labels.")
+
+
+def require_finite(features: np.ndarray) -> None:
+    """Check rows (N, D) for NaN and infinity, piece by piece: one such row would spoil every average.
+
+    Raises:
+        InvalidRequest: with the first such row and their number.
+    """
+    rows = max(1, PIECE // max(1, features.shape[1]))
+    bad = [
+        start + place
+        for start in range(0, len(features), rows)
+        for place in np.flatnonzero(~np.isfinite(features[start : start + rows]).all(axis=1))
+    ]
+    if bad:
+        raise InvalidRequest(
+            f"Features must be finite: {len(bad)} rows contain NaN or infinity, the first is row {bad[0]}."
+        )

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
@@ -370,8 +370,16 @@ class VectorStore(Protocol):
         """Close all collections and release the store."""
         ...
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exception: object) -> None: ...
+    def refuse_if_read_only(self) -> None:
+        """Raise OpenedForReading if the store was opened read-only."""
+        if self.read_only:
+            raise OpenedForReading
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _shape(vector: np.ndarray) -> str:

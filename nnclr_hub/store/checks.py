@@ -41,14 +41,25 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def check_search_size(k: int, effort: int | None) -> None:
-    """Check the limits of searches by the command line, REST and the apps.
+def check_k(k: int, most: int = MAX_K) -> int:
+    """Return the number of neighbors if it is in 1 ... most, else raise InvalidRequest."""
+    return _check_whole("k", k, most)
 
-    Raises:
-        InvalidRequest: k is not in 1 ... 1000, or effort not in 1 ... 10,000.
-    """
-    check_k(k, MAX_SEARCH_K)
-    check_effort(effort, MAX_SEARCH_EFFORT)
+
+def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
+    """Return the search effort if it is None or in 1 ... most, else raise InvalidRequest."""
+    return None if effort is None else _check_whole("effort", effort, most)
+
+
+def check_limit(limit: int) -> int:
+    """Return the size of a page if it is in 1 ... MAX_LIMIT, else raise InvalidRequest."""
+    return _check_whole("limit", limit, MAX_LIMIT)
+
+
+def _check_whole(name: str, value: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise InvalidRequest(f"{name} must be between 1 and {most}, got {value!r}.")
+    return int(value)
 
 
 def check_options(options: SearchOptions) -> None:
@@ -59,17 +70,6 @@ def check_options(options: SearchOptions) -> None:
     """
     check_effort(options.effort)
     check_threshold(options.score_threshold)
-
-
-def check_k(k: int, most: int = MAX_K) -> int:
-    """Return the number of neighbors if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a whole number in 1 ... most.
-    """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= most:
-        raise InvalidRequest(f"k must be between 1 and {most}, got {k!r}.")
-    return int(k)
 
 
 def check_ids(ids: Sequence[str]) -> list[str]:
@@ -83,19 +83,6 @@ def check_ids(ids: Sequence[str]) -> list[str]:
     return [check_name(id, "Item id") for id in ids]
 
 
-def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
-    """Return the search effort if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a whole number in 1 ... most.
-    """
-    if effort is None:
-        return None
-    if isinstance(effort, bool) or not isinstance(effort, int) or not 1 <= effort <= most:
-        raise InvalidRequest(f"effort must be between 1 and {most}, got {effort!r}.")
-    return effort
-
-
 def check_threshold(threshold: float | None) -> float | None:
     """Return the score threshold if it is valid.
 
@@ -107,17 +94,6 @@ def check_threshold(threshold: float | None) -> float | None:
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold != threshold:
         raise InvalidRequest(f"score_threshold must be a number, got {threshold!r}.")
     return threshold
-
-
-def check_limit(limit: int) -> int:
-    """Return the size of a page if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a whole number in 1 ... MAX_LIMIT.
-    """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}, got {limit!r}.")
-    return limit
 
 
 def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:

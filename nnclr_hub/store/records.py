@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,15 @@ from typing import Any, BinaryIO
 
 from nnclr_hub.errors import OpenedForReading, StoreCorrupt, StoreReadOnly
 from nnclr_hub.store.folder import fsync_folder, give_back, make_folder, take_lock
-from nnclr_hub.store.sqlite import check_space, connect, format_of, quick_check, translated
+from nnclr_hub.store.sqlite import (
+    check_space,
+    connect,
+    format_of,
+    quick_check,
+    remove_files,
+    replace_damaged,
+    with_hint,
+)
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
@@ -175,7 +181,7 @@ class Records:
         with self._lock:
             if self._closed:
                 raise StoreReadOnly("The store is closed; open it again.")
-            with own_damage(self._path):
+            with with_hint(self._path, HINT):
                 if self._connection is None:
                     self._connection = self._opened()
                 yield self._connection
@@ -208,27 +214,17 @@ def repair_records(path: Path) -> int | None:
 
 def _repair(path: Path) -> int | None:
     try:
-        with own_damage(path):
+        with with_hint(path, HINT):
             _connected(path).close()
     except StoreCorrupt as error:
         log.warning("%s", error)
     else:
         return None
-    new, lost = path.with_suffix(".new"), path.parent / "lost+found"
-    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
-        Path(f"{new}{suffix}").unlink(missing_ok=True)
+    new = path.with_suffix(".new")
+    remove_files(new)  # of an interrupted attempt
     with closing(_connected(new)) as to:
         saved = _rescue(path, to)
-    make_folder(lost)
-    number = sum(1 for _ in lost.glob(f"{path.stem}-damaged*{path.suffix}"))
-    existing = [suffix for suffix in ("", "-wal", "-shm") if Path(f"{path}{suffix}").exists()]
-    for suffix in existing:
-        shutil.copy2(f"{path}{suffix}", lost / f"{path.stem}-damaged{number}{path.suffix}{suffix}")
-    fsync_folder(lost)
-    for suffix in existing[1:]:  # the old file's log must not be applied to the new file
-        Path(f"{path}{suffix}").unlink()
-    os.replace(new, path)
-    fsync_folder(path.parent)
+    replace_damaged(path, new, path.parent / "lost+found")
     return saved
 
 
@@ -236,7 +232,7 @@ def _rescue(path: Path, to: sqlite3.Connection) -> int:
     """Copy row by row and skip rows that cannot be read; return the number of rows copied."""
     saved = row = 0
     try:
-        with own_damage(path), closing(connect(path, SCHEMA, read_only=True)) as old:
+        with with_hint(path, HINT), closing(connect(path, SCHEMA, read_only=True)) as old:
             last = old.execute("SELECT max(rowid) FROM records").fetchone()[0] or 0
             while row < last:
                 row += 1
@@ -265,13 +261,3 @@ def _connected(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-@contextmanager
-def own_damage(path: Path) -> Iterator[None]:
-    """Translate SQLite's errors; damage to this file has another remedy than damage to a collection's."""
-    try:
-        with translated(path):
-            yield
-    except StoreCorrupt as error:
-        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}); {HINT}.") from error

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
+from nnclr_hub.store.folder import fsync_folder, make_folder
 
 PAGE_SIZE = 16_384
 BUSY_SECONDS = 5.0
@@ -175,6 +176,49 @@ def translated(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
         raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
+
+
+@contextmanager
+def with_hint(path: Path, hint: str) -> Iterator[None]:
+    """Translate errors as `translated` does, with another hint for damage to this file."""
+    try:
+        with translated(path):
+            yield
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}); {hint}.") from error
+
+
+def remove_files(path: Path) -> None:
+    """Delete a database with its log and the index of the log, as far as they exist."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def replace_damaged(path: Path, new: Path, lost: Path) -> Path:
+    """Put a new file in the place of a damaged one, and return where the damaged one is now.
+
+    The damaged file and its log are completely copied to the folder `lost`, on disk, before they are touched.
+    """
+    make_folder(lost)
+    number = sum(1 for _ in lost.glob(f"{path.stem}-damaged*{path.suffix}"))
+    kept = lost / f"{path.stem}-damaged{number}{path.suffix}"
+    for suffix in ("", "-wal"):
+        if Path(f"{path}{suffix}").exists():
+            shutil.copy2(f"{path}{suffix}", f"{kept}{suffix}")
+            _fsync(Path(f"{kept}{suffix}"))
+    _fsync(new)
+    fsync_folder(lost)
+    for suffix in ("-wal", "-shm"):  # before the new file gets its name: the old log must never be applied to it
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    fsync_folder(path.parent)
+    os.replace(new, path)
+    fsync_folder(path.parent)
+    return kept
+
+
+def _fsync(file: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def _size(path: Path) -> int:

@@ -1,11 +1,15 @@
-"""The linear probe against scikit-learn's logistic regression."""
+"""The linear probe against scikit-learn's logistic regression; its options, files and errors."""
+
+import json
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
-from nnclr_hub import fit_linear_probe
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub import LinearProbe, fit_linear_probe
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.probe import logistic
 
 
 @pytest.fixture
@@ -46,13 +50,115 @@ def test_the_penalty_is_chosen_by_held_out_accuracy():
     assert fit_linear_probe(noisy, labels).l2 >= 1e-7
 
 
-def test_bad_input_is_explained(clouds):
-    features, labels = clouds
+@pytest.fixture
+def probe():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(["cat", "dog"], 50)
+    features = rng.normal(size=(100, 6)).astype(np.float32)
+    features[:, 0] += np.where(labels == "cat", 2, -2)
+    return fit_linear_probe(features, labels, l2=0.01, threshold=0.9, fingerprint="abc")
+
+
+def test_below_the_threshold_the_answer_is_none(probe):
+    sure, unsure = np.array([[4, 0, 0, 0, 0, 0], [0.02, 0, 0, 0, 0, 0]], np.float32)
+    assert probe.predict(np.stack([sure, unsure])).labels == ["cat", None]
+
+
+def test_features_of_another_encoder_are_refused(probe):
+    with pytest.raises(FingerprintMismatch):
+        probe.predict(np.zeros((1, 6)), fingerprint="xyz")
+    assert probe.predict(np.zeros((1, 6)), fingerprint="abc").labels == [None]
+
+
+def test_saved_and_loaded_it_is_the_same(probe, tmp_path):
+    again = LinearProbe.load(probe.save(tmp_path / "probe"))
+    np.testing.assert_array_equal(again.weight, probe.weight)
+    assert (again.classes, again.threshold, again.fingerprint) == (("cat", "dog"), 0.9, "abc")
+
+
+def test_a_folder_without_a_probe_or_with_a_damaged_one_is_explained(probe, tmp_path):
     with pytest.raises(InvalidRequest):
-        fit_linear_probe(features, np.zeros(300))
+        LinearProbe.load(tmp_path)
+    folder = probe.save(tmp_path / "probe")
+    (folder / "probe.safetensors").write_bytes(b"short")
     with pytest.raises(InvalidRequest):
-        fit_linear_probe(features, labels[:-1])
+        LinearProbe.load(folder)
+    folder = probe.save(tmp_path / "other")
+    about = json.loads((folder / "probe.json").read_text())
+    (folder / "probe.json").write_text(json.dumps({**about, "classes": ["cat"]}))
     with pytest.raises(InvalidRequest):
-        fit_linear_probe(np.full((300, 5), np.nan), labels)
+        LinearProbe.load(folder)
+
+
+def test_held_out_rows_choose_and_then_join():
+    """With features that only a strong penalty tames, the choice is the strong one."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 100)).astype(np.float32), np.arange(60) % 2
+    x[:, 0] += 2 * y
+    val_x, val_y = rng.normal(size=(200, 100)).astype(np.float32), np.arange(200) % 2
+    val_x[:, 0] += 2 * val_y
+    probe = fit_linear_probe(x, y, validation=(val_x, val_y))
+    assert probe.l2 >= 0.1
+    joined = fit_linear_probe(np.concatenate([x, val_x]), np.concatenate([y, val_y]), l2=probe.l2)
+    np.testing.assert_allclose(probe.weight, joined.weight, atol=1e-3)
+
+
+def test_what_cannot_be_fitted_is_named():
+    x = np.eye(4, dtype=np.float32)
+    with pytest.raises(InvalidRequest, match="eel"):
+        fit_linear_probe(x, ["cat", "dog"] * 2, validation=(x[:1], ["eel"]))
+    for labels in (["a", "b", "c", "d"], [0] * 4, ["cat", "dog", "cat"]):
+        with pytest.raises(InvalidRequest):
+            fit_linear_probe(x, labels)
     with pytest.raises(InvalidRequest):
-        fit_linear_probe(features, labels).predict(np.zeros((2, 4)))
+        fit_linear_probe(x, ["cat", "dog"] * 2, l2=0.1).predict(np.zeros((2, 3)))
+    x[2, 1] = np.nan
+    with pytest.raises(InvalidRequest):
+        fit_linear_probe(x, ["cat", "dog"] * 2)
+
+
+def test_a_rare_label_does_not_stop_the_choice_of_the_penalty():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)).astype(np.float32), np.zeros((40, 2), np.float32)
+    y[::2, 0], y[7, 1] = 1, 1
+    for seed in range(6):  # the single one of the second label is held out in some of them, in others not
+        assert fit_linear_probe(x, y, classes=["often", "once"], seed=seed).classes == ("often", "once")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weight": "balance"},
+        {"metric": "map11"},
+        {"l2": -1.0},
+        {"sweep": []},
+    ],
+)
+def test_options_without_a_meaning_are_refused(options):
+    with pytest.raises(InvalidRequest):
+        fit_linear_probe(np.eye(6, dtype=np.float32), [0, 1] * 3, **options)
+
+
+def test_rows_are_fitted_to_without_a_copy_of_them(monkeypatch):
+    """Neither the split nor the refit makes one: every row that is looked at is a piece."""
+    monkeypatch.setattr(logistic, "PIECE", 64)
+    monkeypatch.setattr(logistic, "MAX_ROTATED", 0)
+    seen, cat = [], torch.cat
+    monkeypatch.setattr(
+        torch, "cat", lambda parts, *a, **k: (seen.extend(p.numel() for p in parts), cat(parts, *a, **k))[1]
+    )
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = (rng.normal(size=(200, 16)) + y[:, None]).astype(np.float16)
+    probe = fit_linear_probe(x, y, sweep=[1e-3, 1e-1], validation=(x[:50], y[:50]))
+    assert max(seen) < x.size
+    want = fit_linear_probe(np.concatenate([x, x[:50]]), np.concatenate([y, y[:50]]), l2=probe.l2)
+    np.testing.assert_allclose(probe.weight, want.weight, atol=1e-3)
+
+
+def test_of_penalties_with_equal_scores_the_one_with_the_best_probabilities_is_chosen():
+    """Far apart, every penalty of the sweep scores 1; the strongest would leave all classes nearly as probable."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 30)
+    probe = fit_linear_probe(np.eye(3, 8)[labels] + rng.normal(0, 0.05, (90, 8)), labels)
+    assert probe.predict(np.eye(3, 8)).probabilities.max(axis=1).min() > 0.95

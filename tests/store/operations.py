@@ -113,11 +113,8 @@ CHANGES: list[tuple[str, Operation]] = [
 ]
 
 
-def on_items(spec: CollectionSpec, every: int = 1) -> list[tuple[str, Operation]]:
-    """Return the operations on a store, in this order.
-
-    every: ask with one filter in so many.
-    """
+def on_items(spec: CollectionSpec, filters: list[Any]) -> list[tuple[str, Operation]]:
+    """Return the operations on a store, in this order."""
     steps: list[tuple[str, Operation]] = [
         ("nothing there", lambda s: s.get("c")),
         ("create", lambda s: s.create("c", spec).spec),
@@ -149,7 +146,7 @@ def on_items(spec: CollectionSpec, every: int = 1) -> list[tuple[str, Operation]
         ("bad query", lambda s: s.get("c").search(QUERIES[0][:2])),
         ("bad query of a batch", lambda s: s.get("c").search_batch(np.stack([QUERIES[0], QUERIES[0] * np.inf]))),
     ]
-    for i, where in enumerate(FILTERS[::every]):
+    for i, where in enumerate(filters):
         k, query = (3, N)[i % 2], QUERIES[i % 5]
         steps += [
             (f"count where {i}", lambda s, w=where: s.get("c").count(w)),

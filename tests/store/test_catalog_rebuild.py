@@ -77,7 +77,7 @@ def test_what_a_whole_catalog_says_goes_before_what_the_files_say(folder):
     assert set(rebuild_catalog(folder)) == {"b", "x.old", "z"}
     with open_store(str(folder)) as store:
         assert store.aliases() == {"x": "b"}
-    assert "The catalog is well" in repair(folder).stdout
+    assert "intact" in repair(folder).stdout
 
 
 def test_a_collection_whose_name_is_known_nowhere_is_recovered_under_another(folder):

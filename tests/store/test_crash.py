@@ -13,17 +13,15 @@ from itertools import islice
 
 import pytest
 from store.crash import load
-from store.crash.children import environment
-from store.crash.form import LONG, SECONDS, SEED
 from store.crash.ledger import Ledger
 from store.crash.script import operations, perform, worlds
-from store.crash.small import open_small_store
+from store.crash.small import LONG, SECONDS, SEED, environment, open_small_store
 from store.crash.world import read_collection, read_world
 
 from nnclr_hub.store.failpoints import STEPS
 
 LENGTH = 60
-ROUNDS = 5
+ROUNDS = 3
 
 
 class Doomed:
@@ -148,7 +146,7 @@ def test_random_kills_under_load_lose_nothing(tmp_path):
     round_ = 0
     while round_ < ROUNDS or time.monotonic() < until:
         # by requests rather than by the clock, so that a busy machine has come as far
-        kill_under_load(folder, 1000 * SEED + round_, rng.randrange(2, 500), rng.uniform(0.0, 0.1), ledger)
+        kill_under_load(folder, 1000 * SEED + round_, rng.randrange(2, 350), rng.uniform(0.0, 0.1), ledger)
         with open_small_store(folder) as store:
             collection = store.get(load.NAME)
             info = collection.info()

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from store.crash import strace
-from store.crash.children import environment
 from store.crash.content import item_of
-from store.crash.form import LONG
 from store.crash.script import operations, worlds
-from store.crash.small import open_small_store
+from store.crash.small import LONG, environment, open_small_store
 from store.crash.world import read_collection, read_world
 
 LENGTH = 30

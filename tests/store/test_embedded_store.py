@@ -4,55 +4,19 @@ import threading
 
 import numpy as np
 import pytest
-from store.exhaustive import DIM, brute_force, vectors
+from store.exhaustive import DIM, vectors
 
-from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import (
     ItemNotFound,
 )
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.settings import StoreSettings
 
 
 @pytest.fixture
 def store(tmp_path):
     with open_store(str(tmp_path / "store")) as opened:
         yield opened
-
-
-@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
-def test_random_operations_agree_with_a_dict_and_brute_force(tmp_path, metric):
-    """Upserts, replacements, deletions, snapshots and reopenings; the delta is small, so it is folded often."""
-    settings = StoreSettings(memory=1 << 30, min_delta=32)
-    rng = np.random.default_rng(1)
-    truth: dict[str, np.ndarray] = {}
-    store = EmbeddedStore(tmp_path, settings=settings)
-    collection = store.create("c", CollectionSpec(DIM, metric=metric))
-    for step in range(120):
-        ids = [f"i{n}" for n in rng.integers(0, 200, rng.integers(1, 12))]
-        action = rng.random()
-        if action < 0.6:
-            batch = dict(zip(ids, vectors(len(ids), step), strict=True))
-            collection.upsert([Item(id, vector, {"n": step}) for id, vector in batch.items()])
-            truth |= batch
-        elif action < 0.85:
-            assert collection.delete(ids) == len(truth.keys() & set(ids))
-            truth = {id: vector for id, vector in truth.items() if id not in ids}
-        elif action < 0.92:
-            collection.snapshot()
-        else:
-            store.close()
-            store = EmbeddedStore(tmp_path, settings=settings)
-            collection = store.get("c")
-        query = vectors(1, 1000 + step)[0]
-        found = collection.search(query, 7)
-        want = brute_force(truth, query, 7, metric)
-        assert [match.id for match in found] == [id for id, _ in want]
-        assert [match.score for match in found] == pytest.approx([score for _, score in want], abs=1e-5)
-        assert collection.count() == len(truth)
-    assert collection.verify().ok
-    store.close()
 
 
 def test_items_come_back_as_they_were_stored(store):
@@ -69,15 +33,6 @@ def test_items_come_back_as_they_were_stored(store):
         collection.thumbnail("zz")
 
 
-def test_the_last_of_two_items_with_one_id_in_one_request_wins(store):
-    collection = store.create("c", CollectionSpec(DIM))
-    first, second = vectors(2)
-    collection.upsert([Item("a", first), Item("a", second)])
-    assert collection.count() == 1
-    assert [match.id for match in collection.search(first, 5)] == ["a"]
-    np.testing.assert_allclose(collection.get(["a"])[0].vector, second, atol=1e-6)
-
-
 def test_pages_cover_everything_once_while_others_write(store):
     collection = store.create("c", CollectionSpec(DIM))
     collection.upsert([Item(f"k{i:03}", v) for i, v in enumerate(vectors(95))])
@@ -90,16 +45,6 @@ def test_pages_cover_everything_once_while_others_write(store):
         if cursor is None:
             break
     assert seen == [f"k{i:03}" for i in range(95)]
-
-
-def test_a_score_threshold_cuts_and_vectors_come_on_request(store):
-    collection = store.create("c", CollectionSpec(DIM))
-    collection.upsert([Item(f"i{i}", v) for i, v in enumerate(vectors(50))])
-    query = vectors(1)[0]
-    every = collection.search(query, 50)
-    some = collection.search(query, 50, score_threshold=0.2, with_vector=True)
-    assert [m.id for m in some] == [m.id for m in every if m.score >= 0.2]
-    np.testing.assert_allclose([m.vector @ query for m in some], [m.score for m in some], atol=1e-6)
 
 
 def test_concurrent_requests_share_commits_and_none_is_lost(store):

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from store.crash.content import DIM, item_of
-from store.crash.form import LONG
-from store.crash.small import WITHOUT_SNAPSHOTS, open_small_store
+from store.crash.small import LONG, WITHOUT_SNAPSHOTS, open_small_store
 from store.crash.world import read_collection
 
 from nnclr_hub.store.base import CollectionSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store.crash.oracle import best_scores
+from store.crash.world import best_scores
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item

@@ -13,6 +13,7 @@ from nnclr_hub.errors import StoreUnreachable
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.milvus import client
+from nnclr_hub.store.pages import pages
 
 pytestmark = pytest.mark.scale
 VECTORS = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -59,10 +60,7 @@ def test_what_was_acknowledged_survives_the_servers_death(server):
             collection = store.get("c")
             assert {item.id for item in collection.get(sorted(kept))} == kept
             assert collection.get(sorted(gone)) == []
-            listed, cursor = [], ""
-            while cursor is not None:
-                page = collection.scroll(cursor or None, 1000, with_vector=False)
-                listed, cursor = [*listed, *(item.id for item in page.items)], page.cursor
+            listed = [item.id for page in pages(collection, with_vector=False) for item in page]
             assert collection.count() == len(listed) == len(set(listed))
             assert len(kept) > 20
 

@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store.crash.children import environment
 from store.crash.disk import Disk
-from store.crash.form import LONG, SEED
 from store.crash.replay import STDOUT, Replay
 from store.crash.script import operations, worlds
-from store.crash.small import open_small_store
+from store.crash.small import LONG, SEED, environment, open_small_store
 from store.crash.strace import Call, calls, traced_run
 from store.crash.world import read_world
 
 SEEDS = [SEED, SEED + 1, SEED + 2] if LONG else [SEED]
-LENGTH = 100 if LONG else 30
+LENGTH = 100 if LONG else 24
 # of the moments between acknowledgements
-MOMENTS = 200 if LONG else 25
+MOMENTS = 200 if LONG else 12
 # a child whose SQLite never syncs
 CARELESS = """
 import sqlite3, sys

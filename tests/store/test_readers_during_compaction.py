@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from store.crash.form import LONG
-from store.crash.small import open_small_store
+from store.crash.small import LONG, open_small_store
 from waiting import until
 
 from nnclr_hub.store.base import CollectionSpec, Item

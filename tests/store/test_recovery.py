@@ -29,29 +29,6 @@ def agrees(folder, truth):
         assert collection.verify().ok
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "swapped"])
-@pytest.mark.parametrize("which", ["newest", "both"])
-def test_a_damaged_index_file_costs_no_data(tmp_path, damage, which):
-    truth = filled(tmp_path)
-    files = sorted((tmp_path / "collections").glob("*/index-*.faiss"))
-    assert len(files) == 2
-    contents = [file.read_bytes() for file in files]
-    for file in files[1:] if which == "newest" else files:
-        data = bytearray(file.read_bytes())
-        if damage == "truncated":
-            file.write_bytes(data[: len(data) // 2])
-        elif damage == "flipped":
-            data[len(data) // 2] ^= 1
-            file.write_bytes(data)
-        elif damage == "missing":
-            file.unlink()
-        elif damage == "empty":
-            file.write_bytes(b"")
-        else:
-            file.write_bytes(contents[0] if file == files[1] else contents[1])
-    agrees(tmp_path, truth)
-
-
 def test_an_index_that_disagrees_with_the_catalog_is_rebuilt(tmp_path, monkeypatch):
     truth = filled(tmp_path)
     original = recovery.load_snapshot

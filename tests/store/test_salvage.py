@@ -15,8 +15,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import salvage
-from nnclr_hub.store.sqlite import PAGE_SIZE
+from nnclr_hub.store.sqlite import PAGE_SIZE, replace_damaged
 
 DIM, N = 16, 2000
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
@@ -196,14 +195,14 @@ def test_the_copies_are_on_the_disk_before_the_damaged_file_is_touched(folder, m
             did.append(f"unlinked {path.name}")
         unlink(path, **how)
 
-    monkeypatch.setattr(salvage.os, "fsync", synced)
+    monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "unlink", unlinked)
-    monkeypatch.setattr(salvage.os, "replace", lambda old, new: (did.append("replaced"), replace(old, new)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (did.append("replaced"), replace(old, new)))
     new = file_of(folder).with_name("new")
     new.write_bytes(b"new")
     wal.write_bytes(b"log")
     damaged, stem = file_of(folder), file_of(folder).stem
-    salvage._exchange(damaged, new, folder / "lost+found")
+    replace_damaged(damaged, new, folder / "lost+found")
     steps = [
         f"synced {stem}-damaged0.sqlite",
         f"synced {stem}-damaged0.sqlite-wal",

@@ -17,9 +17,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from store.crash.form import LONG
-from store.crash.oracle import scores
-from store.crash.small import open_small_store
+from store.crash.small import LONG, open_small_store
+from store.crash.world import scores
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store.base import Item

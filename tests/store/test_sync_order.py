@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from store.crash.children import environment
+from store.crash.small import environment
 from store.crash.strace import Call, calls, traced_run
 
 # a line on stdout says what was done

@@ -109,11 +109,6 @@ def test_invalid_arguments_are_refused(collection, call):
     assert collection.count() == 0
 
 
-def test_many_items_of_one_id_in_a_request_are_one_item(collection):
-    collection.upsert([Item("a", np.full(DIM, i, np.float32), {"n": i}) for i in range(3000)])
-    assert [item.metadata for item in collection.scroll().items] == [{"n": 2999}]
-
-
 def test_compacting_what_is_closed_is_refused(tmp_path):
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))

@@ -3,9 +3,9 @@
 A few new rows extend a copy of the old main part. Many deleted rows, or another kind of index, require a rebuild from
 the live rows. A fold has three steps:
 
-    1. under the lock: note the parts, the live rows, the length of the delta and the change `seq`   (short)
-    2. without it: build the new main part from what was noted                                       (seconds to
-    minutes) 3. under the lock: carry over what was added and deleted since step 1, and swap the parts        (short)
+    1. under the lock: note the parts, the live rows, the length of the delta and the change `seq`     (short)
+    2. without it: build the new main part from what was noted                            (seconds to minutes)
+    3. under the lock: carry over what was added and deleted since step 1, and swap the parts          (short)
 
 Searches that started before step 3 keep the old parts, which nobody changes any more.
 """
@@ -19,8 +19,7 @@ import numpy as np
 
 from nnclr_hub.store.ann.build import Stop, build_main, calibrate, extend
 from nnclr_hub.store.ann.compare import nearest
-from nnclr_hub.store.ann.deletions import Deletions
-from nnclr_hub.store.ann.delta import LIVE, positions
+from nnclr_hub.store.ann.delta import LIVE, Deletions, positions
 from nnclr_hub.store.ann.index import AnnIndex, Fetch, Parts
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import Progress

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
-from nnclr_hub.store.ann.deletions import Deletions, bitmap_of
-from nnclr_hub.store.ann.delta import LIVE, Delta, positions
+from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, bitmap_of, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
 from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.settings import StoreSettings

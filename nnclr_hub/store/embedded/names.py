@@ -6,7 +6,6 @@ Each collection's file also records its name, so that the root catalog can be re
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import (
-    CollectionExists,
-    CollectionNotFound,
     InvalidRequest,
     NNCLRHubError,
     StoreCorrupt,
@@ -23,9 +20,19 @@ from nnclr_hub.errors import (
     StoreReadOnly,
 )
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, fsync_folder, quick_check, translated
+from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, quick_check, translated
 from nnclr_hub.store.folder import give_back, take_lock
+from nnclr_hub.store.name_errors import (
+    alias_exists,
+    alias_not_found,
+    collection_exists,
+    collection_not_found,
+    is_alias,
+    is_collection,
+    is_own_name,
+)
 from nnclr_hub.store.replacement import NEXT, WAS
+from nnclr_hub.store.sqlite import remove_files, replace_damaged, with_hint
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
@@ -49,14 +56,16 @@ class Names:
         self._lock = threading.RLock()
         if not path.is_file() and has_collections(path.parent):
             raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
-        with self._own_damage():
+        with with_hint(self._path, HINT):
             self._root = connect(path, read_only=read_only, create=not read_only)
         self._closed = False
         try:
-            with self._own_damage():
-                if format_of(self._root) == 0 and has_collections(path.parent):
-                    raise StoreCorrupt("it is empty, although the store has collections")
-                if not read_only:
+            with with_hint(path, HINT):
+                empty = format_of(self._root) == 0
+            if empty and has_collections(path.parent):
+                raise StoreCorrupt(f"{path} is empty, although the store has collections; {HINT}.")
+            if not read_only:
+                with with_hint(path, HINT):
                     # otherwise a page that cannot be read would look like collections without a name
                     quick_check(self._root, path)
                     create_root(self._root)
@@ -94,19 +103,19 @@ class Names:
         with self._using() as root:
             known = self.aliases()
             if name in known and not aliases:
-                raise InvalidRequest(f"{name!r} is an alias; use the name of its collection, {known[name]!r}.")
+                raise is_alias(name, known[name])
             own = known.get(name, name)
             row = root.execute("SELECT name, uuid FROM collections WHERE name = ?", [own]).fetchone()
             if row is None:
-                raise not_found(name, [*self.collections(), *known])
+                raise collection_not_found(name, [*self.collections(), *known])
             return row
 
     def refuse_taken(self, name: str) -> None:
         """Raise CollectionExists if a collection or an alias has the name."""
         if name in self.collections():
-            raise CollectionExists(f"Collection {name!r} exists already; use it, drop it, or choose another name.")
+            raise collection_exists(name)
         if name in self.aliases():
-            raise CollectionExists(f"Alias {name!r} exists already; choose another name, or remove the alias first.")
+            raise alias_exists(name)
 
     def add(self, name: str, key: str) -> None:
         """Add a collection."""
@@ -127,7 +136,7 @@ class Names:
             CollectionExists: a collection itself has that name.
         """
         if alias in self.collections():
-            raise CollectionExists(f"{alias!r} is a collection, so it cannot be an alias; choose another name.")
+            raise is_collection(alias)
         self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
 
     def unalias(self, alias: str) -> None:
@@ -147,7 +156,7 @@ class Names:
         taken = {*self.collections(), *known}
         kept = None
         if name == alias:
-            raise InvalidRequest(f"{name!r} is already the collection's own name; promote another collection to it.")
+            raise is_own_name(name)
         with self._using() as root:
             root.execute("BEGIN IMMEDIATE")
             try:
@@ -182,29 +191,8 @@ class Names:
         with self._lock:
             if self._closed:
                 raise StoreReadOnly(f"The store {self._path.parent} is closed; open it again.")
-            with self._own_damage():
+            with with_hint(self._path, HINT):
                 yield self._root
-
-    @contextmanager
-    def _own_damage(self) -> Iterator[None]:
-        """Translate SQLite's errors; damage to this file has another remedy than damage to a collection's."""
-        try:
-            with translated(self._path):
-                yield
-        except StoreCorrupt as error:
-            raise StoreCorrupt(f"{self._path} is damaged ({error.__cause__ or error}); {HINT}.") from error
-
-
-def not_found(name: str, existing: list[str]) -> CollectionNotFound:
-    """Return the error for a collection that does not exist."""
-    hint = f"existing ones: {', '.join(existing)}." if existing else "the store is empty; index images first."
-    return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
-
-
-def alias_not_found(alias: str, existing: list[str]) -> CollectionNotFound:
-    """Return the error for an alias that does not exist."""
-    hint = f"existing ones: {', '.join(existing)}." if existing else "the store has no aliases."
-    return CollectionNotFound(f"Alias {alias!r} does not exist; {hint}")
 
 
 # ------------------------------------------------------------------------------ rebuilding
@@ -248,8 +236,7 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
 
 def _rebuild(folder: Path) -> dict[str, str]:
     old, new = folder / CATALOG, folder / f"{CATALOG}.new"
-    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
-        Path(f"{new}{suffix}").unlink(missing_ok=True)
+    remove_files(new)  # of an interrupted attempt
     known, aliases = _read(old, "SELECT uuid, name FROM collections"), _read(old, "SELECT alias, name FROM aliases")
     names: dict[str, str] = {}
     for path in sorted((folder / "collections").glob("*.sqlite")):
@@ -265,22 +252,8 @@ def _rebuild(folder: Path) -> dict[str, str]:
             [(one, name) for one, name in aliases.items() if name in names and _valid(one) and one not in names],
         )
         root.execute("COMMIT")
-    _move_away(old, folder / LOST)
-    os.replace(new, old)
-    fsync_folder(folder)
+    replace_damaged(old, new, folder / LOST)
     return names
-
-
-def _move_away(old: Path, lost: Path) -> None:
-    """Move the catalog to lost+found; after a crash the next start reports it missing, and it is rebuilt again."""
-    lost.mkdir(exist_ok=True)
-    number = sum(1 for file in lost.glob(f"{old.stem}-damaged*{old.suffix}"))
-    for suffix in ("-shm", "-wal", ""):
-        file = Path(f"{old}{suffix}")
-        if file.exists():
-            os.replace(file, lost / f"{old.stem}-damaged{number}{old.suffix}{suffix}")
-    fsync_folder(lost)
-    fsync_folder(lost.parent)
 
 
 def _read(root: Path, statement: str) -> dict[str, str]:

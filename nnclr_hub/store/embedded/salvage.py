@@ -7,8 +7,6 @@ has and another has lost are counted as lost.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -18,9 +16,10 @@ from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Progress, SalvageReport
-from nnclr_hub.store.embedded.catalog import connect, create_collection, fsync_folder, read_spec
+from nnclr_hub.store.embedded.catalog import connect, create_collection, read_spec
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import remove_files, replace_damaged
 
 log = logging.getLogger(__name__)
 CHUNK = 64
@@ -138,15 +137,14 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
 
     Args:
         path: of a collection's SQLite file, which nothing has open.
-        lost: folder for the damaged file and its index snapshots.
+        lost: folder for the damaged file.
         progress: called with (row ids checked, row ids in all).
 
     Raises:
         StoreCorrupt: the collection's specification is unreadable; nothing was changed.
     """
     new = path.with_name(f"{path.stem}.salvage")
-    for suffix in ("", "-wal", "-shm"):  # of an interrupted attempt
-        Path(f"{new}{suffix}").unlink(missing_ok=True)
+    remove_files(new)  # of an interrupted attempt
     try:
         with closing(connect(path, read_only=True)) as old:
             spec = read_spec(old)
@@ -163,7 +161,8 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         raise StoreCorrupt(
             f"{path} cannot be salvaged ({reason}); import the collection from an export, or index its images again."
         ) from error
-    kept = _exchange(path, new, lost)
+    # the index snapshots stay: the new file lists none of them, so the next start moves them to lost+found
+    kept = replace_damaged(path, new, lost)
     ids = tuple(source.ids.get(rid, f"row {rid}") for rid in lost_rows)
     return SalvageReport(saved, ids, suspected, thumbnails, str(kept))
 
@@ -212,34 +211,3 @@ def _name(old: sqlite3.Connection) -> str | None:
     except sqlite3.DatabaseError:
         return None  # the root catalog has it as well
     return row[0] if row else None
-
-
-def _exchange(path: Path, new: Path, lost: Path) -> Path:
-    """Put the new file in place of the damaged one, and return where that is now.
-
-    The damaged file is completely copied to `lost`, on disk, before it is touched.
-    """
-    lost.mkdir(exist_ok=True)
-    number = sum(1 for file in lost.iterdir() if file.name.startswith(f"{path.stem}-damaged"))
-    stem = f"{path.stem}-damaged{number}"
-    for suffix in ("", "-wal"):
-        file, copy = Path(f"{path}{suffix}"), lost / f"{stem}{path.suffix}{suffix}"
-        if file.exists():
-            shutil.copy2(file, copy)
-            _fsync(copy)
-    _fsync(new)
-    fsync_folder(lost)
-    fsync_folder(lost.parent)
-    for suffix in ("-wal", "-shm"):  # before the new file gets its name: the old log must never be applied to it
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    fsync_folder(path.parent)
-    if path.with_suffix("").is_dir():
-        shutil.move(path.with_suffix(""), lost / f"{stem}-index")
-    os.replace(new, path)
-    fsync_folder(path.parent)
-    return lost / f"{stem}{path.suffix}"
-
-
-def _fsync(file: Path) -> None:
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())

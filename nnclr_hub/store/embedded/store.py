@@ -12,10 +12,10 @@ import uuid
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, OpenedForReading, StoreError, StoreReadOnly
-from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
+from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import (
     connect,
@@ -33,11 +33,12 @@ from nnclr_hub.store.folder import give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import remove_files
 
 log = logging.getLogger(__name__)
 
 
-class EmbeddedStore:
+class EmbeddedStore(VectorStore):
     """See `store.base.VectorStore`; safe to call from many threads.
 
     Args:
@@ -100,7 +101,7 @@ class EmbeddedStore:
 
     def create(self, name: str, spec: CollectionSpec) -> EmbeddedCollection:
         check_name(name, "Collection name")
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             self._names.refuse_taken(name)
             key = uuid.uuid4().hex
@@ -135,7 +136,7 @@ class EmbeddedStore:
             return collection
 
     def drop(self, name: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             name, key = self._names.resolve(name, aliases=False)
             self._names.remove(name)
@@ -148,7 +149,7 @@ class EmbeddedStore:
             reached("drop.removed")
 
     def rename(self, name: str, to: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             name, key = self._names.resolve(name, aliases=False)
             self._names.refuse_taken(check_name(to, "Collection name"))
@@ -195,7 +196,7 @@ class EmbeddedStore:
         Raises:
             StoreCorrupt: nothing is readable.
         """
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             _, key = self._names.resolve(name)
             with self._opening(key):
@@ -207,12 +208,12 @@ class EmbeddedStore:
     # ---- aliases
 
     def alias(self, alias: str, name: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             self._names.alias(check_name(alias, "Alias"), self._names.resolve(name)[0])
 
     def unalias(self, alias: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             self._names.unalias(alias)
 
@@ -220,7 +221,7 @@ class EmbeddedStore:
         return self._names.aliases()
 
     def promote(self, name: str, alias: str) -> str | None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._changing:
             reached("promote.begun")
             name, _ = self._names.resolve(name)
@@ -250,12 +251,6 @@ class EmbeddedStore:
         if failure is not None:
             raise failure
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     # ---- inside
 
     def _opening(self, key: str) -> threading.Lock:
@@ -280,10 +275,6 @@ class EmbeddedStore:
     def _path(self, key: str) -> Path:
         return self.folder / "collections" / f"{key}.sqlite"
 
-    def _refuse_if_read_only(self) -> None:
-        if self.read_only:
-            raise OpenedForReading
-
     def _release_lock(self) -> None:
         if self._lock is not None:
             give_back(self._lock)
@@ -301,7 +292,6 @@ class EmbeddedStore:
         path = self._path(key)
         try:
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)
+            remove_files(path)
         except OSError as error:  # the collection is dropped nevertheless; the next start moves away what is left
             log.warning("files of a dropped collection could not be deleted (%s)", error)

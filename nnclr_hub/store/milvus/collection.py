@@ -23,7 +23,7 @@ from nnclr_hub.store.base import (
     VerifyReport,
     Where,
 )
-from nnclr_hub.store.checks import check_limit, check_name, check_options, check_queries
+from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
 from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
@@ -84,7 +84,7 @@ class MilvusCollection(Collection):
 
     def delete(self, ids: Sequence[str]) -> int:
         self.refuse_if_read_only()
-        wanted = list(dict.fromkeys(check_name(id, "Item id") for id in ids))
+        wanted = list(dict.fromkeys(check_ids(ids)))
         existing = 0
         for some in _batches(wanted):
             existing += len(self.query(_among(some), ["id"]))
@@ -98,7 +98,7 @@ class MilvusCollection(Collection):
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        wanted = [check_name(id, "Item id") for id in ids]
+        wanted = check_ids(ids)
         found = self.rows(wanted, ["id", "vector", "metadata", "thumbnail"])
         return [to_item(found[id]) for id in wanted if id in found]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from nnclr_hub.store.index_kinds import AUTO, milvus_kind
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
-from nnclr_hub.store.milvus.search import Rows, exhaustive
+from nnclr_hub.store.milvus.search import exhaustive
 from nnclr_hub.store.milvus.where import plan
 from nnclr_hub.store.spec import CollectionSpec
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 LOST = "nnclr-lost+found"
 
@@ -52,13 +55,13 @@ def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait:
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
 
 
-def index_kind(collection: Rows) -> str:
+def index_kind(collection: MilvusCollection) -> str:
     """Return Milvus's name of the index, in lower case."""
     described = collection.call("describe_index", "vector")
     return str((described or {}).get("index_type", "none")).lower()
 
 
-def compact(collection: Rows) -> None:
+def compact(collection: MilvusCollection) -> None:
     """Let Milvus merge segments without deleted items, while searches and writes continue.
 
     Raises:
@@ -79,7 +82,7 @@ def compact(collection: Rows) -> None:
 # ------------------------------------------------------------------------------ verify and repair
 
 
-def verify(collection: Rows, progress: Progress) -> VerifyReport:
+def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
     """Compare every vector with its checksum, and a sample's neighbors with an exhaustive search.
 
     Items that Milvus's index lacks can only be noticed by searches, so `missing` stays empty.
@@ -106,7 +109,7 @@ def verify(collection: Rows, progress: Progress) -> VerifyReport:
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
 
 
-def repair(collection: Rows, progress: Progress) -> RepairReport:
+def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     """Remove items with a damaged vector, and let Milvus rebuild its index; searches fail during the rebuild."""
     total = collection.count()
     damaged: list[Damaged] = []

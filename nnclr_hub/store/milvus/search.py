@@ -8,18 +8,20 @@ the hundredth that passed. In these cases the items that pass are read page by p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
+from nnclr_hub.store.base import Match, SearchOptions, Where
 from nnclr_hub.store.checks import check_k
 from nnclr_hub.store.index_kinds import IndexKind, milvus_kind
-from nnclr_hub.store.milvus.client import Connection
 from nnclr_hub.store.milvus.rows import METRICS, to_vector
 from nnclr_hub.store.milvus.where import Plan, passes, plan
 from nnclr_hub.store.spec import CollectionSpec
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.milvus.collection import MilvusCollection
 
 # up to this many items that pass a filter are read and compared here: 2 MB at 256 numbers each
 FEW = 2000
@@ -29,31 +31,7 @@ _MAX_K = 16_384
 _WITH_ROWS = 1000
 
 
-class Rows(Collection, Protocol):
-    """What searches and maintenance need of a MilvusCollection."""
-
-    connection: Connection
-
-    def scan(
-        self, wanted: Plan, where: Where | None, fields: list[str], after: str = "", hint: int = ...
-    ) -> Iterator[dict[str, Any]]:
-        """Yield every row that passes the filter, in the order of ids."""
-        ...
-
-    def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of pymilvus's client on this collection."""
-        ...
-
-    def read(self, method: str, **options: Any) -> Any:
-        """Call a reading method, which sees everything that this client has written."""
-        ...
-
-    def rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        """Return columns of the items with these ids that exist, by id."""
-        ...
-
-
-def search(collection: Rows, queries: np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+def search(collection: MilvusCollection, queries: np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
     """Run `Collection.search` for queries (n, D) float32, as `check_queries` returns them."""
     k, where = check_k(k), options.where
     wanted = plan(where, lists=not collection.connection.is_lite)
@@ -66,15 +44,15 @@ def search(collection: Rows, queries: np.ndarray, k: int, options: SearchOptions
     return _with_vectors(collection, found) if options.with_vector else found
 
 
-def _kind(collection: Rows) -> IndexKind:
+def _kind(collection: MilvusCollection) -> IndexKind:
     return milvus_kind(collection.spec.index, lite=collection.connection.is_lite)
 
 
-def _is_exact(collection: Rows) -> bool:
+def _is_exact(collection: MilvusCollection) -> bool:
     return _kind(collection).milvus_exact(lite=collection.connection.is_lite)
 
 
-def _few_pass(collection: Rows, where: Where | None, wanted: Plan) -> bool:
+def _few_pass(collection: MilvusCollection, where: Where | None, wanted: Plan) -> bool:
     """Return whether a filter leaves so few items that an approximate index would miss the nearest of them."""
     return bool(wanted.expression) and not _is_exact(collection) and collection.count(where) <= FEW
 
@@ -82,7 +60,9 @@ def _few_pass(collection: Rows, where: Where | None, wanted: Plan) -> bool:
 # ------------------------------------------------------------------------------ with the index
 
 
-def _indexed(collection: Rows, queries: np.ndarray, k: int, wanted: Plan, options: SearchOptions) -> list[list[Match]]:
+def _indexed(
+    collection: MilvusCollection, queries: np.ndarray, k: int, wanted: Plan, options: SearchOptions
+) -> list[list[Match]]:
     found: dict[int, list[Match]] = {}
     where = options.where
     # more than k, because the filter in Python will drop some, and exact distances will reorder them
@@ -109,7 +89,7 @@ def _indexed(collection: Rows, queries: np.ndarray, k: int, wanted: Plan, option
 
 
 def _request(
-    collection: Rows, queries: np.ndarray, limit: int, wanted: Plan, options: SearchOptions
+    collection: MilvusCollection, queries: np.ndarray, limit: int, wanted: Plan, options: SearchOptions
 ) -> list[list[Match]]:
     """Return Milvus's matches of all queries, in as many requests as its limits require."""
     kind = _kind(collection)
@@ -146,7 +126,7 @@ def _request(
 
 
 def _matches(
-    collection: Rows, query: np.ndarray, results: list[Any], rows: Mapping[str, Mapping[str, Any]]
+    collection: MilvusCollection, query: np.ndarray, results: list[Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> list[Match]:
     """Return results as matches, without those that were deleted after the search."""
     kept = [result for result in results if result["id"] in rows]
@@ -167,11 +147,11 @@ def _score(distance: float, spec: CollectionSpec) -> float:
     return -float(np.sqrt(max(0.0, distance))) if spec.metric == "l2" else float(distance)
 
 
-def _metadata(collection: Rows, ids: list[str]) -> dict[str, str]:
+def _metadata(collection: MilvusCollection, ids: list[str]) -> dict[str, str]:
     return {id: row["metadata"] for id, row in collection.rows(ids, ["id", "metadata"]).items()}
 
 
-def _with_vectors(collection: Rows, found: list[list[Match]]) -> list[list[Match]]:
+def _with_vectors(collection: MilvusCollection, found: list[list[Match]]) -> list[list[Match]]:
     ids = [match.id for matches in found for match in matches]
     rows = collection.rows(ids, ["id", "vector"])
     return [
@@ -195,7 +175,9 @@ def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np
     return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
 
 
-def exhaustive(collection: Rows, queries: np.ndarray, k: int, where: Where | None, wanted: Plan) -> list[list[Match]]:
+def exhaustive(
+    collection: MilvusCollection, queries: np.ndarray, k: int, where: Where | None, wanted: Plan
+) -> list[list[Match]]:
     """Return the true k nearest, by reading every item that passes, in pages."""
     fields = ["id", "vector"] if where is None else ["id", "vector", "metadata"]
     best_ids = np.zeros((len(queries), 0), dtype="U128")

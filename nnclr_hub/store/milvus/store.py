@@ -15,16 +15,25 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, OpenedForReading
-from nnclr_hub.store.base import CollectionInfo
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.store.base import CollectionInfo, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.maintenance import make_ready
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.name_errors import (
+    alias_exists,
+    alias_not_found,
+    collection_exists,
+    collection_not_found,
+    is_alias,
+    is_collection,
+    is_own_name,
+)
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.spec import CollectionSpec
@@ -32,7 +41,7 @@ from nnclr_hub.store.spec import CollectionSpec
 DEFAULT_STATE = "nnclr-state"
 
 
-class MilvusStore:
+class MilvusStore(VectorStore):
     """See `store.base.VectorStore`; safe for many threads. For differences see `docs/decisions/0008-milvus.md`.
 
     Args:
@@ -61,14 +70,8 @@ class MilvusStore:
     # ---- collections
 
     def create(self, name: str, spec: CollectionSpec) -> MilvusCollection:
-        """Create an empty collection.
-
-        Raises:
-            CollectionExists: a collection or an alias has that name.
-            InvalidRequest: the name is invalid, or the vectors are too long for Milvus.
-        """
         check_name(name, "Collection name")
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         schema = schema_of(self.connection.pymilvus, spec)
         with self._names:
             self._refuse_if_taken(name)
@@ -105,7 +108,7 @@ class MilvusStore:
             return self._open[real]
 
     def drop(self, name: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._names:
             self._require(name)
             for alias in self._aliases_of(name):  # later versions of Milvus refuse to drop a collection with aliases
@@ -114,7 +117,7 @@ class MilvusStore:
             self._open.pop(name, None)
 
     def rename(self, name: str, to: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._names:
             self._require(name)
             self._refuse_if_taken(check_name(to, "Collection name"))
@@ -129,12 +132,12 @@ class MilvusStore:
     # ---- aliases
 
     def alias(self, alias: str, name: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._names:
             check_name(alias, "Alias")
             real = self.get(name).name
             if alias in self._collections():
-                raise CollectionExists(f"{alias!r} is a collection, so it cannot be an alias; choose another name.")
+                raise is_collection(alias)
             method = "alter_alias" if alias in self.aliases() else "create_alias"
             self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
             # other clients find collections by name: the client that moves one relies on seeing all their writes
@@ -142,12 +145,11 @@ class MilvusStore:
                 opened.refresh()
 
     def unalias(self, alias: str) -> None:
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._names:
             known = self.aliases()
             if alias not in known:
-                hint = f"existing ones: {', '.join(known)}." if known else "the store has no aliases."
-                raise CollectionNotFound(f"Alias {alias!r} does not exist; {hint}")
+                raise alias_not_found(alias, known)
             self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
 
     def aliases(self) -> dict[str, str]:
@@ -160,21 +162,12 @@ class MilvusStore:
         An alias is moved in one step. If a collection itself is called `alias`, Milvus needs two: the collection is
         renamed, then the alias is created. In between nothing has the name `alias`, and `get` finds the old collection
         by NAME~was. After a crash there, the same call does the second step.
-
-        Returns:
-            If a collection itself was called `alias`: its new name; else None.
-
-        Raises:
-            CollectionNotFound: the collection does not exist.
-            InvalidRequest: `alias` is invalid, or the collection's own name.
         """
-        self._refuse_if_read_only()
+        self.refuse_if_read_only()
         with self._names:
             real = self.get(name).name
             if check_name(alias, "Alias") == real:
-                raise InvalidRequest(
-                    f"{real!r} is already the collection's own name; promote another collection to it."
-                )
+                raise is_own_name(real)
             kept, known = None, self.aliases()
             before = known.get(alias)
             if alias in self._collections():
@@ -195,12 +188,6 @@ class MilvusStore:
             self._open.clear()
             self.records.close()
             self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     # ---- inside
 
@@ -230,22 +217,20 @@ class MilvusStore:
         """Refuse a name that is not a collection's own."""
         known = self.aliases()
         if name in known:
-            raise InvalidRequest(f"{name!r} is an alias; use the name of its collection, {known[name]!r}.")
+            raise is_alias(name, known[name])
         if name not in self._collections():
             raise self._not_found(name)
 
     def _not_found(self, name: str) -> CollectionNotFound:
-        known = ", ".join([*self._collections(), *self.aliases()])
-        hint = f"existing ones: {known}." if known else "the store is empty; index images first."
-        return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
+        return collection_not_found(name, [*self._collections(), *self.aliases()])
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
         if described is None and self._described(name + WAS) is None:
             return
         if described is None or decode(described["collection_name"]) == name:  # None: see `get`
-            raise CollectionExists(f"Collection {name!r} exists already; use it, drop it, or choose another name.")
-        raise CollectionExists(f"Alias {name!r} exists already; choose another name, or remove the alias first.")
+            raise collection_exists(name)
+        raise alias_exists(name)
 
     def _free(self, name: str) -> str:
         taken = {*self._collections(), *self.aliases()}
@@ -255,10 +240,6 @@ class MilvusStore:
             free = f"{name}{number}"
             number += 1
         return free
-
-    def _refuse_if_read_only(self) -> None:
-        if self.read_only:
-            raise OpenedForReading
 
 
 def records_of(uri: str, connection: Connection, *, read_only: bool) -> Records:

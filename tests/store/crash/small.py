@@ -1,13 +1,23 @@
-"""Small store settings, so that a few dozen items go through everything that a few hundred thousand do."""
+"""Settings of the crash suite: small stores, its short and its long form, and the environment of child processes.
+
+With small store settings, a few dozen items go through everything that a few hundred thousand do. `make test` runs the
+short form and `make crash` the long one. NNCLR_CRASH_SECONDS selects the long form and the duration of its random
+kills, NNCLR_CRASH_SEED other kills.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from nnclr_hub.store.embedded import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 
+SECONDS = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))
+LONG = SECONDS > 0
+SEED = int(os.environ.get("NNCLR_CRASH_SEED", "1"))
+TESTS = Path(__file__).parents[2]
 SMALL = StoreSettings(
     memory=1 << 30,
     flat_below=20,
@@ -28,3 +38,9 @@ WITHOUT_SNAPSHOTS = replace(SMALL, snapshot_on_close=1000, snapshot_after=20_000
 def open_small_store(folder: str | Path, read_only: bool = False, *, settings: StoreSettings = SMALL) -> EmbeddedStore:
     """Open a folder like `open_store`, with small settings."""
     return EmbeddedStore(folder, read_only=read_only, settings=settings)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment for a Python that shall import this checkout and the tests' modules."""
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
