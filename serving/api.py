@@ -31,12 +31,12 @@ from .keys import READ
 from .models import Engines
 from .readiness import Startup
 from .replies import Replies
+from .request_bodies import known_query
 from .request_log import RequestLog
 from .request_priority import LOW_PRIORITY, RequestPriority
 from .responses import HeadRequests
 from .routes import ROUTERS
 from .routes.attention import AT_ONCE, WAITING
-from .routes.dependencies import known_query
 from .security.access import PAGE, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings

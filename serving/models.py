@@ -48,15 +48,7 @@ class Model:
         self.config = encoder.config
         self.preprocessing = encoder.transform.preprocessing
         self._memory = memory
-        self._fingerprint, self._embed_dim = encoder.fingerprint, encoder.embed_dim
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @property
-    def embed_dim(self) -> int:
-        return self._embed_dim
+        self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
 
     @property
     def heads(self) -> int | None:
@@ -156,7 +148,7 @@ class Model:
 
     def _check_same(self, engine: Engine) -> None:
         """Raise ModelError if the engine was loaded again with other weights."""
-        if engine.encoder.fingerprint != self._fingerprint:
+        if engine.encoder.fingerprint != self.fingerprint:
             raise ModelError("The files of this model changed while it was unloaded; repeat the request.")
 
 

@@ -122,6 +122,9 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
 )
 
 
+UNREADABLE = (errors.ImageError, errors.UnsupportedImage, errors.ImageTooLarge)  # of routes that read images
+
+
 class InvalidInput(NNCLRHubError):
     """Raised for one parameter of a request to /v1; the envelope of OpenAI names it.
 

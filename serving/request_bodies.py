@@ -1,4 +1,4 @@
-"""Request bodies: JSON as models, multipart forms, and the images in them.
+"""What requests contain: query parameters, JSON as models, multipart forms, and the images in them.
 
 multipart/form-data      files next to other fields
 application/json         images as data URIs or base64, or as web addresses where the server fetches them
@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import FormData, UploadFile
@@ -55,10 +56,49 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def is_form(request: Request) -> bool:
+    """Return whether the body is a multipart form, and not JSON.
+
+    Raises:
+        HTTPException: it is neither.
+    """
+    kind = media_type(request)
+    if kind not in (FORM, JSON):
+        raise unsupported(request, FORM, JSON)
+    return kind == FORM
+
+
 def unsupported(request: Request, *supported: str) -> HTTPException:
     """Return the error for a body of another media type."""
     given = f"{media_type(request)!r:.100}" if media_type(request) else "missing"
     return HTTPException(415, f"Content-Type is {given}; send {' or '.join(supported)}")
+
+
+# ---- query parameters
+
+
+async def known_query(request: Request) -> None:
+    """Check the query parameters against those that the route declares, so that no misspelled one is ignored.
+
+    Raises:
+        InvalidRequest: a parameter is unknown, or is given twice.
+    """
+    given = request.query_params
+    if not given:
+        return
+    known = _names(request.scope["route"].dependant)
+    for name in given:
+        if name not in known:
+            expected = f"expected {', '.join(known)}" if known else "it has no parameters"
+            raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
+        if len(given.getlist(name)) > 1:
+            raise InvalidRequest(f"The query parameter {name} is given {len(given.getlist(name))} times; give it once.")
+
+
+def _names(dependant: Dependant) -> list[str]:
+    """Return the parameters of a route, including those of its dependencies."""
+    own = [param.alias for param in dependant.query_params]
+    return own + [name for inner in dependant.dependencies for name in _names(inner)]
 
 
 # ---- JSON
@@ -169,6 +209,11 @@ class Form:
             raise InvalidRequest(f"The form has no file part {field!r}; send at least one image as {field}.")
         check_count(len(found), limit)
         return found
+
+    async def query(self, model: type[T]) -> T:
+        """Return the text field `query`, which is JSON, as a model."""
+        text = self.texts.get("query") or "{}"
+        return await in_thread_if_large(len(text), parse, text, model, ("query",))
 
 
 async def read_form(request: Request, files: Sequence[str] = ("files",), texts: Sequence[str] = ()) -> Form:
@@ -283,8 +328,15 @@ async def fetch_each(texts: Iterable[str], fetcher: Fetcher | None) -> Fetched:
     return {} if fetcher is None else await fetcher.fetch_each(filter(_is_address, texts))
 
 
-async def decode_each(texts: Sequence[str], what: str, fetched: Fetched) -> list[UploadedImage]:
-    """Decode images that were sent as text; a text that is not valid becomes the error of that image only."""
+async def decode_each(texts: Sequence[str], what: str, limit: int, fetcher: Fetcher | None) -> list[UploadedImage]:
+    """Decode or fetch images that were sent as text; a text that is not valid becomes the error of that image only.
+
+    Raises:
+        RequestTooLarge: there are more than the limit.
+        RateLimited: there are more than the key may send in a minute.
+    """
+    check_count(len(texts), limit)
+    fetched = await fetch_each(texts, fetcher)
 
     def decode(index: int, text: str) -> UploadedImage:
         try:

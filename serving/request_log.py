@@ -117,15 +117,15 @@ class _ObservedRequest:
             self._metrics.refused.labels(self.timings.refusal or "other").inc()
         ms = round(1000 * seconds, 2)
         fields = {"id": self.id, "method": method, "route": route, "status": self._status, "ms": ms}
-        optional = {"images": self.timings.images, "code": self.timings.refusal, "key": self._key()}
+        optional = {
+            "images": self.timings.images,
+            "code": self.timings.refusal,
+            "key": self._scope.get("state", {}).get("key_name"),
+        }
         fields |= {name: value for name, value in optional.items() if value}
         frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/ui"))
         level = logging.DEBUG if frequent else logging.INFO
         log.log(level, "%s %s %s", method, route, self._status, extra={"fields": fields})
-
-    def _key(self) -> str:
-        """Return the name of the key, which access control leaves in the state."""
-        return str(self._scope.get("state", {}).get("key_name") or "")
 
 
 def route_of(scope: Scope) -> str:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import Overloaded, RateLimited, RequestTooLarge, RequestTooSlow
 
 from ..security.access import Refusal
-from ..security.token_buckets import TokenBuckets
+from ..security.authentication import TokenBuckets
 from ..settings import Settings
 
 

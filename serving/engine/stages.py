@@ -17,9 +17,8 @@ from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
 from .admission import shutting_down
-from .batch_queue import BatchQueue
 from .request import Task, WorkItem
-from .worker_pool import Worker, WorkerPool
+from .worker_pool import BatchQueue, Worker, WorkerPool
 
 log = logging.getLogger(__name__)
 

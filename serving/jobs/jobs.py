@@ -62,7 +62,7 @@ class Jobs:
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._active: ActiveJobs | None = None
-        self._streams_closed = False
+        self.streams_closed = False  # event streams end when it is set
 
     # ---- lifecycle
 
@@ -91,14 +91,9 @@ class Jobs:
             active.end(resumed, "failed", error=problem_of(500, "interrupted", refusal))
             self._runner.forget(resumed)
 
-    @property
-    def streams_closed(self) -> bool:
-        """Whether event streams must end."""
-        return self._streams_closed
-
     def close_streams(self) -> None:
         """End the event streams, which would otherwise keep the server from shutting down."""
-        self._streams_closed = True
+        self.streams_closed = True
 
     def stop(self, timeout: float = 20.0) -> None:
         """Interrupt running jobs; they run again at the next start, as do those that wait.

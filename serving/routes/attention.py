@@ -23,40 +23,32 @@ from nnclr_hub.encoder.attention import (
     Point,
     check_opacity,
 )
-from nnclr_hub.encoder.attention import (
-    Box as ImageBox,
-)
+from nnclr_hub.encoder.attention import Box as ImageBox
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
-    ImageError,
-    ImageTooLarge,
     InvalidRequest,
     ModelError,
     RequestTooLarge,
     UnknownModel,
-    UnsupportedImage,
 )
 from nnclr_hub.workbench import Workbench
 
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines, Model
-from ..problems import answers
+from ..problems import UNREADABLE, answers
 from ..request_bodies import (
-    FORM,
     JSON,
     check_count,
     decode_text,
     fetch_each,
     in_thread_if_large,
-    media_type,
-    parse,
+    is_form,
     read_form,
     read_json,
-    unsupported,
 )
 from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
@@ -148,9 +140,7 @@ class AttentionQuery:
     response_model=AttentionResponse,
     responses={
         **answers(
-            ImageError,
-            UnsupportedImage,
-            ImageTooLarge,
+            *UNREADABLE,
             UnknownModel,
             ModelError,
             CollectionNotFound,
@@ -212,8 +202,7 @@ async def attention(
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> AttentionQuery:
     """Read the query; in a multipart request the images are file parts."""
-    kind = media_type(request)
-    if kind == JSON:
+    if not is_form(request):
         body = await read_json(request, AttentionRequest)
         texts = [body.image, *body.target]
         check_count(len(texts), limit)
@@ -225,14 +214,11 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> Attent
 
         image, *targets = await in_thread_if_large(sum(map(len, texts)), decode)
         return AttentionQuery(body, image, targets)
-    if kind != FORM:
-        raise unsupported(request, JSON, FORM)
     form = await read_form(request, files=("image", "target"), texts=("query",))
     images = form.images("image", 1)
     if any(name == "target" for name, _ in form.files):
         images += form.images("target", limit - 1)
-    text = form.texts.get("query") or "{}"
-    options = await in_thread_if_large(len(text), parse, text, AttentionOptions, ("query",))
+    options = await form.query(AttentionOptions)
     image, *targets = (cast(bytes, one.data) for one in images)  # the data of a file part is always bytes
     return AttentionQuery(options, image, targets)
 

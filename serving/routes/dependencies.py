@@ -1,4 +1,4 @@
-"""Dependencies of the routes: settings, engines and more from the app's state, and the check of query parameters."""
+"""Dependencies of the routes: settings, engines and more from the app's state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
-from fastapi.dependencies.models import Dependant
 
-from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
@@ -88,27 +87,3 @@ async def served_engine_async(engines: Engines, name: str | None) -> Model:
 def name_of(engines: Engines, engine: Model) -> str:
     """Return the public name of an engine's model."""
     return next((name for name, source in served_names(engines).items() if source == engine.name), engine.name)
-
-
-async def known_query(request: Request) -> None:
-    """Check the query parameters against those that the route declares, so that no misspelled one is ignored.
-
-    Raises:
-        InvalidRequest: a parameter is unknown, or is given twice.
-    """
-    given = request.query_params
-    if not given:
-        return
-    known = _names(request.scope["route"].dependant)
-    for name in given:
-        if name not in known:
-            expected = f"expected {', '.join(known)}" if known else "it has no parameters"
-            raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
-        if len(given.getlist(name)) > 1:
-            raise InvalidRequest(f"The query parameter {name} is given {len(given.getlist(name))} times; give it once.")
-
-
-def _names(dependant: Dependant) -> list[str]:
-    """Return the parameters of a route, including those of its dependencies."""
-    own = [param.alias for param in dependant.query_params]
-    return own + [name for inner in dependant.dependencies for name in _names(inner)]

@@ -9,18 +9,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from nnclr_hub.errors import DeadlineExceeded, ImageError, ImageTooLarge, ModelError, UnknownModel, UnsupportedImage
+from nnclr_hub.errors import DeadlineExceeded, ImageError, ModelError, UnknownModel
 from nnclr_hub.workbench.payload import encode_vector
 
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
-from ..problems import answers, problem
+from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import (
     FORM,
     UploadedImage,
     check_count,
     decode_each,
-    fetch_each,
     media_type,
     read_form,
     read_json,
@@ -65,15 +64,7 @@ _BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "form
     "/embed",
     response_model=EmbedResponse,
     responses={
-        **answers(
-            ImageError,
-            UnsupportedImage,
-            ImageTooLarge,
-            UnknownModel,
-            ModelError,
-            DeadlineExceeded,
-            "unsupported_media_type",
-        ),
+        **answers(*UNREADABLE, UnknownModel, ModelError, DeadlineExceeded, "unsupported_media_type"),
         200: {
             "content": {
                 NPY: binary("NumPy file of shape (N, D)"),
@@ -133,8 +124,7 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
         return form.images("files", limit), form.texts.get("model")
     if kind == JSON:
         body = await read_json(request, EmbedRequest)
-        check_count(len(body.images), limit)
-        return await decode_each(body.images, "images", await fetch_each(body.images, fetcher)), body.model
+        return await decode_each(body.images, "images", limit, fetcher), body.model
     if kind.startswith("image/"):
         check_count(1, limit)
         return [UploadedImage(await request.body())], None

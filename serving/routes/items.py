@@ -34,35 +34,19 @@ from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..problems import answers, problem
 from ..request_bodies import (
-    FORM,
-    JSON,
     UploadedImage,
-    check_count,
     decode_each,
-    fetch_each,
     in_thread_if_large,
+    is_form,
     json_of,
-    media_type,
     parse_as,
     read_form,
     read_json,
-    unsupported,
 )
 from ..responses import VectorResponse
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import (
-    FIRST_WRONG,
-    ImageText,
-    ItemError,
-    Metadata,
-    Name,
-    Strict,
-    Vector,
-    binary,
-    form_body,
-    json_body,
-)
+from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body, json_body
 from .dependencies import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
 
@@ -296,8 +280,7 @@ async def _read(
     request: Request, limit: int, fetcher: Fetcher | None
 ) -> tuple[list[UploadedImage], Sequence[ItemNote]]:
     """Read the images of an upload, and the id and metadata of each."""
-    kind = media_type(request)
-    if kind == FORM:
+    if is_form(request):
         form = await read_form(request, texts=("items",))
         images = form.images("files", limit)
         text = form.texts.get("items")
@@ -308,13 +291,9 @@ async def _read(
             raise InvalidRequest(
                 f"items must have one entry per file, in the same order, got {len(notes)} for {len(images)} files."
             )
-    elif kind == JSON:
-        notes = (await read_json(request, UploadRequest)).items
-        check_count(len(notes), limit)
-        texts = [note.image for note in notes]
-        images = await decode_each(texts, "items", await fetch_each(texts, fetcher))
     else:
-        raise unsupported(request, FORM, JSON)
+        notes = (await read_json(request, UploadRequest)).items
+        images = await decode_each([note.image for note in notes], "items", limit, fetcher)
     return images, notes
 
 

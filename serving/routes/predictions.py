@@ -17,12 +17,10 @@ from nnclr_hub.errors import (
     DeadlineExceeded,
     FingerprintMismatch,
     ImageError,
-    ImageTooLarge,
     InvalidRequest,
     ModelError,
     NNCLRHubError,
     ProbeNotFound,
-    UnsupportedImage,
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.checks import MAX_LIMIT
@@ -33,20 +31,8 @@ from nnclr_hub.workbench.privacy import without_paths
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Model
-from ..problems import answers, problem
-from ..request_bodies import (
-    FORM,
-    JSON,
-    UploadedImage,
-    check_count,
-    decode_each,
-    fetch_each,
-    media_type,
-    parse,
-    read_form,
-    read_json,
-    unsupported,
-)
+from ..problems import UNREADABLE, answers, problem
+from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import while_connected
 from ..security.access import requires
 from .bodies import ImageText, ItemError, Name, Strict, form_body
@@ -118,9 +104,7 @@ _PREDICT_BODY = form_body(
         ProbeNotFound,
         CollectionNotFound,
         FingerprintMismatch,
-        ImageError,
-        UnsupportedImage,
-        ImageTooLarge,
+        *UNREADABLE,
         ModelError,
         DeadlineExceeded,
         "unsupported_media_type",
@@ -190,14 +174,9 @@ def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Label
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[PredictRequest, list[UploadedImage]]:
     """Read the query and its images."""
-    kind = media_type(request)
-    if kind == JSON:
+    if not is_form(request):
         query = await read_json(request, PredictRequest)
-        images = query.images or ()
-        check_count(len(images), limit)
-        return query, await decode_each(images, "images", await fetch_each(images, fetcher))
-    if kind != FORM:
-        raise unsupported(request, FORM, JSON)
+        return query, await decode_each(query.images or (), "images", limit, fetcher)
     form = await read_form(request, texts=("top",))
     uploaded = form.images("files", limit)
     # the other fields are checked as those of a JSON body, with empty texts as images

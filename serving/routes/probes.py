@@ -36,10 +36,7 @@ from nnclr_hub.workbench.probes import (
 
 from ..keys import READ, WRITE
 from ..problems import answers
-from ..request_bodies import (
-    check_count,
-    read_json,
-)
+from ..request_bodies import check_count, read_json
 from ..security.access import requires
 from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine

@@ -21,13 +21,11 @@ from nnclr_hub.errors import (
     DeadlineExceeded,
     FingerprintMismatch,
     ImageError,
-    ImageTooLarge,
     InvalidFilter,
     InvalidRequest,
     ItemNotFound,
     NNCLRHubError,
     RequestTooLarge,
-    UnsupportedImage,
 )
 from nnclr_hub.store.base import Match
 from nnclr_hub.workbench import SearchQuery, Workbench
@@ -37,21 +35,8 @@ from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Model
-from ..problems import answers
-from ..request_bodies import (
-    FORM,
-    JSON,
-    check_count,
-    decode_text,
-    fetch_each,
-    in_thread_if_large,
-    json_of,
-    media_type,
-    parse,
-    read_form,
-    read_json,
-    unsupported,
-)
+from ..problems import UNREADABLE, answers
+from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
 from ..responses import VectorResponse, while_connected
 from ..security.access import requires
 from ..telemetry import measured
@@ -155,9 +140,7 @@ _REFUSALS = (CollectionNotFound, FingerprintMismatch, DeadlineExceeded)
 @router.post(
     "/search",
     response_model=SearchResponse,
-    responses=answers(
-        *_REFUSALS, ItemNotFound, InvalidFilter, ImageError, UnsupportedImage, ImageTooLarge, "unsupported_media_type"
-    ),
+    responses=answers(*_REFUSALS, ItemNotFound, InvalidFilter, *UNREADABLE, "unsupported_media_type"),
     openapi_extra=form_body(
         {"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest
     ),
@@ -196,15 +179,11 @@ async def search_batch(
 
 async def _read(request: Request) -> SearchRequest:
     """Read the query; in a multipart request the image is a file part."""
-    kind = media_type(request)
-    if kind == JSON:
+    if not is_form(request):
         return await read_json(request, SearchRequest)
-    if kind != FORM:
-        raise unsupported(request, JSON, FORM)
     form = await read_form(request, files=("image",), texts=("query",))
     [image] = form.images("image", 1)
-    text = form.texts.get("query") or "{}"
-    query = await in_thread_if_large(len(text), parse, text, SearchRequest, ("query",))
+    query = await form.query(SearchRequest)
     if query.image is not None:
         raise InvalidRequest("The image is given twice: as a file, and in the query.")
     query.attach(cast(bytes, image.data))  # the data of a file part is always bytes

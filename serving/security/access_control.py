@@ -25,9 +25,8 @@ from ..problems import error_response, status_of
 from ..settings import Settings, is_loopback
 from . import login
 from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules, Refusal
-from .authentication import Authenticator, Sessions
+from .authentication import Authenticator, Sessions, caller_of
 from .origins import OriginPolicy, own_names
-from .token_buckets import caller_of
 
 NO_KEY = Key("", (), b"")  # for routes that need none
 

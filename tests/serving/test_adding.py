@@ -1,4 +1,4 @@
-"""The jobs that add images: those that wait under a ticket, zips among them, and a folder of this machine."""
+"""The jobs that add images: staged uploads, zip files, and a folder of the server."""
 
 import hashlib
 import shutil
@@ -19,7 +19,7 @@ from serving.jobs.context import Interrupted, JobContext, Signals
 
 @pytest.fixture
 def ticket(tmp_path, image_files):
-    """ticket({name: file or bytes}) -> what waits."""
+    """Return ticket({name: file or bytes}), which stages uploads and returns their ticket."""
 
     def make(files) -> str:
         parts = []
@@ -41,7 +41,7 @@ def waits(ticket: str) -> bool:
 
 
 def run(server, kind: str, **params):
-    """The job when it has ended."""
+    """Run a job, and return it when it has ended."""
     jobs = server.app.state.jobs
     job = jobs.submit(kind, params)
     for _ in range(2000):
@@ -87,7 +87,7 @@ def test_images_are_added_with_their_folder_as_label_and_errors_are_listed(
 
 
 def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection, ticket, image_files, monkeypatch):
-    """Cancelled before it began, cancelled at work, failed."""
+    """Check jobs that are cancelled while they wait, cancelled while they run, and failed."""
     going = threading.Event()
     add_images = Workbench.add_images
     monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(30), add_images(*given))[1])
@@ -103,7 +103,7 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
 
 
 def attempt(server, ticket: str, *, until: int | None = None):
-    """The work of a job, which the server's end cuts short at so many images; None then."""
+    """Run the work of a job; return None if a shutdown interrupts it after `until` images."""
     signals = Signals(threading.Event(), threading.Event())
 
     def report(done: int, total: int) -> None:
@@ -118,7 +118,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
 
 
 def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, image_files, monkeypatch):
-    """Among them one that was there before, one that is given twice, and one that is broken."""
+    """One image exists already, one is uploaded twice, and one is broken."""
     assert add(server, ticket({"there.jpg": image_files[20]})).result["added"] == 1
     files = {f"{i}.jpg": path for i, path in enumerate(image_files[:24])}
     given = ticket({**files, "again.jpg": image_files[0], "broken.jpg": b"no image"})
@@ -172,24 +172,6 @@ def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_f
     body = client.get(f"/api/v1/jobs/{job.id}")
     assert job.params["upload"] not in body.text
     assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
-
-
-def test_only_folders_inside_the_source_folders_are_indexed(server, client, collection, photos):
-    root = server.app.state.settings.source_folders[0]
-    shutil.copytree(photos, root / "some", dirs_exist_ok=True)
-    (root / "some" / "cat" / "broken.jpg").write_bytes(b"no image")
-    params = {"collection": "photos", "root": str(root.resolve()), "folder": "some"}
-    job = run(server, "index", **params)
-    assert (job.result["added"], job.result["errors_count"]) == (60, 1)
-    assert job.result["errors"][0]["name"] == "cat/broken.jpg"
-    assert run(server, "index", **params).result["unchanged"] == 60
-    for path in (root / "some" / "cat").iterdir():
-        path.unlink()
-    pruned = run(server, "index", **params, prune=True).result
-    assert (pruned["unchanged"], pruned["removed"], pruned["kept"]) == (40, 0, 20)
-    assert str(root) not in client.get(f"/api/v1/jobs/{job.id}").text
-    elsewhere = run(server, "index", **{**params, "folder": ".."})
-    assert elsewhere.error["code"] == "invalid_request"
 
 
 def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos, monkeypatch):

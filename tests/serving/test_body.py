@@ -1,4 +1,4 @@
-"""Bodies and heads that mean ill, sent to a real server byte by byte; afterwards it must be well."""
+"""Malicious bodies and heads, sent to a real server byte by byte; afterwards it is still ready."""
 
 import gzip
 import socket
@@ -20,13 +20,13 @@ FIELD = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
 
 
 def raw(strict, pieces: Iterable[bytes], timeout: float = 15) -> bytes:
-    """What the server sends until it closes, or has sent a whole answer."""
+    """Return what the server sends until it closes the connection or the head of its response is complete."""
     with socket.create_connection(("127.0.0.1", int(strict.url.rpartition(":")[2])), timeout=timeout) as connection:
         try:
             for piece in pieces:
                 connection.sendall(piece)
         except OSError:
-            pass  # it has closed, and may have said why
+            pass  # the server closed the connection, and may have sent an error before
         answer = b""
         while b"\r\n\r\n" not in answer:
             try:
@@ -50,7 +50,7 @@ def chunked(piece: bytes, times: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("head", [EMBED, PUT])
 def test_a_chunked_body_is_counted(strict, head):
-    """It says nothing of its length."""
+    """Such a body has no Content-Length."""
     start = b"Transfer-Encoding: chunked\r\n\r\n" + (b"26\r\n" + FIELD[:36] + b'f"\r\n' if head is EMBED else b"")
     answer = raw(strict, [head + start, *chunked(b" " * 50_000, 60)])
     assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
@@ -79,7 +79,7 @@ def test_a_content_length_above_the_limit_is_refused_at_once(strict, head, lengt
     ],
 )
 def test_a_head_that_two_servers_could_read_differently_is_refused(strict, headers):
-    """Or a request could be smuggled past a proxy within another's body."""
+    """Otherwise a request could be smuggled past a proxy in the body of another one."""
     smuggled = b"abcGET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     assert raw(strict, [PUT + headers + b"\r\n" + smuggled]).startswith(b"HTTP/1.1 400")
 
@@ -91,7 +91,7 @@ def test_a_silent_client_is_answered_408(strict):
 
 
 def test_a_client_that_sends_too_slowly_is_answered_408(strict):
-    """A byte now and then is never silent for long, and yet the body must come to an end."""
+    """The client never pauses for long, but the whole body is late."""
 
     def drip() -> Iterator[bytes]:
         yield PUT + b"Content-Length: 1000\r\n\r\n"
@@ -119,7 +119,7 @@ def test_a_body_after_the_response_is_discarded_for_a_limited_time(strict, monke
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x" * 1000])
 def test_a_compressed_body_is_refused(strict, encoding):
-    """A thousandfold in a hundred bytes: bombs are refused before they are opened."""
+    """A few hundred compressed bytes can expand a thousandfold."""
     body = gzip.compress(bytes(10_000_000))
     answer = httpx.post(f"{strict.url}/api/v1/embed", content=body, headers={"Content-Encoding": encoding})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_encoding")
@@ -129,7 +129,7 @@ def test_a_compressed_body_is_refused(strict, encoding):
 
 
 def test_the_memory_of_all_bodies_is_limited(strict):
-    """However many clients send at once, what the server holds of them stays below what the settings say."""
+    """The bodies of all clients together stay below the limit in the settings."""
     port = int(strict.url.rpartition(":")[2])
     head = PUT + b"Content-Length: 1900000\r\n\r\n["
     half: list[socket.socket] = []
@@ -145,7 +145,7 @@ def test_the_memory_of_all_bodies_is_limited(strict):
     refused = next(answer for answer in answers if answer[9:12] == b"429")
     assert b"retry-after: 1" in refused.lower()
     assert b'"code":"overloaded"' in refused
-    for _ in range(5):  # a whole body fits again, as often as one likes
+    for _ in range(5):  # a whole body fits again, each time
         body = b"[" + b" " * 1_900_000 + b"]"
         headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
         assert httpx.put(f"{strict.url}/api/v1/collections/c/items", content=body, headers=headers).status_code != 429
@@ -163,7 +163,11 @@ def test_the_memory_of_all_bodies_is_limited(strict):
     ],
 )
 def test_a_head_that_never_ends_is_cut_off(strict, pieces):
-    assert raw(strict, pieces)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")  # b"": cut off before it could read why
+    assert raw(strict, pieces)[:12] in (
+        b"HTTP/1.1 431",
+        b"HTTP/1.1 400",
+        b"",
+    )  # b"": closed before the client could read the response
 
 
 def test_a_head_below_the_limit_is_read(strict):

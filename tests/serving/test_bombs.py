@@ -1,4 +1,4 @@
-"""Bombs over REST: refused by what their headers claim, in bounded memory, and the next image is served."""
+"""Decompression bombs over REST: refused by the size in their headers, in bounded memory."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ STATUS = Path("/proc/self/status")
 
 
 def reset_peak() -> int:
-    """Resident memory now, in MB; the peak is counted from here."""
+    """Reset the peak of resident memory, and return it in MB."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 
@@ -33,7 +33,7 @@ def png(mode: str, size: tuple[int, int]) -> bytes:
 @pytest.mark.data
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_the_bombs_of_the_nasty_pack(pack, server, client, image_files):
-    """All at once, several times over, while a good image goes through."""
+    """Send all of them at once, several times, while a good image is embedded."""
     folder = pack("nasty.tar")
     with (folder / "manifest.csv").open() as file:
         bombs = {row["file"]: row["expect"] for row in csv.DictReader(file) if row["file"].startswith("bomb/")}

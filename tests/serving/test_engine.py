@@ -203,17 +203,6 @@ def test_one_thread_runs_the_network_for_vectors_and_tasks(make_engine):
     assert threads == {"device thread"}
 
 
-def test_tasks_and_vectors_run_side_by_side(make_engine):
-    engine = make_engine(FakeEncoder())
-
-    async def both():
-        return await asyncio.gather(engine.run_async([b"a", b"b"], WORDS), engine.run_async([b"7"]))
-
-    words, vectors = asyncio.run(both())
-    assert words == ["A", "B"]
-    assert vectors[0][0] == 7
-
-
 def test_a_task_fails_its_image_or_its_request(make_engine):
     def broken(image):
         raise ImageError("not an image")

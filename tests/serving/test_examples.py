@@ -1,4 +1,4 @@
-"""Every example of the documentation runs as it stands, against a server."""
+"""Every example of the API documentation runs unchanged against a server."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from serving.openapi import document, operations
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, image_files):
-    """Where the examples are run: with a photo.jpg."""
+    """Make the folder in which the examples run, with a photo.jpg."""
     made = tmp_path_factory.mktemp("examples")
     shutil.copy(image_files[0], made / "photo.jpg")
     return made

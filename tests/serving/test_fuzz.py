@@ -14,9 +14,9 @@ from serving.openapi import document
 
 SHORT, LONG = 4, 300
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
-# names of things that are there, for else most requests would end with 404
+# existing names, because most other requests would end with 404
 KNOWN = {"name": "photos", "id": "tom", "alias": "live"}
-# a description cannot say how long vectors are, which base64 is an image, or which ids there are
+# OpenAPI cannot describe the length of vectors, which base64 is an image, or which ids exist
 NOT_DESCRIBED = [positive_data_acceptance]
 
 schema = schemathesis.openapi.from_dict(document())
@@ -24,10 +24,10 @@ schema = schemathesis.openapi.from_dict(document())
 
 @pytest.fixture(scope="module")
 def sent(server, image_files):
-    """Sends a case and holds the answer to the description."""
+    """Return a function that sends a case and compares the response with its description."""
     with requests.Session() as session:
 
-        def put_things_there() -> None:
+        def restore() -> None:
             session.put(f"{server.url}/api/v1/collections/photos", json={})
             session.put(f"{server.url}/api/v1/aliases/live", json={"collection": "photos"})
             tom = {"items": '[{"id": "tom"}]'}
@@ -41,9 +41,9 @@ def sent(server, image_files):
                     case.path_parameters["name"] = "default"
             case.call_and_validate(base_url=server.url, session=session, excluded_checks=NOT_DESCRIBED)
             if case.method in ("DELETE", "PUT"):
-                put_things_there()
+                restore()
 
-        put_things_there()
+        restore()
         yield send
         assert session.get(f"{server.url}/readyz").status_code == 200
 

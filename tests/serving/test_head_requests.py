@@ -1,7 +1,6 @@
-"""HEAD: what GET would say, without the body."""
+"""HEAD requests: the status and headers of GET, without the body."""
 
 import httpx
-import pytest
 from rest_requests import upload
 
 OF_ONE_ANSWER = ("x-request-id", "server-timing", "date")
@@ -36,10 +35,3 @@ def test_every_get_route_supports_head(client, server, collection, image_files):
 
 def test_a_route_without_get_has_no_head(client, collection):
     assert client.head(f"{collection}/search").status_code == 405
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_health_checks_support_head(client, path):
-    answer = client.head(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert int(answer.headers["content-length"]) == len(client.get(path).content)

@@ -39,7 +39,7 @@ def hold(server, monkeypatch):
 
 @contextmanager
 def uploads(server, collection, count, image_files):
-    """So many uploads at once, of an image each."""
+    """Start `count` uploads of one image each at the same time."""
 
     def send(number: int) -> int:
         return each.post(f"{collection}/items", files=upload([image_files[number]])).status_code
@@ -50,7 +50,7 @@ def uploads(server, collection, count, image_files):
 
 
 def reads(client, collection, vector) -> None:
-    """All that needs no embedding is answered."""
+    """Check that requests without embedding are answered."""
     assert client.post(f"{collection}/search", json={"vector": vector, "k": 1}).json()["matches"][0]["id"] == "there"
     queries = {"queries": [{"vector": vector}, {"id": "there"}]}
     assert client.post(f"{collection}/search/batch", json=queries).status_code == 200
@@ -59,7 +59,7 @@ def reads(client, collection, vector) -> None:
 
 
 def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, server, collection, image_files, hold):
-    """More uploads than there are threads to decode: all of them are in the engine at once."""
+    """Send more uploads than there are decode threads: all of them are in the engine at once."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
     many = server.app.state.settings.decode_threads + 4
@@ -75,18 +75,18 @@ def test_searches_by_vector_are_answered_while_uploads_are_embedded(client, serv
 
 
 def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, server, collection, image_files):
-    """More of them than the framework has threads."""
+    """Send more uploads than the framework has threads."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
-    with ExitStack() as nobody_writes:
-        nobody_writes.enter_context(server.bench.write_lock.alone())  # before the first upload gets so far
+    with ExitStack() as write_lock:
+        write_lock.enter_context(server.bench.write_lock.alone())  # before the first upload writes
         with uploads(server, collection, 45, image_files) as sent:
             try:
                 until(lambda: server.app.state.ingest.writers.statistics().tasks_waiting >= 45 - WRITERS)
                 reads(client, collection, vector)
                 assert not any(one.done() for one in sent)
             finally:
-                nobody_writes.close()
+                write_lock.close()
     assert [one.result() for one in sent] == [200] * 45
 
 

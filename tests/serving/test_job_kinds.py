@@ -1,4 +1,4 @@
-"""What the kinds of jobs do, over REST: duplicates, verification, and moving to another model."""
+"""The kinds of jobs over REST: duplicates, verification, and re-embedding with another model."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def server(server_of_jobs):
 
 @pytest.fixture
 def twins(server):
-    """Two groups of nearly equal vectors, one of equal pixels."""
+    """Make a collection with two groups of similar vectors, one of them with equal pixels."""
     rng = np.random.default_rng(0)
     base = np.eye(4, dtype=np.float32)
     items = [
@@ -64,7 +64,7 @@ def test_verification_and_compaction_in_the_background(client, twins):
 
 @pytest.fixture
 def album(server, photos):
-    """A collection of images in the folder that may be read."""
+    """Make a collection of images in the source folder."""
     folder = server.folder / "allowed" / "photos"
     shutil.copytree(photos, folder, dirs_exist_ok=True)
     server.bench.index_folder("album", folder)

@@ -1,4 +1,4 @@
-"""Jobs over REST: listed, watched, cancelled."""
+"""Jobs over REST: list, follow and cancel."""
 
 import json
 import threading
@@ -156,6 +156,7 @@ def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     assert int(refused.headers["retry-after"]) > 0
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
+    assert client.post(JOBS, json=steps.body).status_code == 202
     client.delete(f"{JOBS}/{jobs[0]['id']}")
     assert finished(client, f"{JOBS}/{jobs[0]['id']}")["state"] == "cancelled"
 

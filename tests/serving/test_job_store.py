@@ -12,28 +12,6 @@ from serving.jobs.job import Job
 from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
-def test_jobs_are_listed_newest_first_in_pages(world):
-    world.work.let(100)
-    jobs = [world.submit(str(i), ["work", "other"][i % 2]) for i in range(3)]
-    for job in jobs:
-        world.other.let(3)
-        until(world.jobs, job.id, "done")
-    found, cursor = world.jobs.list(2)
-    assert [job.params["name"] for job in found] == ["2", "1"]
-    found, cursor = world.jobs.list(2, cursor)
-    assert ([job.params["name"] for job in found], cursor) == (["0"], None)
-    assert [job.id for job in world.jobs.list(9, kind="other")[0]] == [jobs[1].id]
-    assert world.jobs.list(9, state="failed") == ([], None)
-    assert len(world.jobs.list(3, state="done")[0]) == 3
-
-
-def test_an_unknown_job_is_not_found(world):
-    with pytest.raises(JobNotFound):
-        world.jobs.get("0" * 14)
-    with pytest.raises(JobNotFound):
-        world.jobs.cancel("nothing")
-
-
 def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
     world = make_world(keep=2)
     waiting = world.submit("running")

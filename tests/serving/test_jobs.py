@@ -5,7 +5,6 @@ import time
 import pytest
 from job_worlds import until
 
-from nnclr_hub.errors import Overloaded
 from serving.jobs.job_store import INPUT
 
 
@@ -37,15 +36,6 @@ def test_a_job_waits_for_its_own_kind_only(world):
     world.work.let(6)
     until(world.jobs, second.id, "done")
     assert world.work.begun == ["a", "b"]
-
-
-def test_too_many_waiting_jobs_are_refused(world):
-    until(world.jobs, world.submit("running").id, "running")
-    waiting = [world.submit(name) for name in "abc"]
-    with pytest.raises(Overloaded):
-        world.submit("d")
-    world.jobs.cancel(waiting[0].id)
-    world.submit("d")
 
 
 def test_a_failed_job_has_an_error_without_paths_or_internals(world, caplog):

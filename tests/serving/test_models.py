@@ -15,7 +15,7 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
 from serving.edge.limits import Allowance, use
 from serving.models import Engines
-from serving.security.token_buckets import TokenBuckets
+from serving.security.authentication import TokenBuckets
 from serving.settings import Settings
 
 

@@ -9,7 +9,7 @@ from access_control_requests import READER, WRITER, ask, bearer, control_of
 from nnclr_hub.errors import RateLimited
 from serving.edge import limits
 from serving.edge.limits import Allowance
-from serving.security.token_buckets import REMEMBERED, TokenBuckets, caller_of
+from serving.security.authentication import REMEMBERED, TokenBuckets, caller_of
 from serving.settings import Settings
 
 

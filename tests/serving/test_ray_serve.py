@@ -26,17 +26,17 @@ from serving.jobs.job_store import JOB
 
 pytestmark = pytest.mark.scale
 pytest.importorskip("ray", reason="Ray is not installed")
-CONNECTIONS = 6  # at once of a replica
+CONNECTIONS = 6  # of one replica
 CALLERS = 4
-ENDLESS = "0" * 14  # a job that another server has begun, and never ends
-STALE_S = 1.0  # within which other clients of Milvus see what was written
+ENDLESS = "0" * 14  # a job of another server that never ends
+STALE_S = 1.0  # until other clients of Milvus see a write
 
 
 @pytest.fixture(scope="module")
 def replicas(model, tmp_path_factory) -> Iterator[ServerProcess]:
-    """`nnclr serve --replicas 2`, and all that Ray leaves on a disk in folders that are taken away."""
+    """Run `nnclr serve --replicas 2`; all files that Ray writes are in temporary folders."""
     folder = tmp_path_factory.mktemp("replicas")
-    ray = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # its sockets have no room for long paths
+    ray = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # the paths of Unix sockets must be short
     with pytest.MonkeyPatch.context() as patch, lite_server(folder) as milvus:
         for name, place in (("RAY_TMPDIR", ray), ("HOME", folder), ("NNCLR_STATE", folder / "state")):
             patch.setenv(name, str(place))

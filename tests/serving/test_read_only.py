@@ -31,7 +31,7 @@ NAMES = {"name": "photos", "id": "x", "alias": "live"}
 
 @pytest.fixture(scope="module")
 def store(model, photos, tmp_path_factory) -> Path:
-    """With a collection, a probe, and a job that another server has yet to do."""
+    """Make a store with a collection, a probe, and a queued job of another server."""
     folder = tmp_path_factory.mktemp("shown") / "store"
     with open_store(str(folder)) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def writes() -> list[tuple[str, str]]:
-    """(method, path) of all operations that need the scope to write, and of two that no route knows."""
+    """Return (method, path) of all operations that need the write scope, and of two unknown paths."""
     filled = {
         (method.upper(), re.sub(r"\{(\w+)\}", lambda found: NAMES[found[1]], path))
         for path, methods in document()["paths"].items()
@@ -117,7 +117,7 @@ def test_commits_of_another_process_are_visible(client, store):
 
 
 def test_the_workbench_refuses_writes(server, photos, image_files):
-    """Pages work on it, and come by no route."""
+    """The page uses the workbench directly, without a route."""
     bench = server.bench
     assert bench.read_only
     item = Item("x", np.ones(32, np.float32))
@@ -149,7 +149,7 @@ def test_the_client_raises_the_same_error(server):
 
 
 def test_the_command_reads_the_environment_variable(tmp_path, model):
-    """A store that is to be shown must be there; none is made."""
+    """A read-only server needs an existing store, and creates none."""
     asked = ["serve", "--store", str(tmp_path / "store"), "--model", str(model), "--port", str(free_port())]
     for flags, environment in ((["--read-only"], {}), ([], {"NNCLR_READ_ONLY": "1"})):
         said = CliRunner().invoke(cli, [*asked, *flags], env=environment)

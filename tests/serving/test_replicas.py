@@ -1,4 +1,4 @@
-"""What can be said of replicas without Ray; test_ray_serve.py runs them."""
+"""Replicas without Ray: health, resources, settings, drain; test_ray_serve.py runs real ones."""
 
 import asyncio
 import math
@@ -15,12 +15,8 @@ from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app as cli
-from nnclr_hub.errors import InvalidRequest, NotReady, OpenedForReading
+from nnclr_hub.errors import InvalidRequest, NotReady
 from nnclr_hub.store import open_store
-from nnclr_hub.store.records import Record
-from nnclr_hub.workbench import Workbench
-from serving.jobs import Jobs
-from serving.jobs.job_store import JOB
 from serving.ray_serve import NAME, LabeledRegistry, Replica, deployed, share
 from serving.readiness import Readiness
 from serving.settings import Settings
@@ -153,8 +149,8 @@ class Cluster:
 
 @pytest.fixture
 def stand_in(monkeypatch) -> Callable[..., Cluster]:
-    """A cluster in ray's place."""
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # both are set by the verb, and are to go with the test
+    """Return a function that replaces the package ray by a fake cluster."""
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the command sets both; monkeypatch restores them
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
     def put(**given: Any) -> Cluster:
@@ -236,25 +232,11 @@ def test_a_store_for_one_process_is_refused_with_alternatives_for_several(stand_
 
 def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # both are set by the verb, and are to go with the test
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the command sets both; monkeypatch restores them
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     store = tmp_path / "store"
     flags = ["serve", "--store", str(store), "--model", "random:test_resnet", "--port", "0", "--replicas", "1"]
     refused = CliRunner().invoke(cli, flags)
     assert refused.exit_code == 1, refused.output
     assert "pip install 'nnclr_hub[scale]'" in " ".join(refused.output.split())
-    assert not store.exists(), "a store was made for a server that cannot be"
-
-
-def test_a_job_of_another_server_is_listed_and_cannot_be_cancelled(tmp_path):
-    with open_store(str(tmp_path / "store")) as store:
-        about = {"id": "0" * 14, "kind": "compact", "params": {}, "state": "running", "created": 1.0}
-        store.records.put(Record(JOB, "0" * 14, about))
-    with open_store(str(tmp_path / "store"), read_only=True, shared=True) as store:
-        jobs = Jobs(Workbench(None, store), Metrics(), waiting=1, keep=1)  # type: ignore[arg-type]
-        jobs.start()
-        assert jobs.get("0" * 14).state == "running"
-        for refused in (lambda: jobs.cancel("0" * 14), lambda: jobs.submit("compact", {})):
-            with pytest.raises(OpenedForReading):
-                refused()
-        jobs.stop()
+    assert not store.exists(), "the command created a store although it failed"

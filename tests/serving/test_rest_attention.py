@@ -1,4 +1,4 @@
-"""Attention over REST: the library's own maps, in three forms, and one sentence for whatever has no answer."""
+"""Attention over REST: the maps of the library in three formats, and the errors."""
 
 import base64
 import io

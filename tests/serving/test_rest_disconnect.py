@@ -1,4 +1,4 @@
-"""A client that has gone costs nothing more, and many that wait keep nobody from asking whether the server is well."""
+"""Work for a disconnected client is dropped, and many waiting requests do not block other ones."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ COUNT = 40
 
 @pytest.fixture(scope="module")
 def probe(server) -> str:
-    """The path of a probe of the server's model."""
+    """Fit a probe for the server's model, and return the path of its predictions."""
     with httpx.Client(base_url=server.url, timeout=120) as client:
         items = [{"vector": [1.0 * (i % 2), 1.0, *[0.1 * i] * 30], "label": "ab"[i % 2]} for i in range(12)]
         body = {"name": "letters", "items": items, "model": "default", "l2": 0.1}
@@ -28,7 +28,7 @@ def probe(server) -> str:
 
 @contextmanager
 def held_up(server, monkeypatch) -> Iterator[threading.Event]:
-    """The engine decodes nothing until this is left; gives the event of the first attempt."""
+    """Block decoding until the context ends; yield an event that is set at the first attempt."""
     begun, release = threading.Event(), threading.Event()
     engine = server.engines._memory.engines[0]
     real = engine.encoder.prepare
@@ -53,7 +53,7 @@ def images_by(server, outcome: str) -> float:
 
 
 def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
-    """Sends a request, and hangs up when its work has begun."""
+    """Send a request, and disconnect when its work has begun."""
     with socket.create_connection((request.url.host, request.url.port), 10) as connection:
         lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())

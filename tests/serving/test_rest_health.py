@@ -1,4 +1,4 @@
-"""Health over REST: alive, ready, and what was counted."""
+"""Health over REST: liveness, readiness and metrics."""
 
 import threading
 
@@ -83,7 +83,7 @@ def test_a_model_that_fails_to_load_is_reported_without_its_path(tmp_path):
 @pytest.mark.parametrize(("source", "status"), [("default", "ill"), ("other", "ready")])
 def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, source, status):
     def die():
-        encoders[source].before = lambda: well.wait(120)  # the test image has to wait
+        encoders[source].before = lambda: well.wait(120)  # the test image waits
         raise SystemExit
 
     well = threading.Event()

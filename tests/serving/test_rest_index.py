@@ -1,4 +1,4 @@
-"""A folder of the server's own machine is indexed over REST, and no other file is read."""
+"""Index a folder of the server over REST; no file outside the source folders is read."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ INDEX = "/api/v1/collections/{}/index"
 
 @pytest.fixture(scope="module")
 def server(model, photos, tmp_path_factory, serve):
-    """One that reads two folders, of which one holds images."""
+    """Run a server with two source folders, one of them with images."""
     folder = tmp_path_factory.mktemp("indexing")
     shutil.copytree(photos, folder / "images" / "2024")
     (folder / "empty").mkdir()
@@ -40,7 +40,7 @@ def indexed(client, **body) -> dict:
         if job["state"] in ("done", "failed", "cancelled"):
             return job
         time.sleep(0.05)
-    pytest.fail(f"it does not end: {job}")
+    pytest.fail(f"the job did not end: {job}")
 
 
 def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
@@ -52,14 +52,17 @@ def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
 
     gone = sorted(folder.rglob("*.jpg"))[0]
     aside = gone.rename(server.folder / "aside.jpg")
+    (folder / "cat" / "broken.jpg").write_bytes(b"no image")
     again, pruned = (indexed(client, source="images", folder="2024", prune=prune) for prune in (False, True))
     aside.rename(gone)
+    (folder / "cat" / "broken.jpg").unlink()
     assert [(job["result"]["unchanged"], job["result"]["removed"]) for job in (again, pruned)] == [(59, 0), (59, 1)]
+    assert [error["name"] for error in pruned["result"]["errors"]] == ["cat/broken.jpg"]
     assert client.get("/api/v1/collections/there/count").json()["count"] == 59
 
 
 def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
-    """But what has nothing left in it, the folder or one below, may be a disk that is not mounted."""
+    """An empty folder or subfolder is not pruned, because its disk may not be mounted."""
     folder = shutil.copytree(server.folder / "images" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
     body = {"source": "empty", "folder": "cats", "prune": True}
     assert indexed(client, **body)["result"]["added"] == 20
@@ -73,7 +76,7 @@ def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
     pruned = indexed(client, **body)
     shutil.rmtree(folder.parent)
     assert refused["error"]["code"] == "no_images"
-    assert (kept["state"], kept["result"]["removed"]) == ("done", 0)
+    assert (kept["state"], kept["result"]["removed"], kept["result"]["kept"]) == ("done", 0, 20)
     assert (pruned["state"], pruned["result"]["removed"]) == ("done", 20)
     assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 

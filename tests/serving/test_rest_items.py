@@ -1,4 +1,4 @@
-"""Items over REST: in, listed, out."""
+"""Items over REST: add, list, get and delete."""
 
 import json
 from hashlib import sha256
@@ -6,6 +6,8 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from rest_requests import as_text, is_problem, upload
+
+from nnclr_hub.store.base import CollectionSpec
 
 
 def test_pages_and_filters_of_a_listing(client, collection):
@@ -43,7 +45,7 @@ def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
 
 
 def test_images_without_ids_get_a_hash_as_id(client, collection, image_files):
-    """The same image again is the same item."""
+    """The same image gets the same id again."""
     for _ in range(2):
         results = client.post(f"{collection}/items", files=upload(image_files[:2])).json()["results"]
     assert [one["name"] for one in results] == ["00.jpg", "01.jpg"]
@@ -99,7 +101,7 @@ def test_integers_beyond_64_bits_in_metadata_come_back(client, collection):
 
 
 def test_notes_may_be_as_large_as_a_body(client, collection, image_files):
-    """Two megabytes of them in one part, as they may be in JSON."""
+    """Two megabytes of metadata fit in one part, as they do in JSON."""
     notes = [{"id": f"p{i}", "metadata": {"text": chr(97 + i % 26) * 60_000}} for i in range(35)]
     response = client.post(f"{collection}/items", files=upload(image_files[:35]), data={"items": json.dumps(notes)})
     assert response.status_code == 200, response.text
@@ -145,3 +147,14 @@ def test_writes_are_refused_while_another_process_re_embeds(client, collection, 
     for answer in answers:
         is_problem(answer, 409, "collection_moving")
     assert client.get(f"{collection}/count").json() == {"count": 1}
+
+
+def test_vectors_are_refused_while_the_collection_is_reembedded(client, collection, server):
+    """A vector of one encoder cannot be converted to the other."""
+    store, items = server.bench.store, [{"id": "a", "vector": [1.0] * 32}]
+    store.create("photos.next", CollectionSpec(40, fingerprint="f" * 64, model="another-encoder"))
+    store.alias("photos~next", "photos.next")
+    is_problem(client.put(f"{collection}/items", json=items), 422, "invalid_request")
+    assert server.bench.collection("photos").count() == 0
+    store.drop("photos.next")
+    assert client.put(f"{collection}/items", json=items).json()["stored"] == 1

@@ -1,4 +1,4 @@
-"""Every file of the nasty pack over REST: as its manifest says, with a healthy server after each, in bounded memory."""
+"""Every file of the nasty pack over REST: the result of its manifest, a ready server, bounded memory."""
 
 import csv
 import resource
@@ -13,7 +13,7 @@ LARGEST_GROWTH = 1_500_000_000
 
 
 def peak() -> int:
-    """Bytes that this process, with the server in it, had at most."""
+    """Return the peak memory of this process, which runs the server, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,4 +1,4 @@
-"""No path of this machine goes out."""
+"""No response contains a path of the server's machine."""
 
 import json
 import tempfile
@@ -10,7 +10,7 @@ from nnclr_hub.errors import StoreError
 
 
 def test_no_response_has_a_path_of_this_machine(server, client, model, image_files, monkeypatch):
-    """The model is a folder here, and the store too: their paths could come out in many places."""
+    """Model and store are folders, whose paths could appear in many responses."""
     secrets = [str(model.parent), tempfile.gettempdir(), str(Path.home()), "site-packages"]
     one = [("files", ("a.jpg", image_files[0].read_bytes(), "image/jpeg"))]
 
@@ -36,7 +36,7 @@ def test_no_response_has_a_path_of_this_machine(server, client, model, image_fil
         for failure in (odd, known):
             with monkeypatch.context() as patched:
                 patched.setattr(type(server.bench), "collection", failure)
-                close = {"Connection": "close"}  # as the server does after what it did not expect
+                close = {"Connection": "close"}  # as the server does after an unexpected error
                 yield client.get("/api/v1/collections/paths", headers=close)
                 yield client.post("/api/v1/collections/paths/search", json={"vector": [1]}, headers=close)
         with monkeypatch.context() as patched:
@@ -53,7 +53,7 @@ def test_no_response_has_a_path_of_this_machine(server, client, model, image_fil
 
 
 def test_a_model_goes_by_its_name(client, model, image_files):
-    """Everywhere: in the list, in requests, in answers, and for collections."""
+    """Check the list of models, requests, responses and collections."""
     assert client.get("/v1/models").json()["data"][0]["id"] == model.name
     answer = client.post("/api/v1/embed", files={"files": image_files[0].read_bytes()}, data={"model": model.name})
     assert answer.json()["model"] == model.name
@@ -68,7 +68,7 @@ def test_a_model_goes_by_its_name(client, model, image_files):
 @pytest.mark.parametrize("clause", ["must", "should", "must_not"])
 @pytest.mark.parametrize("kind", [{"match": "/a"}, {"prefix": "/"}, {"range": {"gte": "/"}}, {"exists": True}])
 def test_the_folder_of_an_indexed_item_cannot_be_guessed(client, collection, clause, kind):
-    """By its value's effect on an answer; the answer would say each letter of it in turn."""
+    """A filter on a private key could reveal its value letter by letter."""
     indexed = {"root": "/home/somebody/image_files", "path": "cat/1.jpg", "size": 1, "mtime": 1.0}
     dim = client.get(collection).json()["dim"]
     vector = [1.0] + [0.0] * (dim - 1)

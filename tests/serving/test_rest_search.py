@@ -1,4 +1,4 @@
-"""Search over REST: by everything that can be asked with."""
+"""Search over REST: by id, image, box, vector and examples."""
 
 import base64
 import io
@@ -93,6 +93,9 @@ def test_a_box_searches_with_part_of_an_image(client, collection, image_files, e
         ({"vector": [1.0] * 32, "where": {"most": []}}, 422, "invalid_filter"),
         ({"vector": [1.0] * 32, "box": [0, 0, 1, 1]}, 422, "invalid_request"),
         ({"vector": [1.0] * 32, "unknown": 1}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "effort": 0}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "effort": 10**9}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "effort": "much"}, 422, "invalid_request"),
         ({"image": "YQ=="}, 415, "unsupported_image"),
     ],
 )
@@ -197,3 +200,9 @@ def test_too_much_in_one_batch_is_refused(client, collection):
 def test_invalid_examples_are_refused(client, gallery, body):
     response = client.post(f"{gallery[0]}/search", json=body)
     assert response.status_code == 422, response.text
+
+
+def test_a_search_accepts_an_effort(client, gallery):
+    path, vectors = gallery
+    for query in ({"id": "p3"}, {"vector": vectors[3].tolist()}):
+        assert len(ids(client.post(f"{path}/search", json={**query, "effort": 100}).json())) == 10

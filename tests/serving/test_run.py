@@ -80,6 +80,7 @@ def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tm
     assert half_sent.json()["data"][0]["embedding"][0] == 7
     assert "closed" in process.communicate(timeout=20)[0]
     assert process.returncode == 0
+    assert not [path for path in (tmp_path / "store").rglob("*-wal") if path.stat().st_size]
     with open_store(str(tmp_path / "store")) as store:  # nobody else has it open
         assert store.list() == []
 
