@@ -1,11 +1,14 @@
-"""A recipe that trains a tiny network for a few steps, the weights of a run, and calls of the command line."""
+"""Tiny runs: a recipe of a few steps, the weights, a signal in a step, and calls of the command line."""
 
+import signal
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
+from training import step as program
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
 
@@ -21,6 +24,19 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     checkpoint = load_checkpoint(run)
     assert checkpoint is not None
     return checkpoint["learner"]
+
+
+def stop_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Send a signal in the middle of that step of the next run, counted from 1."""
+    original, steps = program.measure_step, []
+
+    def stopping(*arguments):
+        steps.append(1)
+        if len(steps) == number:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    patch.setattr(program, "measure_step", stopping)
 
 
 def nnclr(*arguments) -> tuple[int, str, str]:

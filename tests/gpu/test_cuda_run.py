@@ -4,7 +4,6 @@ make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_runs import stop_in_step
 
 from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.errors import OutOfMemory
-from training import step as program
 from training.checkpoint import load_checkpoint
 from training.pretrain import pretrain
 from training.recipes import find_recipe
@@ -29,19 +28,6 @@ TINY = ["channels=8,8,16,16", "projection_hidden=32", "projection_dim=16", "batc
 
 def recipe(*settings):
     return find_recipe("small_cpu").with_settings([*TINY, *settings])
-
-
-def stopped(step, monkeypatch):
-    """Send a signal in that step, counted from 1."""
-    original, steps = program.measure_step, []
-
-    def stopping(*arguments):
-        steps.append(1)
-        if len(steps) == step:
-            signal.raise_signal(signal.SIGTERM)
-        return original(*arguments)
-
-    monkeypatch.setattr(program, "measure_step", stopping)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -86,7 +72,7 @@ def test_a_run_continues_on_another_device(blobs, tmp_path, monkeypatch, device,
     """Start on the CPU and continue on the GPU in the middle of an epoch, or the other way round."""
     order = ("cpu", device) if first == "cpu" else (device, "cpu")
     with monkeypatch.context() as patch:
-        stopped(1, patch)
+        stop_in_step(1, patch)
         outcome = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", device=order[0])
     assert outcome.step == 1
     run = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", resume=True, device=order[1])
@@ -104,7 +90,7 @@ def test_a_resumed_run_nearly_equals_one_that_never_stopped(blobs, tmp_path, mon
     try:
         pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "whole", device=device)
         with monkeypatch.context() as patch:
-            stopped(3, patch)
+            stop_in_step(3, patch)
             pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", device=device)
         pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", resume=True, device=device)
     finally:

@@ -101,9 +101,11 @@ def test_views_depend_only_on_the_generator():
     assert torch.equal(one, two)
 
 
-def test_byol_is_asymmetric_and_crop_only_only_crops():
+def test_the_augmentations_have_the_papers_parameters_and_crop_only_only_crops():
     first, second = AUGMENTATIONS["byol"]
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
+    assert all((view.brightness, view.hue, view.blur) == (0.8, 0.2, 0.5) for view in AUGMENTATIONS["simclr"])
+    assert all(view.blur == 0 for view in AUGMENTATIONS["cifar"])
     gray = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
     made = make_view(
         gray, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0)
@@ -127,11 +129,6 @@ def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
     made = make_views(images, torch.ones(3), small.views_at(0), torch.Generator().manual_seed(0))
     assert [view.shape[-1] for view in made] == [32, 32, 16, 16, 16]
     assert Recipe(augmentation="crop_only").views_at(0)[0].scale == (0.08, 1.0), "the augmentation's default"
-
-
-def test_simclr_has_stronger_colors_and_cifar_no_blur():
-    assert all((view.brightness, view.hue, view.blur) == (0.8, 0.2, 0.5) for view in AUGMENTATIONS["simclr"])
-    assert all(view.blur == 0 for view in AUGMENTATIONS["cifar"])
 
 
 @pytest.mark.slow

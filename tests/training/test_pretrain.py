@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import FAST, TINY, recipe, weights
+from tiny_runs import FAST, TINY, recipe, stop_in_step, weights
 
 from nnclr_hub import load_encoder
 from training import prepare
-from training import step as steps_module
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
 from training.exporting import export
@@ -26,24 +24,6 @@ from training.recipes import find_recipe
 from training.report import write_report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-class StopAfter:
-    """A signal that arrives in the middle of the given step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def install(self, monkeypatch) -> None:
-        original, steps = steps_module.measure_step, []
-
-        def counted(*arguments):
-            steps.append(1)
-            if len(steps) == self.step:
-                signal.raise_signal(signal.SIGTERM)
-            return original(*arguments)
-
-        monkeypatch.setattr(steps_module, "measure_step", counted)
 
 
 def logged(run: Path) -> list[dict]:
@@ -57,7 +37,7 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(data, finished, tmp_
     """Stopped by SIGTERM in the middle of an epoch and at its end; weights, queue, optimizer and log are equal."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        StopAfter(stop).install(patch)
+        stop_in_step(stop, patch)
         outcome = pretrain("small_cpu", recipe(), [data], run)
     assert not outcome.finished
     assert outcome.step == stop

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_runs import recipe, weights
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
@@ -12,19 +13,13 @@ from nnclr_hub.method import Learner
 from training.checkpoint import load_checkpoint
 from training.monitor import read_log
 from training.pretrain import pretrain
-from training.recipes import find_recipe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-FAST = [
-    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
-    *("batch_size=8", "epochs=1", "log_every=1", "precision=fp32", "queue_size=40"),
-]
 
-
-def run(photos, out, *settings, name="small_cpu"):
-    recipe = find_recipe(name).with_settings([*FAST, *settings])
-    return pretrain(name, recipe, [photos], out, device="cpu")
+def run(photos, out, *settings):
+    chosen = recipe("batch_size=8", "epochs=1", "checkpoint_every=5", "log_every=1", *settings)
+    return pretrain("small_cpu", chosen, [photos], out, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -76,10 +71,6 @@ def test_views_of_sixteen_pixels_use_fp32_on_a_cpu(photos, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["precision"] == "fp32"
 
 
-def weights(out):
-    return load_checkpoint(out)["learner"]
-
-
 def test_a_step_moves_the_momentum_encoder_towards_the_online_one(photos, tmp_path):
     """With t = 1 the momentum encoder stays at its start, with a smaller t it does not."""
     for t in (1, 0.5):
@@ -117,29 +108,23 @@ def test_the_current_encoders_support_set_is_new_at_each_step(photos, tmp_path):
     assert (state["support_set.enqueued_at"] == 6).all(), "all of it in the last step"
 
 
-class Memory:
-    """A device with memory for a number of images, and the error that torch raises for more."""
+def limit_memory(monkeypatch, images: int, error: Exception | None = None) -> None:
+    """Raise torch's error for lack of memory in steps of more images."""
+    original = Learner.forward
 
-    def __init__(self, images: int, error: Exception | None = None) -> None:
-        self.images = images
-        self.error = error or torch.OutOfMemoryError("CUDA out of memory")
+    def forward(learner, views, **rest):
+        if len(views[0]) > images:
+            raise error or torch.OutOfMemoryError("CUDA out of memory")
+        return original(learner, views, **rest)
 
-    def install(self, monkeypatch) -> None:
-        original = Learner.forward
-
-        def forward(learner, views, **rest):
-            if len(views[0]) > self.images:
-                raise self.error
-            return original(learner, views, **rest)
-
-        monkeypatch.setattr(Learner, "forward", forward)
+    monkeypatch.setattr(Learner, "forward", forward)
 
 
 def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
-    Memory(5).install(monkeypatch)
+    limit_memory(monkeypatch, 5)
     with pytest.raises(OutOfMemory, match=r"batch_size=4.*chunk=4"):
         run(photos, tmp_path / "run")
-    Memory(1).install(monkeypatch)
+    limit_memory(monkeypatch, 1)
     with pytest.raises(OutOfMemory, match="2 images do not fit"):
         run(photos, tmp_path / "other")
 
@@ -153,7 +138,7 @@ def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
     ],
 )
 def test_other_messages_of_missing_memory_are_recognized(photos, tmp_path, monkeypatch, message):
-    Memory(5, RuntimeError(message)).install(monkeypatch)
+    limit_memory(monkeypatch, 5, RuntimeError(message))
     with pytest.raises(OutOfMemory, match="batch_size=4"):
         run(photos, tmp_path / "run")
 
