@@ -15,26 +15,26 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_one_map_in_a_folder(model, pictures, tmp_path):
-    done = run("attention", pictures[0], "--model", model, "--opacity", 0.4, "--out", tmp_path / "out")
+def test_one_map_in_a_folder(model, image_files, tmp_path):
+    done = run("attention", image_files[0], "--model", model, "--opacity", 0.4, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    expected = load_encoder(model).attention(pictures[0])
+    expected = load_encoder(model).attention(image_files[0])
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "00-attention.npy"), expected.values)
     with Image.open(tmp_path / "out" / "00-attention.png") as read:
         np.testing.assert_array_equal(np.asarray(read), np.asarray(expected.overlay(0.4)))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00-attention.npy", "00-attention.png"]
 
 
-def test_every_option_reaches_the_library(model, pictures, tmp_path):
+def test_every_option_reaches_the_library(model, image_files, tmp_path):
     options = ["--box", "10,12,40,50", "--similarity", "cosine", "--max-side", 300, "--json", "--model", model]
-    targets = ["--target", pictures[1], "--target", pictures[30]]
-    done = run("attention", pictures[0], *options, *targets, "--out", tmp_path)
+    targets = ["--target", image_files[1], "--target", image_files[30]]
+    done = run("attention", image_files[0], *options, *targets, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     expected = load_encoder(model).attention(
-        pictures[0], Box(10, 12, 40, 50), target=[pictures[1], pictures[30]], similarity="cosine", max_side=300
+        image_files[0], Box(10, 12, 40, 50), target=[image_files[1], image_files[30]], similarity="cosine", max_side=300
     )
     told = json.loads(done.stdout)
-    assert [entry["image"] for entry in told] == [str(pictures[1]), str(pictures[30])]
+    assert [entry["image"] for entry in told] == [str(image_files[1]), str(image_files[30])]
     for entry, one in zip(told, expected, strict=True):
         np.testing.assert_array_equal(np.array(entry["values"], np.float32), one.values)
         assert entry["limits"] == list(one.limits)
@@ -42,10 +42,10 @@ def test_every_option_reaches_the_library(model, pictures, tmp_path):
     assert len(list(tmp_path.glob("*-attention.npy"))) == 2
 
 
-def test_one_file(model, pictures, tmp_path):
-    done = run("attention", pictures[0], "--point", "5,60", "--model", model, "--out", tmp_path / "map.png")
+def test_one_file(model, image_files, tmp_path):
+    done = run("attention", image_files[0], "--point", "5,60", "--model", model, "--out", tmp_path / "map.png")
     assert done.exit_code == 0, done.output
-    expected = load_encoder(model).attention(pictures[0], Point(5, 60))
+    expected = load_encoder(model).attention(image_files[0], Point(5, 60))
     with Image.open(tmp_path / "map.png") as read:
         np.testing.assert_array_equal(np.asarray(read), np.asarray(expected.overlay()))
     assert [path.name for path in tmp_path.iterdir()] == ["map.png"]
@@ -67,26 +67,26 @@ def test_one_file(model, pictures, tmp_path):
         (["--max-side", "9"], "max_side"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(model, pictures, tmp_path, options, words):
-    done = run("attention", pictures[0], "--model", model, "--out", tmp_path / "out", *options)
+def test_a_wrong_call_is_one_sentence(model, image_files, tmp_path, options, words):
+    done = run("attention", image_files[0], "--model", model, "--out", tmp_path / "out", *options)
     assert done.exit_code == 2
     assert words in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "out").exists()
 
 
-def test_a_image_is_never_written_over(model, pictures, tmp_path):
+def test_a_image_is_never_written_over(model, image_files, tmp_path):
     picture = tmp_path / "cat.png"
-    Image.open(pictures[0]).save(picture)
+    Image.open(image_files[0]).save(picture)
     before = picture.read_bytes()
     done = run("attention", picture, "--model", model, "--out", picture)
     assert (done.exit_code, picture.read_bytes()) == (2, before)
     assert "overwrite" in done.output
 
 
-def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
+def test_nor_by_a_figure_or_a_grid(model, image_files, tmp_path):
     picture = tmp_path / "figure.png"
-    Image.open(pictures[0]).save(picture)
+    Image.open(image_files[0]).save(picture)
     before = picture.read_bytes()
     figure = run("attention", picture, "--model", model, "--point", "3,3", "--out", tmp_path)
     grid = run("attention-grid", picture, "--source", f"it={model}", "--out", picture)
@@ -96,14 +96,14 @@ def test_nor_by_a_figure_or_a_grid(model, pictures, tmp_path):
         assert "overwrite" in done.output
 
 
-def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_path):
+def test_only_what_an_earlier_call_wrote_is_written_over(model, image_files, tmp_path):
     """Images that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
     map_, figure = tmp_path / "00-attention.png", tmp_path / "figure.png"
-    grid = ("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.png")
-    one = ("attention", pictures[0], "--model", model, "--out")
+    grid = ("attention-grid", image_files[0], "--source", model, "--out", tmp_path / "grid.png")
+    one = ("attention", image_files[0], "--model", model, "--out")
     calls = ((map_, (*one, tmp_path)), (figure, (*one, tmp_path, "--point", "3,3")), (tmp_path / "grid.png", grid))
     for place, call in calls:
-        Image.open(pictures[0]).save(place)
+        Image.open(image_files[0]).save(place)
         before = place.read_bytes()
         done = run(*call)
         assert (done.exit_code, place.read_bytes()) == (2, before)
@@ -114,14 +114,14 @@ def test_only_what_an_earlier_call_wrote_is_written_over(model, pictures, tmp_pa
             assert done.exit_code == 0, done.output
     with Image.open(map_) as read:
         np.testing.assert_array_equal(
-            np.asarray(read), np.asarray(load_encoder(model).attention(pictures[0], Point(3, 3)).overlay(0.3))
+            np.asarray(read), np.asarray(load_encoder(model).attention(image_files[0], Point(3, 3)).overlay(0.3))
         )
 
 
-def test_an_array_is_written_over_beside_its_map_alone(model, pictures, tmp_path):
+def test_an_array_is_written_over_beside_its_map_alone(model, image_files, tmp_path):
     notes = tmp_path / "00-attention.npy"
     notes.write_text("mine")
-    call = ("attention", pictures[0], "--model", model, "--out")
+    call = ("attention", image_files[0], "--model", model, "--out")
     done = run(*call, tmp_path)
     assert (done.exit_code, notes.read_text()) == (2, "mine")
     assert f"overwrite {notes}" in done.output
@@ -131,17 +131,17 @@ def test_an_array_is_written_over_beside_its_map_alone(model, pictures, tmp_path
     assert np.load(notes).ndim == 2
 
 
-def test_several_maps_do_not_fit_into_one_file(model, pictures, tmp_path):
-    targets = ["--target", pictures[1], "--target", pictures[2]]
-    done = run("attention", pictures[0], *targets, "--model", model, "--out", tmp_path / "map.png")
+def test_several_maps_do_not_fit_into_one_file(model, image_files, tmp_path):
+    targets = ["--target", image_files[1], "--target", image_files[2]]
+    done = run("attention", image_files[0], *targets, "--model", model, "--out", tmp_path / "map.png")
     assert done.exit_code == 2
     assert "2 maps" in done.output
 
 
-def test_a_grid_of_encoders(model, pictures, tmp_path):
+def test_a_grid_of_encoders(model, image_files, tmp_path):
     to = tmp_path / "deep" / "grid.png"
     sources = ["--source", f"ours={model}", "--source", "gone=/nowhere/encoder"]
-    done = run("attention-grid", pictures[0], pictures[25], *sources, "--out", to, "--json")
+    done = run("attention-grid", image_files[0], image_files[25], *sources, "--out", to, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert [(column["name"], len(column["maps"])) for column in told["columns"]] == [("ours", 2), ("gone", 0)]
@@ -150,8 +150,8 @@ def test_a_grid_of_encoders(model, pictures, tmp_path):
         assert read.width > read.height
 
 
-def test_a_grid_needs_a_png_and_an_encoder(model, pictures, tmp_path):
-    done = run("attention-grid", pictures[0], "--source", model, "--out", tmp_path / "grid.jpg")
+def test_a_grid_needs_a_png_and_an_encoder(model, image_files, tmp_path):
+    done = run("attention-grid", image_files[0], "--source", model, "--out", tmp_path / "grid.jpg")
     assert (done.exit_code, "must end in .png" in done.output) == (2, True)
-    done = run("attention-grid", pictures[0], "--source", "/nowhere/encoder", "--out", tmp_path / "grid.png")
+    done = run("attention-grid", image_files[0], "--source", "/nowhere/encoder", "--out", tmp_path / "grid.png")
     assert (done.exit_code, "does not exist" in done.output) == (2, True)

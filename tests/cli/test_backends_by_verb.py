@@ -28,21 +28,21 @@ def said(*arguments, code: int) -> str:
     return err
 
 
-def test_embed_runs_the_backend_that_is_named(pictures, model, tmp_path, monkeypatch):
+def test_embed_runs_the_backend_that_is_named(image_files, model, tmp_path, monkeypatch):
     """By flag or by environment; the vectors stay torch's, nearly."""
     pytest.importorskip("openvino")
-    wanted = load_encoder(model, device="cpu").embed(pictures[:4])
+    wanted = load_encoder(model, device="cpu").embed(image_files[:4])
     for flags, environment in ((["--backend", "auto"], "torch"), ([], "openvino")):
         monkeypatch.setenv("NNCLR_BACKEND", environment)
-        code, _, err = nnclr("embed", *pictures[:4], "--model", model, "--out", tmp_path / "v.npy", *flags)
+        code, _, err = nnclr("embed", *image_files[:4], "--model", model, "--out", tmp_path / "v.npy", *flags)
         assert code == 0, err
         assert (np.load(tmp_path / "v.npy") * wanted).sum(axis=1).min() >= 0.999
     about = json.loads(nnclr("info", model, "--json", "--backend", "openvino")[1])
     assert about["backend"] == "openvino"
 
 
-def test_a_wrong_backend_is_explained(pictures, model, tmp_path):
-    assert "'turbo'" in said("embed", pictures[0], "--model", model, "--backend", "turbo", code=2)
+def test_a_wrong_backend_is_explained(image_files, model, tmp_path):
+    assert "'turbo'" in said("embed", image_files[0], "--model", model, "--backend", "turbo", code=2)
     serve = ("serve", "--store", tmp_path / "store", "--model", model, "--port", 0, "--backend", "turbo")
     assert "'turbo'" in said(*serve, code=2)
 
@@ -56,14 +56,14 @@ def test_onnx_writes_a_file_that_was_compared(model, tmp_path):
     assert "must end in .onnx" in said("onnx", model, tmp_path / "model.bin", code=2)
 
 
-def test_a_server_runs_what_auto_finds_and_logs_it(model, pictures, tmp_path, serve, caplog):
+def test_a_server_runs_what_auto_finds_and_logs_it(model, image_files, tmp_path, serve, caplog):
     """Its vectors are torch's, nearly."""
     caplog.set_level("INFO")
     for server in serve(model, tmp_path / "store", backend="auto"):
-        files = [("files", ("a.jpg", path.read_bytes())) for path in pictures[:3]]
+        files = [("files", ("a.jpg", path.read_bytes())) for path in image_files[:3]]
         answer = httpx.post(f"{server.url}/api/v1/embed", files=files, timeout=60).json()
         got = np.array([entry["embedding"] for entry in answer["data"]])
-        assert (got * load_encoder(model, device="cpu").embed(pictures[:3])).sum(axis=1).min() >= 0.999
+        assert (got * load_encoder(model, device="cpu").embed(image_files[:3])).sum(axis=1).min() >= 0.999
         names = choice.candidates(torch.device("cpu"), None)
         assert any(
             line.split()[-1].rstrip(".") in names or any(f" {n} " in f"{line} " for n in names)

@@ -54,14 +54,14 @@ def index(folder, store, *more, model):
     return json.loads(out)
 
 
-def test_index_adds_what_is_new_takes_up_what_changed_and_prunes_what_is_gone(folder, store, model, pictures):
+def test_index_adds_what_is_new_takes_up_what_changed_and_prunes_what_is_gone(folder, store, model, image_files):
     report = index(folder, store, model=model)
     assert (report["added"], report["items"]) == (60, 60)
     again = index(folder, store, model=model)
     assert (again["added"], again["unchanged"], again["items"]) == (0, 60, 60)
-    shutil.copy(pictures[0], folder / "new.jpg")
+    shutil.copy(image_files[0], folder / "new.jpg")
     changed, gone = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg"
-    changed.write_bytes(pictures[-1].read_bytes())
+    changed.write_bytes(image_files[-1].read_bytes())
     os.utime(changed, (1, 1))
     gone.unlink()
     third = index(folder, store, model=model)
@@ -70,7 +70,7 @@ def test_index_adds_what_is_new_takes_up_what_changed_and_prunes_what_is_gone(fo
     assert [fourth[key] for key in ("added", "updated", "removed", "items")] == [0, 0, 1, 60]
     with open_store(str(store), read_only=True) as opened:
         item = next(i for i in opened.get("c").scroll(limit=100).items if i.metadata["path"] == "cat/00.jpg")
-    np.testing.assert_allclose(item.vector, load_encoder(model, device="cpu").embed([pictures[-1]])[0], atol=1e-5)
+    np.testing.assert_allclose(item.vector, load_encoder(model, device="cpu").embed([image_files[-1]])[0], atol=1e-5)
     assert item.metadata["label"] == "cat"
 
 
@@ -95,12 +95,12 @@ def test_a_folder_of_which_nothing_can_be_read_is_a_failure(tmp_path, store, mod
     assert "None of the 1 images" in said(*call, code=1)
 
 
-def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_others(folder, store, model, pictures):
+def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_others(folder, store, model, image_files):
     index(folder, store, model=model)
     gone = folder / "gone.jpg"
     broken = folder / "broken.jpg"
     broken.write_bytes(b"garbage")
-    code, out, err = nnclr("search", broken, pictures[3], gone, "--collection", "c", "--store", store)
+    code, out, err = nnclr("search", broken, image_files[3], gone, "--collection", "c", "--store", store)
     assert code == 1
     assert "astronaut/03.jpg" in out
     first, second = err.splitlines()
@@ -108,25 +108,25 @@ def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_othe
     assert str(gone) in second
 
 
-def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, pictures):
+def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, image_files):
     index(folder, store, model=model)
-    code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "-k", 5, "--json")
+    code, out, _ = nnclr("search", image_files[3], "--collection", "c", "--store", store, "-k", 5, "--json")
     answer = json.loads(out)
     assert code == 0
     assert len(answer["matches"]) == 5
     best = answer["matches"][0]
     assert best["score"] == pytest.approx(1, abs=1e-4)
-    assert best["metadata"]["path"] == pictures[3].relative_to(pictures[3].parents[1]).as_posix()
-    _, out, _ = nnclr("search", *pictures[:2], "--collection", "c", "--store", store, "--json")
+    assert best["metadata"]["path"] == image_files[3].relative_to(image_files[3].parents[1]).as_posix()
+    _, out, _ = nnclr("search", *image_files[:2], "--collection", "c", "--store", store, "--json")
     assert [len(one["matches"]) for one in json.loads(out)] == [5, 5]
     where = '{"must": [{"key": "label", "match": "coffee"}]}'
-    _, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store, "--where", where, "--json")
+    _, out, _ = nnclr("search", image_files[3], "--collection", "c", "--store", store, "--where", where, "--json")
     assert {match["metadata"]["label"] for match in json.loads(out)["matches"]} == {"coffee"}
-    code, out, _ = nnclr("search", pictures[3], "--collection", "c", "--store", store)
+    code, out, _ = nnclr("search", image_files[3], "--collection", "c", "--store", store)
     assert "score" in out
 
 
-def test_search_hands_on_how_well_to_look(folder, store, model, pictures, monkeypatch):
+def test_search_hands_on_how_well_to_look(folder, store, model, image_files, monkeypatch):
     index(folder, store, model=model)
     asked, search = [], EmbeddedCollection.search
 
@@ -135,7 +135,7 @@ def test_search_hands_on_how_well_to_look(folder, store, model, pictures, monkey
         return search(*arguments, **options)
 
     monkeypatch.setattr(EmbeddedCollection, "search", listening)
-    call = ("search", pictures[3], "--collection", "c", "--store", store)
+    call = ("search", image_files[3], "--collection", "c", "--store", store)
     assert nnclr(*call, "--exact")[0] == 0
     assert nnclr(*call, "--effort", 200)[0] == 0
     assert nnclr(*call)[0] == 0
@@ -147,14 +147,14 @@ def test_search_hands_on_how_well_to_look(folder, store, model, pictures, monkey
     assert "effort" in said(*call, "--effort", 0, code=2)
 
 
-def test_embed_writes_vectors_and_their_paths(photos, pictures, model, tmp_path):
+def test_embed_writes_vectors_and_their_paths(photos, image_files, model, tmp_path):
     code, _, err = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy")
     assert code == 0, err
     vectors = np.load(tmp_path / "v.npy")
     paths = (tmp_path / "v.txt").read_text().splitlines()
-    assert paths == [str(path) for path in pictures]
-    np.testing.assert_allclose(vectors, load_encoder(model, device="cpu").embed(pictures), atol=1e-5)
-    _, out, _ = nnclr("embed", pictures[0], "--model", model)
+    assert paths == [str(path) for path in image_files]
+    np.testing.assert_allclose(vectors, load_encoder(model, device="cpu").embed(image_files), atol=1e-5)
+    _, out, _ = nnclr("embed", image_files[0], "--model", model)
     np.testing.assert_allclose(json.loads(out)["embedding"], vectors[0], atol=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_a_recipe_shows_its_settings():
     assert "Hardware" in out
 
 
-def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model, tmp_path, pictures):
+def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model, tmp_path, image_files):
     empty = tmp_path / "empty"
     empty.mkdir()
     call = ("--collection", "c", "--store", store)
@@ -198,18 +198,18 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model
     assert "does not exist" in said("index", tmp_path / "nowhere", *call, code=2)
     assert not store.exists()
     assert "nnclr_resnt" in said("index", folder, *call, "--model", "nnclr_resnt", code=2)
-    assert "not a store" in said("search", pictures[0], *call, code=2)
+    assert "not a store" in said("search", image_files[0], *call, code=2)
     index(folder, store, model=model)
-    assert "d" in said("search", pictures[0], "--collection", "d", "--store", store, code=1)
+    assert "d" in said("search", image_files[0], "--collection", "d", "--store", store, code=1)
     assert "vectors" in said("index", folder, *call, "--model", "random:test_resnet", code=1)
-    assert "vectors" in said("search", pictures[0], *call, "--model", "random:test_resnet", code=1)
-    assert "not JSON" in said("search", pictures[0], *call, "--where", "{", code=2)
+    assert "vectors" in said("search", image_files[0], *call, "--model", "random:test_resnet", code=1)
+    assert "not JSON" in said("search", image_files[0], *call, "--where", "{", code=2)
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"nothing")
     assert "broken.jpg" in said("search", broken, *call, code=1)
     with open_store(str(store)):
         assert "Error" in said("index", folder, *call, code=1)
-        assert nnclr("search", pictures[0], *call)[0] == 0  # reading goes on beside a writer
+        assert nnclr("search", image_files[0], *call)[0] == 0  # reading goes on beside a writer
     run = tmp_path / "run"
     assert "small_cpu" in said("pretrain", "small_gpu", "--data", folder, "--out", run, code=2)
     assert "epochs" in said("pretrain", "small_cpu", "--set", "epoch=3", code=2)
@@ -260,9 +260,9 @@ def test_index_killed_in_the_middle_loses_nothing_it_had_acknowledged(photos, st
     assert report["unchanged"] == count
 
 
-def test_odd_names_and_dangling_links_do_not_stop_an_index(folder, store, model, pictures):
-    shutil.copy(pictures[0], os.fsencode(folder) + b"/not\xff\xfeutf8.jpg")
-    shutil.copy(pictures[0], folder / "line\nbreak ünï.jpg")
+def test_odd_names_and_dangling_links_do_not_stop_an_index(folder, store, model, image_files):
+    shutil.copy(image_files[0], os.fsencode(folder) + b"/not\xff\xfeutf8.jpg")
+    shutil.copy(image_files[0], folder / "line\nbreak ünï.jpg")
     (folder / "dangling.jpg").symlink_to("nowhere")
     (folder / "loop").symlink_to("..")
     report = index(folder, store, model=model)

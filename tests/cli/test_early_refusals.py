@@ -40,14 +40,14 @@ def taken():
         yield listening.getsockname()[1]
 
 
-def test_cheap_faults_are_told_before_torch_is_imported(photos, pictures, model, taken, tmp_path, monkeypatch):
+def test_cheap_faults_are_told_before_torch_is_imported(photos, image_files, model, taken, tmp_path, monkeypatch):
     """In one process that cannot import torch; each says one line, but for Typer's own refusal, and nothing else."""
     monkeypatch.chdir(tmp_path)
     with open_store("store") as store:
         store.create("c", CollectionSpec(2))
     Path("empty").mkdir()
     Path("notes.txt").write_text("mine")
-    photo, before = str(pictures[0]), sorted(tmp_path.iterdir())
+    photo, before = str(image_files[0]), sorted(tmp_path.iterdir())
     search = ["search", photo, "--collection", "c", "--store", "store"]
     index = ["index", str(photos), "--collection", "new", "--store", "new"]
     demo = ["demo", "--store", "new", "--port", "0", "--images"]

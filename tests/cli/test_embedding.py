@@ -29,28 +29,28 @@ def nnclr(*words, code: int = 0) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def expected(model, pictures):
-    return load_encoder(model, device="cpu").embed(pictures)
+def expected(model, image_files):
+    return load_encoder(model, device="cpu").embed(image_files)
 
 
-def test_lines_come_for_images_of_a_folder_and_of_an_archive(photos, pictures, model, expected, tmp_path):
+def test_lines_come_for_images_of_a_folder_and_of_an_archive(photos, image_files, model, expected, tmp_path):
     with tarfile.open(tmp_path / "cats.tar", "w") as tar:
         tar.add(photos / "cat", "cat")
     lines, _ = nnclr("embed", photos / "astronaut", tmp_path / "cats.tar", "--model", model)
     told = [json.loads(line) for line in lines.splitlines()]
-    assert told[0]["path"] == str(pictures[0])
+    assert told[0]["path"] == str(image_files[0])
     assert told[-1]["path"] == str(tmp_path / "cats.tar" / "cat" / "19.jpg")
-    rows = expected[[path.parent.name != "coffee" for path in pictures]]
+    rows = expected[[path.parent.name != "coffee" for path in image_files]]
     np.testing.assert_allclose([one["embedding"] for one in told], rows, atol=1e-6)
 
 
-def test_an_array_is_what_numpy_reads_and_leaves_no_shards(photos, pictures, model, expected, tmp_path):
+def test_an_array_is_what_numpy_reads_and_leaves_no_shards(photos, image_files, model, expected, tmp_path):
     _, said = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy", "--precision", "f16")
     assert "(60 x 32 f16)" in said
     array = np.load(tmp_path / "v.npy", mmap_mode="r")
     assert array.dtype == np.float16
     np.testing.assert_allclose(array, expected, atol=1e-3)
-    assert (tmp_path / "v.txt").read_text().splitlines() == [str(path) for path in pictures]
+    assert (tmp_path / "v.txt").read_text().splitlines() == [str(path) for path in image_files]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["v.npy", "v.txt"]
 
 
@@ -96,10 +96,10 @@ def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(pictures, model, tmp_path):
+def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(image_files, model, tmp_path):
     folder = tmp_path / "odd"
     folder.mkdir()
-    shutil.copy(pictures[0], folder / "two\nlines.jpg")
+    shutil.copy(image_files[0], folder / "two\nlines.jpg")
     (folder / "broken.jpg").write_bytes(b"no image")
     nnclr("embed", folder, "--model", model, "--out", tmp_path / "v.npy")
     assert (tmp_path / "v.txt").read_text().splitlines() == [f"{folder}/two\\nlines.jpg"]

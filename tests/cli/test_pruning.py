@@ -17,11 +17,11 @@ def server(model, tmp_path_factory, serve):
 
 
 @pytest.fixture
-def folder(pictures, tmp_path) -> Path:
+def folder(image_files, tmp_path) -> Path:
     """Three images in two folders."""
     for i, name in enumerate(("cat/1.jpg", "cat/2.jpg", "3.jpg")):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(pictures[i], tmp_path / "photos" / name)
+        shutil.copy(image_files[i], tmp_path / "photos" / name)
     return tmp_path / "photos"
 
 
@@ -61,7 +61,7 @@ def test_a_folder_that_lost_its_last_image_loses_its_last_item(index, folder):
     assert (report["removed"], report["kept"], report["items"]) == (2, 0, 0)
 
 
-def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, pictures):
+def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, image_files):
     """As is one whose disk is not mounted; and one that is not there. A file tells that it is the folder itself."""
     index(folder)
     shutil.rmtree(folder)

@@ -45,19 +45,19 @@ def ids(answer) -> list[str]:
     return [match["id"] for match in answer["matches"]]
 
 
-def test_options_become_the_query(bench, store, pictures, tmp_path):
+def test_options_become_the_query(bench, store, image_files, tmp_path):
     items = bench.collection("c").scroll(limit=3).items
     a, b = items[0].id, items[1].id
     np.save(tmp_path / "v.npy", np.stack([item.vector for item in items]))
     where = {"must": [{"key": "label", "match": "cat"}]}
-    one, two = Example(image=pictures[4]), Example(id=b)
+    one, two = Example(image=image_files[4]), Example(id=b)
     cases = [
-        ((pictures[4], "-k", 3, "--offset", 2), SearchQuery([one], k=3, offset=2)),
-        ((pictures[4], "--box", "0,0,32,32"), SearchQuery.of(image=pictures[4], box=(0, 0, 32, 32), k=5)),
+        ((image_files[4], "-k", 3, "--offset", 2), SearchQuery([one], k=3, offset=2)),
+        ((image_files[4], "--box", "0,0,32,32"), SearchQuery.of(image=image_files[4], box=(0, 0, 32, 32), k=5)),
         (("--id", a, "--where", json.dumps(where), "--exact"), SearchQuery.of(id=a, k=5, where=where, exact=True)),
         (("--id", a, "--group-by", "label"), SearchQuery.of(id=a, k=5, group_by="label")),
         (("--id", a, "--threshold", "0.99", "-k", 50), SearchQuery.of(id=a, k=50, score_threshold=0.99)),
-        (("--positive", pictures[4], "--positive", b, "--negative", a), SearchQuery([one, two], [a], k=5)),
+        (("--positive", image_files[4], "--positive", b, "--negative", a), SearchQuery([one, two], [a], k=5)),
     ]
     for arguments, query in cases:
         expected = [match.id for match in bench.search("c", query)]
@@ -67,20 +67,20 @@ def test_options_become_the_query(bench, store, pictures, tmp_path):
     assert len(rows[0]["matches"][0]["vector"]) == 32
 
 
-def test_matches_are_written_as_html_csv_and_png(store, pictures, tmp_path):
+def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
     page, table, sheet = (tmp_path / f"matches.{suffix}" for suffix in ("html", "csv", "png"))
     for path in (page, table, sheet):
-        assert call("--store", store, pictures[0], pictures[1], "-k", 4, "--out", path)[0] == 0
+        assert call("--store", store, image_files[0], image_files[1], "-k", 4, "--out", path)[0] == 0
     html = page.read_text()
     assert html.count("data:image/jpeg;base64,") == 8
     assert "<script" not in html
     assert 'src="http' not in html
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(pictures[0]), str(i)) for i in range(1, 5)]
+    assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(image_files[0]), str(i)) for i in range(1, 5)]
     assert rows[0]["label"]
     with Image.open(sheet) as image:
         assert image.size[0] > 100
-    code, _, err = call("--store", store, pictures[0], "--out", tmp_path / "matches.txt")
+    code, _, err = call("--store", store, image_files[0], "--out", tmp_path / "matches.txt")
     assert (code, ".html" in err) == (2, True)
 
 
@@ -116,11 +116,11 @@ def server(model, tmp_path_factory, serve):
     yield from serve(model, tmp_path_factory.mktemp("verb") / "store")
 
 
-def test_a_server_answers_as_the_local_store_does(server, store, photos, pictures, tmp_path):
+def test_a_server_answers_as_the_local_store_does(server, store, photos, image_files, tmp_path):
     server.bench.index_folder("c", photos)
-    for arguments in ((pictures[0], pictures[9]), ("--positive", pictures[3], "--negative", pictures[30])):
+    for arguments in ((image_files[0], image_files[9]), ("--positive", image_files[3], "--negative", image_files[30])):
         there, here = found(*arguments, "--server", server.url), found(*arguments, "--store", store)
         there, here = ([one] if isinstance(one, dict) else one for one in (there, here))
         assert [ids(one) for one in there] == [ids(one) for one in here]
-    assert call(pictures[0], "--server", server.url, "--out", tmp_path / "c.html")[0] == 0
+    assert call(image_files[0], "--server", server.url, "--out", tmp_path / "c.html")[0] == 0
     assert "data:image/jpeg" in (tmp_path / "c.html").read_text()

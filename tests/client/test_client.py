@@ -57,31 +57,31 @@ def test_models_and_readiness(client, encoder):
         client.model("nothing")
 
 
-def test_it_embeds_what_the_library_embeds(client, encoder, pictures):
+def test_it_embeds_what_the_library_embeds(client, encoder, image_files):
     """Paths, bytes, PIL images and arrays, more than a request holds, in order."""
-    many = [*pictures, *pictures[:10]]
+    many = [*image_files, *image_files[:10]]
     np.testing.assert_allclose(client.embed(many), encoder.embed(many), atol=1e-5)
-    image = Image.open(pictures[0]).convert("RGB")
-    forms = [str(pictures[0]), pictures[0].read_bytes(), image, np.asarray(image)]
-    np.testing.assert_allclose(client.embed(forms), np.repeat(encoder.embed(pictures[:1]), 4, axis=0), atol=1e-5)
+    image = Image.open(image_files[0]).convert("RGB")
+    forms = [str(image_files[0]), image_files[0].read_bytes(), image, np.asarray(image)]
+    np.testing.assert_allclose(client.embed(forms), np.repeat(encoder.embed(image_files[:1]), 4, axis=0), atol=1e-5)
     assert client.embed([]).shape == (0, 32)
     with pytest.raises(InvalidRequest):
         client.embed([3])
 
 
-def test_one_bad_image_is_its_own_error(client, encoder, pictures, tmp_path):
-    answers = client.embed_each([pictures[0], b"garbage", tmp_path / "missing.jpg", pictures[1]])
-    np.testing.assert_allclose([answers[0], answers[3]], encoder.embed(pictures[:2]), atol=1e-5)
+def test_one_bad_image_is_its_own_error(client, encoder, image_files, tmp_path):
+    answers = client.embed_each([image_files[0], b"garbage", tmp_path / "missing.jpg", image_files[1]])
+    np.testing.assert_allclose([answers[0], answers[3]], encoder.embed(image_files[:2]), atol=1e-5)
     assert isinstance(answers[1], UnsupportedImage)
     assert isinstance(answers[2], ImageError)
     assert "cannot be opened" in str(answers[2])
     assert all(isinstance(answer, ImageError) for answer in client.embed_each([b"x", b"y"]))
     with pytest.raises(UnsupportedImage):
-        client.embed([pictures[0], b"garbage"])
+        client.embed([image_files[0], b"garbage"])
 
 
-def test_a_collections_verbs_are_the_stores(client, server, photos_there, encoder, pictures):
-    vectors = encoder.embed(pictures[:3])
+def test_a_collections_verbs_are_the_stores(client, server, photos_there, encoder, image_files):
+    vectors = encoder.embed(image_files[:3])
     items = [Item(f"p{i}", vector, {"label": "odd" if i % 2 else "even"}) for i, vector in enumerate(vectors)]
     assert photos_there.upsert(items) > 0
     assert photos_there.count() == 3
@@ -93,9 +93,9 @@ def test_a_collections_verbs_are_the_stores(client, server, photos_there, encode
     for mine, theirs in zip(photos_there.search(vectors[1], k=2), own.search(vectors[1], k=2), strict=True):
         assert (mine.id, mine.metadata) == (theirs.id, theirs.metadata)
         assert mine.score == pytest.approx(theirs.score, abs=1e-5)
-    assert photos_there.search(image=pictures[1], k=1)[0].id == "p1"
+    assert photos_there.search(image=image_files[1], k=1)[0].id == "p1"
     assert "p1" not in {match.id for match in photos_there.search(id="p1")}
-    assert photos_there.search(image=pictures[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
+    assert photos_there.search(image=image_files[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
     first = photos_there.scroll(limit=2)
     rest = photos_there.scroll(first.cursor, with_vector=False)
     assert [item.id for item in (*first.items, *rest.items)] == ["p0", "p1", "p2"]
@@ -106,8 +106,8 @@ def test_a_collections_verbs_are_the_stores(client, server, photos_there, encode
     photos_there.snapshot()
 
 
-def test_many_searches_at_once_are_the_stores(server, photos_there, encoder, pictures):
-    vectors = encoder.embed(pictures[:6])
+def test_many_searches_at_once_are_the_stores(server, photos_there, encoder, image_files):
+    vectors = encoder.embed(image_files[:6])
     photos_there.upsert([Item(f"p{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
     own = server.bench.collection("photos")
     many = np.repeat(vectors, 25, axis=0)  # more than a request holds
@@ -132,8 +132,8 @@ def test_many_items_come_in_order_and_go(photos_there, encoder):
     assert (photos_there.get([]), photos_there.delete([])) == ([], 0)
 
 
-def test_a_collection_is_verified(server, photos_there, encoder, pictures):
-    photos_there.upsert([Item("a", encoder.embed(pictures[:1])[0])])
+def test_a_collection_is_verified(server, photos_there, encoder, image_files):
+    photos_there.upsert([Item("a", encoder.embed(image_files[:1])[0])])
     assert photos_there.verify() == server.bench.collection("photos").verify()
     assert photos_there.verify().ok
 
@@ -164,9 +164,9 @@ def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
     assert (call.path, dict(call.params)) == ("/api/v1/collections/photos/count", {"where": '{"must":[]}'})
 
 
-def test_images_go_in_with_an_error_each(photos_there, pictures):
+def test_images_go_in_with_an_error_each(photos_there, image_files):
     errors = photos_there.add_images(
-        [NewImage("a", pictures[0], {"n": 1}), NewImage("b", b"garbage"), NewImage("c", pictures[1])]
+        [NewImage("a", image_files[0], {"n": 1}), NewImage("b", b"garbage"), NewImage("c", image_files[1])]
     )
     assert [type(error) for error in errors] == [type(None), UnsupportedImage, type(None)]
     assert [item.id for item in photos_there.scroll().items] == ["a", "c"]
@@ -215,18 +215,18 @@ def test_every_verb_waits_in_the_one_client_and_is_awaited_in_the_other():
     asyncio.run(other.close())
 
 
-def test_the_awaited_client_does_the_same(server, encoder, pictures):
+def test_the_awaited_client_does_the_same(server, encoder, image_files):
     async def work() -> None:
         async with AsyncClient(server.url, timeout=30) as client:
             assert await client.ready()
-            many = [*pictures, *pictures[:10]]
+            many = [*image_files, *image_files[:10]]
             np.testing.assert_allclose(await client.embed(many), encoder.embed(many), atol=1e-5)
             await client.collections.create("awaited")
             collection = client.collection("awaited")
-            vectors = encoder.embed(pictures[:5])
+            vectors = encoder.embed(image_files[:5])
             await asyncio.gather(*(collection.upsert([Item(f"p{i}", vector)]) for i, vector in enumerate(vectors)))
             assert await collection.count() == 5
-            assert (await collection.search(image=pictures[3], k=1))[0].id == "p3"
+            assert (await collection.search(image=image_files[3], k=1))[0].id == "p3"
             with pytest.raises(CollectionNotFound):
                 await client.collection("nowhere").info()
             await client.collections.drop("awaited")
@@ -242,13 +242,13 @@ def test_the_client_needs_neither_torch_nor_faiss():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_single_image_is_asked_for_in_a_list_and_a_bad_one_is_named(client, pictures, tmp_path):
-    for single in (str(pictures[0]), pictures[0], pictures[0].read_bytes()):
+def test_a_single_image_is_asked_for_in_a_list_and_a_bad_one_is_named(client, image_files, tmp_path):
+    for single in (str(image_files[0]), image_files[0], image_files[0].read_bytes()):
         with pytest.raises(InvalidRequest):
             client.embed(single)
     (tmp_path / "note.txt").write_text("no image")
     with pytest.raises(ImageError):
-        client.embed([pictures[0], tmp_path / "note.txt"])
+        client.embed([image_files[0], tmp_path / "note.txt"])
 
 
 def test_an_address_of_the_api_is_told_from_that_of_the_server():

@@ -41,7 +41,7 @@ def encoder(model):
     return load_encoder(model, device="cpu")
 
 
-def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, pictures, tmp_path):
+def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, image_files, tmp_path):
     seen = []
     job = client.probes.fit("classes", collection="photos", field="label")
     done = client.jobs.wait(job.id, progress=lambda done, total: seen.append((done, total)))
@@ -52,13 +52,13 @@ def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, pi
     assert [one.name for one in client.probes.list()] == ["classes"]
 
     probe = LinearProbe.load(client.probes.export("classes", tmp_path / "probe"))
-    vectors = encoder.embed(pictures)
+    vectors = encoder.embed(image_files)
     want = probe.predict(vectors).labels
-    said = client.probes.predict("classes", pictures)
+    said = client.probes.predict("classes", image_files)
     assert [one.label for one in said] == want
-    assert np.mean([one.label == path.parent.name for one, path in zip(said, pictures, strict=True)]) > 0.6
+    assert np.mean([one.label == path.parent.name for one, path in zip(said, image_files, strict=True)]) > 0.6
     assert [one.label for one in client.probes.predict("classes", vectors=vectors)] == want
-    mixed = client.probes.predict("classes", [pictures[0], b"garbage", tmp_path / "missing.jpg"], top=2)
+    mixed = client.probes.predict("classes", [image_files[0], b"garbage", tmp_path / "missing.jpg"], top=2)
     assert mixed[0].label == want[0]
     assert len(mixed[0].top) == 2
     assert all(isinstance(one, ImageError) for one in mixed[1:])
@@ -71,10 +71,10 @@ def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, pi
         client.probes.get("classes")
 
 
-def test_a_collection_is_looked_after_in_the_background(client, encoder, pictures):
+def test_a_collection_is_looked_after_in_the_background(client, encoder, image_files):
     client.collections.create("twice")
     collection = client.collection("twice")
-    collection.upsert([Item(name, encoder.embed(pictures[:1])[0]) for name in "ab"])
+    collection.upsert([Item(name, encoder.embed(image_files[:1])[0]) for name in "ab"])
     assert client.jobs.wait(collection.compact().id).result["items"] == 2
     found = client.jobs.wait(collection.duplicates(0.99, where={"must": []}).id).result
     assert [sorted(group["ids"]) for group in found["groups"]] == [["a", "b"]]
@@ -98,26 +98,26 @@ def test_a_folder_of_the_server_is_indexed_there(client, photos):
     client.collections.drop("there")
 
 
-def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, pictures):
-    labels = [path.parent.name for path in pictures]
-    by_rows = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels, l2=0.01)
-    by_images = client.probes.fit("pictures", images=pictures, labels=labels, l2=0.01)
+def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
+    labels = [path.parent.name for path in image_files]
+    by_rows = client.probes.fit("rows", vectors=encoder.embed(image_files), labels=labels, l2=0.01)
+    by_images = client.probes.fit("pictures", images=image_files, labels=labels, l2=0.01)
     for job in (by_rows, by_images):
         client.jobs.wait(job.id)
-    answers = [[one.label for one in client.probes.predict(name, pictures)] for name in ("rows", "pictures")]
+    answers = [[one.label for one in client.probes.predict(name, image_files)] for name in ("rows", "pictures")]
     assert answers[0] == answers[1]
-    many = [*pictures, *pictures]  # more than a request holds
+    many = [*image_files, *image_files]  # more than a request holds
     job = client.jobs.wait(client.probes.fit("many", images=many, labels=[*labels, *labels], l2=0.01).id)
     assert client.probes.get("many").rows == len(many)
     assert [one.state for one in client.jobs.list(1)] == [job.state]
     with pytest.raises(ProbeExists):
-        client.probes.fit("rows", vectors=encoder.embed(pictures), labels=labels)
-    again = client.probes.fit("rows", vectors=encoder.embed(pictures), labels=np.arange(60) % 2, replace=True)
+        client.probes.fit("rows", vectors=encoder.embed(image_files), labels=labels)
+    again = client.probes.fit("rows", vectors=encoder.embed(image_files), labels=np.arange(60) % 2, replace=True)
     client.jobs.wait(again.id)
     assert client.probes.get("rows").classes == (0, 1)
 
 
-def test_jobs_are_listed_cancelled_and_not_waited_for_too_long(client, encoder, pictures):
+def test_jobs_are_listed_cancelled_and_not_waited_for_too_long(client, encoder, image_files):
     job = client.probes.fit("slow", vectors=np.random.default_rng(0).normal(size=(2000, 32)), labels=[*range(4)] * 500)
     with pytest.raises(DeadlineExceeded):
         client.jobs.wait(job.id, timeout=0.001)
@@ -144,12 +144,12 @@ def test_errors_are_the_librarys_own(client):
             ask()
 
 
-def test_the_awaited_client_fits_and_asks_too(server, pictures):
+def test_the_awaited_client_fits_and_asks_too(server, image_files):
     async def work() -> None:
         async with AsyncClient(server.url) as client:
             job = await client.probes.fit("awaited", collection="photos", field="label")
             assert (await client.jobs.wait(job.id)).state == "done"
-            said = await client.probes.predict("awaited", pictures[:3])
+            said = await client.probes.predict("awaited", image_files[:3])
             assert len(said) == 3
             await client.probes.delete("awaited")
 

@@ -38,42 +38,45 @@ def alike(found, want: AttentionMap) -> None:
     assert np.abs(np.asarray(found.overlay(), int) - np.asarray(want.overlay(), int)).max() <= 2
 
 
-def test_maps_are_those_of_the_library(client, encoder, pictures):
-    turned = Image.open(pictures[3]).resize((90, 64))  # a map with more columns than rows
-    alike(client.attention(pictures[0]), encoder.attention(pictures[0]))
+def test_maps_are_those_of_the_library(client, encoder, image_files):
+    turned = Image.open(image_files[3]).resize((90, 64))  # a map with more columns than rows
+    alike(client.attention(image_files[0]), encoder.attention(image_files[0]))
     alike(client.attention(turned, Point(80, 10)), encoder.attention(turned, Point(80, 10)))
     asked = {"query": Box(4, 4, 40, 40), "similarity": "cosine", "max_side": 336}
-    alike(client.attention(pictures[0], target=turned, **asked), encoder.attention(pictures[0], target=turned, **asked))
-    targets = [pictures[1], np.asarray(turned)]
-    found = client.attention(pictures[0].read_bytes(), Point(1, 2), targets)
-    for one, other in zip(found, encoder.attention(pictures[0], Point(1, 2), targets), strict=True):
+    alike(
+        client.attention(image_files[0], target=turned, **asked),
+        encoder.attention(image_files[0], target=turned, **asked),
+    )
+    targets = [image_files[1], np.asarray(turned)]
+    found = client.attention(image_files[0].read_bytes(), Point(1, 2), targets)
+    for one, other in zip(found, encoder.attention(image_files[0], Point(1, 2), targets), strict=True):
         alike(one, other)
 
 
-def test_it_can_be_awaited_and_asked_of_a_collections_encoder(server, client, encoder, pictures):
+def test_it_can_be_awaited_and_asked_of_a_collections_encoder(server, client, encoder, image_files):
     async def run():
         async with AsyncClient(server.url) as opened:
-            return await asyncio.gather(*(opened.attention(one, collection="seen") for one in pictures[:3]))
+            return await asyncio.gather(*(opened.attention(one, collection="seen") for one in image_files[:3]))
 
     client.collections.create("seen")
-    for one, picture in zip(asyncio.run(run()), pictures[:3], strict=True):
+    for one, picture in zip(asyncio.run(run()), image_files[:3], strict=True):
         alike(one, encoder.attention(picture))
 
 
-def test_errors_are_the_librarys(client, pictures, tmp_path):
+def test_errors_are_the_librarys(client, image_files, tmp_path):
     with pytest.raises(InvalidRequest):
-        client.attention(pictures[0], Box(0, 0, 99, 9))
+        client.attention(image_files[0], Box(0, 0, 99, 9))
     with pytest.raises(InvalidRequest):
-        client.attention(pictures[0], head=0)
+        client.attention(image_files[0], head=0)
     with pytest.raises(InvalidRequest):
-        client.attention(pictures[0], target=pictures[:7])
+        client.attention(image_files[0], target=image_files[:7])
     with pytest.raises(InvalidRequest):
-        client.attention(pictures[0], target=[])
+        client.attention(image_files[0], target=[])
     with pytest.raises(InvalidRequest):
-        client.attention(pictures[0], query=(1, 2))
+        client.attention(image_files[0], query=(1, 2))
     with pytest.raises(ImageError):
         client.attention(b"garbage")
     with pytest.raises(ImageError):
         client.attention(tmp_path / "none.jpg")
     with pytest.raises(CollectionNotFound):
-        client.attention(pictures[0], collection="none")
+        client.attention(image_files[0], collection="none")

@@ -176,8 +176,8 @@ def test_the_awaited_client_takes_up_a_folder_too(server, folder):
 
 def test_a_request_holds_what_is_said_about_its_images_too():
     """Images that fit into one request by themselves, and not with their metadata."""
-    pictures = [NewImage(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
-    steps = add_images("photos", pictures)
+    image_files = [NewImage(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
+    steps = add_images("photos", image_files)
     step, sent = next(steps), []
     with contextlib.suppress(StopIteration):
         while True:

@@ -30,10 +30,10 @@ class Counting:
             self.here -= 1
 
 
-def test_of_large_files_few_are_in_memory_at_once(photos, pictures, model, tmp_path, monkeypatch):
+def test_of_large_files_few_are_in_memory_at_once(photos, image_files, model, tmp_path, monkeypatch):
     """While a folder is indexed, and while it is embedded anew: two batches, and what the workers have in hand."""
     for module in (indexing, reembedding):
-        monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in pictures))
+        monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         decoding = Counting(ingestion.decode_image)

@@ -18,7 +18,7 @@ def bench(model, tmp_path):
         yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
-def test_maps_are_those_of_the_encoder_that_is_meant(bench, model, pictures):
+def test_maps_are_those_of_the_encoder_that_is_meant(bench, model, image_files):
     vit = load_encoder(VIT, device="cpu")
     spec = CollectionSpec.of(vit)
     bench.store.create("moved", CollectionSpec(spec.dim, fingerprint=spec.fingerprint, model="local-dir:/gone"))
@@ -30,12 +30,12 @@ def test_maps_are_those_of_the_encoder_that_is_meant(bench, model, pictures):
         (vit, {"collection": "moved"}),
         (vit, {"collection": "moved", "model": VIT}),
     ):
-        for targets in ([], pictures[1:3]):
-            found = bench.look(question, pictures[0], targets, **meant)
-            for one, want in zip(found, encoder.attention_maps(question, pictures[0], targets), strict=True):
+        for targets in ([], image_files[1:3]):
+            found = bench.look(question, image_files[0], targets, **meant)
+            for one, want in zip(found, encoder.attention_maps(question, image_files[0], targets), strict=True):
                 np.testing.assert_allclose(one.values, want.values, atol=1e-5)
     assert bench.embedder(collection="moved").fingerprint == vit.fingerprint
     with pytest.raises(FingerprintMismatch):
-        bench.look(question, pictures[0], collection="moved", model=str(model))
+        bench.look(question, image_files[0], collection="moved", model=str(model))
     with pytest.raises(CollectionNotFound):
-        bench.look(question, pictures[0], collection="none")
+        bench.look(question, image_files[0], collection="none")

@@ -18,7 +18,7 @@ def bench(tmp_path, model):
         yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
-def test_many_images_are_never_all_decoded_at_once(bench, pictures, monkeypatch):
+def test_many_images_are_never_all_decoded_at_once(bench, image_files, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
     alive, most, read = [0], [0], ingestion.read_image
 
@@ -34,14 +34,14 @@ def test_many_images_are_never_all_decoded_at_once(bench, pictures, monkeypatch)
 
     monkeypatch.setattr(ingestion, "read_image", counting)
     bench.ensure_collection("photos")
-    assert bench.add_images("photos", [NewImage(f"i{i}", path) for i, path in enumerate(pictures)]) == [None] * 60
+    assert bench.add_images("photos", [NewImage(f"i{i}", path) for i, path in enumerate(image_files)]) == [None] * 60
     assert most[0] <= 3 * ingestion.DECODED_AT_ONCE
     assert bench.collection("photos").count() == 60
 
 
-def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(bench, pictures):
+def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(bench, image_files):
     bench.ensure_collection("photos")
-    images = [NewImage(f"i{i}", path if i % 5 else b"garbage") for i, path in enumerate(pictures[:23])]
+    images = [NewImage(f"i{i}", path if i % 5 else b"garbage") for i, path in enumerate(image_files[:23])]
     before = bench.collection("photos").info().durable_seq
     errors = bench.add_images("photos", images)
     assert [error is None for error in errors] == [i % 5 != 0 for i in range(23)]
@@ -50,14 +50,14 @@ def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(benc
 
 
 def test_a_collection_whose_re_embedding_begins_meanwhile_gets_the_other_vectors_too(
-    bench, pictures, model, make_model
+    bench, image_files, model, make_model
 ):
     first, second = Encoders(str(model), device="cpu").get(), Encoders(str(make_model(seed=1)), device="cpu").get()
     targets = [
         Target(bench.store.create(f"c{i}", CollectionSpec.of(one)), one) for i, one in enumerate((first, second))
     ]
     written = iter([targets[:1], targets, targets])
-    images = [NewImage("a", pictures[0]), NewImage("bad", b"garbage"), NewImage("b", pictures[1])]
+    images = [NewImage("a", image_files[0]), NewImage("bad", b"garbage"), NewImage("b", image_files[1])]
     there = Ingestion(lambda: nullcontext(next(written)), AddRequest(images))
     for embedder in (first, second):
         assert there.store() is embedder
@@ -67,6 +67,6 @@ def test_a_collection_whose_re_embedding_begins_meanwhile_gets_the_other_vectors
     assert there.store() is None
     assert [error is None for error in there.errors] == [True, False, True]
     for target in targets:
-        for id, path in (("a", pictures[0]), ("b", pictures[1])):
+        for id, path in (("a", image_files[0]), ("b", image_files[1])):
             [item] = target.collection.get([id])
             np.testing.assert_allclose(item.vector, target.embedder.embed([path])[0], atol=1e-5)

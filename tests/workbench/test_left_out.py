@@ -11,17 +11,17 @@ from nnclr_hub.workbench.reembedding import reembed
 
 
 def test_where_every_file_of_an_indexed_folder_has_changed_it_is_to_be_indexed_again(
-    model, make_model, pictures, tmp_path
+    model, make_model, image_files, tmp_path
 ):
     folder, other = tmp_path / "photos", str(make_model(seed=1))
     folder.mkdir()
     for name in "ab":
-        shutil.copy(pictures[0], folder / f"{name}.jpg")
+        shutil.copy(image_files[0], folder / f"{name}.jpg")
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         bench.index_folder("c", folder)
         for name in "ab":
-            shutil.copy(pictures[1], folder / f"{name}.jpg")
+            shutil.copy(image_files[1], folder / f"{name}.jpg")
         for skip_missing in (False, True):
             with pytest.raises(StoreError) as refusal:
                 reembed(bench, "c", other, skip_missing=skip_missing)

@@ -116,16 +116,16 @@ def test_a_collection_moves_there_and_back_and_there(bench, model, other, folder
     assert {info.name for info in bench.store.list()} == {*kept, bench.collection("c").name}
 
 
-def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folder, pictures):
+def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folder, image_files):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
     changed, gone, new = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg", folder / "new.jpg"
-    shutil.copy(pictures[-1], changed)
+    shutil.copy(image_files[-1], changed)
     os.utime(changed, (1, 1))
     gone.unlink()
-    shutil.copy(pictures[5], new)
+    shutil.copy(image_files[5], new)
     bench.index_folder("c", folder, prune=True)
-    assert bench.add_images("c", [NewImage("sent", pictures[7].read_bytes(), {"name": "x"})]) == [None]
+    assert bench.add_images("c", [NewImage("sent", image_files[7].read_bytes(), {"name": "x"})]) == [None]
     assert bench.collection(NEXT).get(["sent"])[0].vector.shape == (40,)
     other_id = bench.collection("c").scroll(limit=1).items[0].id
     assert bench.delete("c", [other_id]) == 1
@@ -135,17 +135,17 @@ def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folde
     there = contents(bench.collection("c"))
     assert other_id not in there
     # an image that was sent has no file to be embedded from again: it was written to both
-    np.testing.assert_allclose(there.pop("sent").vector, bench.models.get(other).embed([pictures[7]])[0], atol=1e-4)
+    np.testing.assert_allclose(there.pop("sent").vector, bench.models.get(other).embed([image_files[7]])[0], atol=1e-4)
     by_path = {item.metadata["path"]: item for item in there.values()}
     assert "cat/01.jpg" not in by_path
-    wanted = bench.models.get(other).embed([pictures[-1]])[0]
+    wanted = bench.models.get(other).embed([image_files[-1]])[0]
     np.testing.assert_allclose(by_path["cat/00.jpg"].vector, wanted, atol=1e-4)
     assert "new.jpg" in by_path
 
 
-def test_writers_at_the_same_time_lose_nothing(bench, other, folder, pictures):
+def test_writers_at_the_same_time_lose_nothing(bench, other, folder, image_files):
     """Images that come and go by name alone while the collection moves, before and after the swap."""
-    data = pictures[9].read_bytes()
+    data = image_files[9].read_bytes()
     finished, number = threading.Event(), 0
     failures = []
 
@@ -179,11 +179,11 @@ def test_writers_at_the_same_time_lose_nothing(bench, other, folder, pictures):
         np.testing.assert_allclose(bench.collection("c").get([id])[0].vector, vector, atol=1e-4)
 
 
-def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, pictures):
+def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, image_files):
     (folder / "cat" / "00.jpg").unlink()
-    shutil.copy(pictures[-1], folder / "cat" / "01.jpg")
+    shutil.copy(image_files[-1], folder / "cat" / "01.jpg")
     (folder / "cat" / "02.jpg").write_bytes(b"nothing")
-    bench.add_images("c", [NewImage("sent", pictures[7])])
+    bench.add_images("c", [NewImage("sent", image_files[7])])
     with pytest.raises(StoreError) as refusal:
         reembed(bench, "c", other)
     for part in (
@@ -202,11 +202,11 @@ def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other,
     assert bench.collection(report.kept).count() == 61
 
 
-def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is_left_behind(bench, other, pictures):
+def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is_left_behind(bench, other, image_files):
     """As one whose images a client has sent, be it with a name for the folder that they came from."""
     bench.store.create("sent", bench.collection("c").spec)
     origin = {"root": "photos@laptop", "path": "cat/00.jpg"}
-    bench.add_images("sent", [NewImage("a", pictures[0], origin), NewImage("b", pictures[1])])
+    bench.add_images("sent", [NewImage("a", image_files[0], origin), NewImage("b", image_files[1])])
     before = {info.name for info in bench.store.list()}
     for skip_missing in (False, True):
         with pytest.raises(StoreError) as refusal:
@@ -279,18 +279,18 @@ def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):
     assert bench.store.aliases() == {}
 
 
-def test_a_model_that_went_away_is_named_when_images_come(bench, make_model, pictures):
+def test_a_model_that_went_away_is_named_when_images_come(bench, make_model, image_files):
     gone = make_model(seed=5)
     with pytest.raises(Stopped):
         reembed(bench, "c", str(gone), progress=stop)
     fresh = Workbench(Encoders(bench.models.default, device="cpu"), bench.store)
     gone.rename(gone.with_name("elsewhere"))
     with pytest.raises(ModelError):
-        fresh.add_images("c", [NewImage("sent", pictures[0])])
+        fresh.add_images("c", [NewImage("sent", image_files[0])])
     assert fresh.collection("c").count() == 60
 
 
-def test_indexed_images_with_the_same_pixels_are_found(bench, folder, pictures):
+def test_indexed_images_with_the_same_pixels_are_found(bench, folder, image_files):
     shutil.copy(folder / "cat" / "00.jpg", folder / "copy.jpg")
     bench.index_folder("c", folder)
     bench.add_images("c", [NewImage("sent", (folder / "cat" / "00.jpg").read_bytes())])

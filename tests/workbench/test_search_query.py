@@ -27,16 +27,16 @@ def ids(matches) -> list[str]:
     return [match.id for match in matches]
 
 
-def test_images_boxes_vectors_and_items_are_one_query(bench, pictures):
+def test_images_boxes_vectors_and_items_are_one_query(bench, image_files):
     """The result equals a search of the store with vectors that were embedded separately."""
     collection = bench.collection("photos")
     a, b, c = (item.id for item in collection.scroll(limit=3).items)
     encoder = bench.embedder_of(collection)
     box = (8, 4, 50, 60)
-    whole = encoder.embed([Image.open(pictures[7])])[0]
-    part = encoder.embed([Image.open(pictures[9]).crop(box)])[0]
+    whole = encoder.embed([Image.open(image_files[7])])[0]
+    part = encoder.embed([Image.open(image_files[9]).crop(box)])[0]
     away = collection.get([b])[0].vector
-    positive = [Example(id=a), Example(image=pictures[7]), Example(image=pictures[9].read_bytes(), box=box)]
+    positive = [Example(id=a), Example(image=image_files[7]), Example(image=image_files[9].read_bytes(), box=box)]
     query = SearchQuery(positive, [Example(vector=away), Example(id=c)], 9)
     found = bench.search("photos", query)
     expected = search_like(collection, [a, whole, part], [away, c], 9)
@@ -45,11 +45,11 @@ def test_images_boxes_vectors_and_items_are_one_query(bench, pictures):
     assert {a, c}.isdisjoint(ids(found))
 
 
-def test_offset_skips_the_best_for_every_kind_of_query(bench, pictures):
+def test_offset_skips_the_best_for_every_kind_of_query(bench, image_files):
     collection = bench.collection("photos")
     id = collection.scroll(limit=1).items[0].id
     vector = collection.get([id])[0].vector
-    kinds = [{"vector": vector}, {"id": id}, {"image": pictures[3]}, {"vector": vector, "group_by": "path"}]
+    kinds = [{"vector": vector}, {"id": id}, {"image": image_files[3]}, {"vector": vector, "group_by": "path"}]
     for kind in kinds:
         everything = bench.search("photos", SearchQuery.of(**kind, k=9))
         assert ids(bench.search("photos", SearchQuery.of(**kind, k=4, offset=5))) == ids(everything)[5:]
@@ -65,13 +65,13 @@ def test_groups_leave_out_the_group_of_an_item_example(bench):
         bench.search("photos", SearchQuery.of(id="nobody", group_by="label"))
 
 
-def test_many_queries_answer_as_each_does_alone(bench, pictures):
+def test_many_queries_answer_as_each_does_alone(bench, image_files):
     """Errors that concern one query leave the others alone; equal options run as one batch."""
     collection = bench.collection("photos")
     vectors = [item.vector for item in collection.scroll(limit=4).items]
     good = [
         *(SearchQuery.of(vector=vector, k=3, offset=1) for vector in vectors),
-        SearchQuery.of(image=pictures[0], box=(0, 0, 32, 32)),
+        SearchQuery.of(image=image_files[0], box=(0, 0, 32, 32)),
         SearchQuery.of(id=collection.scroll(limit=1).items[0].id, where={"must": [{"key": "label", "match": "cat"}]}),
     ]
     bad = [SearchQuery.of(image=b"garbage"), SearchQuery.of(vector=VECTOR), SearchQuery.of(id="nobody")]
@@ -131,11 +131,11 @@ def test_an_invalid_query_cannot_be_made(fields):
         SearchQuery.from_json(fields)
 
 
-def test_the_json_form_holds_every_field(pictures):
+def test_the_json_form_holds_every_field(image_files):
     """A query survives its JSON form, in the short form and with several examples."""
     options = {"k": 3, "offset": 2, "where": {"must": [{"key": "label", "match": "cat"}]}, "exact": True}
     options |= {"score_threshold": 0.5, "with_vector": True, "effort": 40}
-    short = SearchQuery.of(image=pictures[0], box=(1, 2, 30, 40), group_by="label", **options)
+    short = SearchQuery.of(image=image_files[0], box=(1, 2, 30, 40), group_by="label", **options)
     several = SearchQuery([Example(id="a"), Example(vector=VECTOR)], ["b"], **options)
     for query in (short, several):
         body = json.loads(json.dumps(query.to_json()))
@@ -143,15 +143,15 @@ def test_the_json_form_holds_every_field(pictures):
         assert again.to_json() == body
     body = short.to_json()
     assert set(body) == {"image", "box", "group_by", *options}
-    assert SearchQuery.from_json(body).positive[0].image == pictures[0].read_bytes()
+    assert SearchQuery.from_json(body).positive[0].image == image_files[0].read_bytes()
     assert several.to_json()["positive"][0] == {"id": "a"}
     assert SearchQuery.of(id="a").to_json() == {"id": "a", "k": 10}
     assert "image" not in short.to_json(encode=lambda image: None)
 
 
-def test_images_must_be_resolved_before_a_query_runs(bench, pictures):
-    query = SearchQuery([Example(image=pictures[0]), Example(id="a")], [Example(image=pictures[1])])
-    assert query.images() == [pictures[0], pictures[1]]
+def test_images_must_be_resolved_before_a_query_runs(bench, image_files):
+    query = SearchQuery([Example(image=image_files[0]), Example(id="a")], [Example(image=image_files[1])])
+    assert query.images() == [image_files[0], image_files[1]]
     with pytest.raises(InvalidRequest):
         query.run(bench.collection("photos"))
     resolved = query.resolve([VECTOR, -VECTOR])
@@ -161,7 +161,7 @@ def test_images_must_be_resolved_before_a_query_runs(bench, pictures):
         query.resolve([ImageError("broken"), VECTOR])
 
 
-def test_a_box_off_the_image_is_refused(pictures):
+def test_a_box_off_the_image_is_refused(image_files):
     for box in ((70, 0, 90, 20), (5, 5, 5, 9), (9, 9, 3, 3)):
         with pytest.raises(InvalidRequest):
-            SearchQuery.of(image=pictures[0], box=box).images()
+            SearchQuery.of(image=image_files[0], box=box).images()

@@ -15,12 +15,12 @@ from nnclr_hub.workbench.sources import read_original, read_source
 
 
 @pytest.fixture
-def indexed(model, pictures, tmp_path):
+def indexed(model, image_files, tmp_path):
     """A collection of two images of a folder, and the folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    shutil.copy(pictures[0], folder / "a.jpg")
-    Image.open(pictures[1]).save(folder / "b.tiff")
+    shutil.copy(image_files[0], folder / "a.jpg")
+    Image.open(image_files[1]).save(folder / "b.tiff")
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         bench.index_folder("photos", folder)
@@ -46,14 +46,14 @@ def test_a_format_that_browsers_lack_as_png(indexed):
         assert np.array_equal(np.asarray(shown), np.asarray(there))
 
 
-def test_else_the_thumbnail_and_why(indexed, pictures, tmp_path):
+def test_else_the_thumbnail_and_why(indexed, image_files, tmp_path):
     collection, folder = indexed
     item = item_of(collection, "a.jpg")
     thumbnail = collection.thumbnail(item.id)
     elsewhere = read_original(collection, item.id, [tmp_path / "other"])
     assert (elsewhere.of, elsewhere.data) == ("thumbnail", thumbnail)
     assert elsewhere.reason == "its file is not in a folder that may be read"
-    shutil.copy(pictures[30], folder / "a.jpg")
+    shutil.copy(image_files[30], folder / "a.jpg")
     assert read_original(collection, item.id, [folder]).reason == "its file has changed"
     (folder / "a.jpg").write_bytes(b"nonsense")
     assert read_original(collection, item.id, [folder]).of == "thumbnail"
@@ -61,11 +61,11 @@ def test_else_the_thumbnail_and_why(indexed, pictures, tmp_path):
     assert read_original(collection, item.id, [folder]).reason == "its file is missing"
 
 
-def test_an_item_cannot_say_where_to_read(indexed, tmp_path, pictures):
+def test_an_item_cannot_say_where_to_read(indexed, tmp_path, image_files):
     """What a client says of an item is held against the folders, symbolic links and .. included, and the pixels."""
     collection, folder = indexed
     secret = tmp_path / "secret.jpg"
-    shutil.copy(pictures[40], secret)
+    shutil.copy(image_files[40], secret)
     (folder / "link.jpg").symlink_to(secret)
     vector = collection.get([item_of(collection, "a.jpg").id])[0].vector
     for root, path in ((str(tmp_path), "secret.jpg"), (str(folder), "../secret.jpg"), (str(folder), "link.jpg")):
@@ -78,11 +78,11 @@ def test_an_item_cannot_say_where_to_read(indexed, tmp_path, pictures):
     )
 
 
-def test_an_upload_has_its_thumbnail_alone(model, pictures, tmp_path):
+def test_an_upload_has_its_thumbnail_alone(model, image_files, tmp_path):
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         bench.ensure_collection("photos")
-        bench.add_images("photos", [NewImage("a", pictures[0])])
+        bench.add_images("photos", [NewImage("a", image_files[0])])
         collection = bench.collection("photos")
         assert read_original(collection, "a", None).of == "thumbnail"
         with pytest.raises(ItemNotFound):

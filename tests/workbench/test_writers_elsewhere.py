@@ -55,25 +55,25 @@ def stop(done, total):
     raise Stopped
 
 
-def writes(bench, pictures, folder):
+def writes(bench, image_files, folder):
     """Every way to write to c."""
-    vector = bench.models.get().embed([pictures[0]])[0]
-    yield lambda: bench.add_images("c", [NewImage("sent", pictures[0])])
+    vector = bench.models.get().embed([image_files[0]])[0]
+    yield lambda: bench.add_images("c", [NewImage("sent", image_files[0])])
     yield lambda: bench.upsert("c", [Item("put", vector)])
     yield lambda: bench.delete("c", [bench.collection("c").scroll(limit=1).items[0].id])
     yield lambda: bench.index_folder("c", folder)
 
 
-def test_other_processes_are_refused_from_the_first_step_to_the_end(benches, other, pictures, tmp_path):
+def test_other_processes_are_refused_from_the_first_step_to_the_end(benches, other, image_files, tmp_path):
     here, elsewhere = benches
     folder = tmp_path / "more"
     folder.mkdir()
-    (folder / "new.jpg").write_bytes(Path(pictures[3]).read_bytes())
+    (folder / "new.jpg").write_bytes(Path(image_files[3]).read_bytes())
     refused = 0
 
     def meanwhile(done, total):
         nonlocal refused
-        for write in writes(elsewhere, pictures, folder):
+        for write in writes(elsewhere, image_files, folder):
             with pytest.raises(CollectionMoving):
                 write()
             refused += 1
@@ -81,8 +81,8 @@ def test_other_processes_are_refused_from_the_first_step_to_the_end(benches, oth
     report = reembed(here, "c", other, progress=meanwhile)
     assert refused >= 4
     assert (report.items, report.left_out) == (60, ())
-    assert elsewhere.add_images("c", [NewImage("sent", pictures[0])]) == [None]
-    expected = here.models.get(other).embed([pictures[0]])[0]
+    assert elsewhere.add_images("c", [NewImage("sent", image_files[0])]) == [None]
+    expected = here.models.get(other).embed([image_files[0]])[0]
     np.testing.assert_allclose(here.collection("c").get(["sent"])[0].vector, expected, atol=1e-4)
 
 
@@ -107,24 +107,24 @@ def test_a_write_that_a_re_embedding_overtakes_is_not_acknowledged(benches, othe
         overtaken(lambda: reembed(here, "c", other, skip_missing=True), lambda old: old.delete(["half"]))
 
 
-def test_what_stopped_blocks_others_until_it_is_given_up(benches, other, pictures):
+def test_what_stopped_blocks_others_until_it_is_given_up(benches, other, image_files):
     here, elsewhere = benches
     with pytest.raises(Stopped):
         reembed(here, "c", other, progress=stop)
     with pytest.raises(CollectionMoving):
-        elsewhere.add_images("c", [NewImage("sent", pictures[0])])
+        elsewhere.add_images("c", [NewImage("sent", image_files[0])])
     abandon(here, "c")
-    assert elsewhere.add_images("c", [NewImage("sent", pictures[0])]) == [None]
+    assert elsewhere.add_images("c", [NewImage("sent", image_files[0])]) == [None]
 
 
-def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, pictures, tmp_path):
+def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, image_files, tmp_path):
     """The process that is told to may not write before the collection has moved."""
     here, elsewhere = benches
     folder = tmp_path / "more"
     folder.mkdir()
-    (folder / "new.jpg").write_bytes(Path(pictures[3]).read_bytes())
+    (folder / "new.jpg").write_bytes(Path(image_files[3]).read_bytes())
     here.index_folder("c", folder)
-    (folder / "new.jpg").write_bytes(Path(pictures[4]).read_bytes())
+    (folder / "new.jpg").write_bytes(Path(image_files[4]).read_bytes())
     with pytest.raises(StoreError):
         reembed(here, "c", other)
     with pytest.raises(CollectionMoving):
@@ -133,10 +133,10 @@ def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, pictures, 
     assert elsewhere.index_folder("c", folder).added == 1
 
 
-def test_whatever_two_processes_acknowledge_is_there_afterwards(benches, other, pictures):
+def test_whatever_two_processes_acknowledge_is_there_afterwards(benches, other, image_files):
     """One uploads and deletes without a pause while the other re-embeds."""
     here, elsewhere = benches
-    data = Path(pictures[9]).read_bytes()
+    data = Path(image_files[9]).read_bytes()
     finished, kept, gone, failures = threading.Event(), set(), set(), []
 
     def write():
