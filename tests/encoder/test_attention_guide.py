@@ -38,7 +38,7 @@ def test_its_python_runs(folder):
 @pytest.mark.slow
 def test_its_commands_run(folder):
     block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL))
-    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines() if not line.startswith("#")]
     assert len(lines) == 4
     for program, *arguments in lines:
         done = CliRunner().invoke(app, arguments)

@@ -84,7 +84,7 @@ def test_every_command_runs(output):
 
 def test_every_kind_of_source_is_on_the_page():
     for kind in ("local-dir:", "file://", "hf-hub:", "https://", "timm:", "random:", "model.safetensors", "@REVISION"):
-        assert f"| `{kind}" in PAGE or kind in PAGE.split("## Where from")[1].split("##")[0], kind
+        assert f"| `{kind}" in PAGE or kind in PAGE.split("## Sources")[1].split("##")[0], kind
 
 
 def test_every_variable_that_an_error_names_is_on_the_page():

@@ -136,30 +136,30 @@ def test_a_truncated_or_foreign_folder_is_explained(copy):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "sentence"),
+    ("source", "kind"),
     [
-        ("nnclr_resnet18_small_cpu_startr", UnknownModel, "did you mean"),
-        ("zzz", UnknownModel, "no folder here is: there are"),
-        ("org/name@v1.0", UnknownModel, "or hf-hub:org/name@v1.0 if it is on the Hub"),
-        ("hf-hub:org/name@", InvalidRequest, "names no revision after the @"),
-        ("https://huggingface.co/org/name", InvalidRequest, "write hf-hub:org/name"),
-        ("./nowhere", UnknownModel, "does not exist"),
-        ("local-dir:/nowhere", UnknownModel, "is no folder"),
-        ("random:", InvalidRequest, "needs an architecture"),
-        ("random:resnet18@x", InvalidRequest, "whole number"),
-        ("random:resnet18@" + "9" * 30, InvalidRequest, "up to 18 digits"),
-        ("random:resnet_18", UnknownModel, "resnet18"),
-        ("hf-hub:nonsense", InvalidRequest, "ORGANISATION/NAME"),
-        ("https://example.com/model", InvalidRequest, "pins no weights"),
-        ("file:///no/where", UnknownModel, "does not exist"),
-        ("file://[/x", UnknownModel, "does not exist"),
-        ("~no_such_user/x", UnknownModel, "does not exist"),
-        ("./" + "a" * 5000, UnknownModel, "does not exist"),
-        ("local-dir:a\0b", UnknownModel, "is no folder"),
-        ("", InvalidRequest, "source is empty"),
+        ("nnclr_resnet18_small_cpu_startr", UnknownModel),
+        ("zzz", UnknownModel),
+        ("org/name@v1.0", UnknownModel),
+        ("hf-hub:org/name@", InvalidRequest),
+        ("https://huggingface.co/org/name", InvalidRequest),
+        ("./nowhere", UnknownModel),
+        ("local-dir:/nowhere", UnknownModel),
+        ("random:", InvalidRequest),
+        ("random:resnet18@x", InvalidRequest),
+        ("random:resnet18@" + "9" * 30, InvalidRequest),
+        ("random:resnet_18", UnknownModel),
+        ("hf-hub:nonsense", InvalidRequest),
+        ("https://example.com/model", InvalidRequest),
+        ("file:///no/where", UnknownModel),
+        ("file://[/x", UnknownModel),
+        ("~no_such_user/x", UnknownModel),
+        ("./" + "a" * 5000, UnknownModel),
+        ("local-dir:a\0b", UnknownModel),
+        ("", InvalidRequest),
     ],
 )
-def test_a_source_that_is_none_is_explained(source, kind, sentence):
+def test_an_invalid_source_is_refused(source, kind):
     with pytest.raises(kind):
         load_encoder(source)
 
