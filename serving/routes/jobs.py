@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -140,19 +141,25 @@ def _jobs(request: Request) -> Jobs:
     return request.app.state.jobs
 
 
-def _mark(request: Request) -> str:
-    return getattr(request.state, STATE_NAME, "")
-
-
 AppJobs = Annotated[Jobs, Depends(_jobs)]
-Mark = Annotated[str, Depends(_mark)]
 LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
 
 
-def accepted(job: Job, response: Response) -> JobResponse:
-    """Return the response for a new job."""
-    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
-    return JobResponse.of(job)
+class Submission:
+    """A dependency of routes that start a job. A repeated request with the same Idempotency-Key gets the same job."""
+
+    def __init__(self, request: Request, response: Response) -> None:
+        self._request, self._response = request, response
+
+    def __call__(self, kind: str, params: Mapping[str, Any], input: bytes | None = None) -> JobResponse:
+        """Submit a job, and return the response of the route; see `Jobs.submit`."""
+        mark = getattr(self._request.state, STATE_NAME, "")
+        job = _jobs(self._request).submit(kind, params, input, mark=mark)
+        self._response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+        return JobResponse.of(job)
+
+
+Submit = Annotated[Submission, Depends(Submission)]
 
 
 def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
@@ -189,11 +196,11 @@ def list_jobs(
 )
 @requires(WRITE)
 def start_maintenance(
-    body: Annotated[JobRequest, json_of(JobRequest)], response: Response, jobs: AppJobs, bench: AppWorkbench, mark: Mark
+    body: Annotated[JobRequest, json_of(JobRequest)], bench: AppWorkbench, submit: Submit
 ) -> JobResponse:
     """Verify or compact a collection in the background."""
     bench.collection(body.collection)
-    return accepted(jobs.submit(body.kind, {"collection": body.collection}, mark=mark), response)
+    return submit(body.kind, {"collection": body.collection})
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))
@@ -244,10 +251,8 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
 def find_duplicates(
     name: str,
     body: Annotated[DuplicatesRequest, json_of(DuplicatesRequest)],
-    response: Response,
-    jobs: AppJobs,
     bench: AppWorkbench,
-    mark: Mark,
+    submit: Submit,
 ) -> JobResponse:
     """Find duplicate items."""
     collection = bench.collection(name)
@@ -257,7 +262,7 @@ def find_duplicates(
         check_pair_score(collection, body.threshold)
     if body.where is not None:
         collection.count(body.where)  # an invalid filter is refused now, not by the job
-    return accepted(jobs.submit("duplicates", {"collection": name, **body.model_dump()}, mark=mark), response)
+    return submit("duplicates", {"collection": name, **body.model_dump()})
 
 
 @router.post(
@@ -270,12 +275,10 @@ def find_duplicates(
 def start_reembed(
     name: str,
     body: Annotated[ReembedRequest, json_of(ReembedRequest)],
-    response: Response,
-    jobs: AppJobs,
     bench: AppWorkbench,
     engines: AppEngines,
     settings: AppSettings,
-    mark: Mark,
+    submit: Submit,
 ) -> JobResponse:
     """Build a copy of the collection with another model, then swap the two.
 
@@ -288,9 +291,7 @@ def start_reembed(
             "This server reads no files, so it cannot embed the images again; set NNCLR_SOURCE_FOLDERS to the folders "
             'that were indexed, as JSON such as ["/photos"].'
         )
-    return accepted(
-        jobs.submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source}, mark=mark), response
-    )
+    return submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source})
 
 
 @router.post(
@@ -303,11 +304,9 @@ def start_reembed(
 def index_folder(
     name: str,
     body: Annotated[IndexRequest, json_of(IndexRequest)],
-    response: Response,
-    jobs: AppJobs,
     bench: AppWorkbench,
     settings: AppSettings,
-    mark: Mark,
+    submit: Submit,
 ) -> JobResponse:
     """Index the images of a folder on the server; call it again to pick up changes.
 
@@ -320,7 +319,7 @@ def index_folder(
     bench.fillable(name)
     place = SourceFolders(settings.source_folders).find(body.source, body.folder)
     params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
-    return accepted(jobs.submit("index", params, mark=mark), response)
+    return submit("index", params)
 
 
 @router.delete(

@@ -40,7 +40,7 @@ from ..request_bodies import check_count, read_json
 from ..security.access import requires
 from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
-from .jobs import SOURCE, AppJobs, JobResponse, Mark, accepted, answers_of_job
+from .jobs import SOURCE, JobResponse, Submit, answers_of_job
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
@@ -169,12 +169,7 @@ async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
 )
 @requires(WRITE)
 def fit(
-    body: Annotated[ProbeRequest, Depends(_to_fit)],
-    response: Response,
-    bench: AppWorkbench,
-    engines: AppEngines,
-    jobs: AppJobs,
-    mark: Mark,
+    body: Annotated[ProbeRequest, Depends(_to_fit)], bench: AppWorkbench, engines: AppEngines, submit: Submit
 ) -> JobResponse:
     """Fit a probe in the background; the result of the job has its scores on held-out rows."""
     check_name(body.name, "Probe name")
@@ -192,7 +187,7 @@ def fit(
         SOURCE: source,
     }
     items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
-    return accepted(jobs.submit("probe_fit", params, items, mark=mark), response)
+    return submit("probe_fit", params, items)
 
 
 @router.get("/{name}", responses=answers(ProbeNotFound))

@@ -158,6 +158,8 @@ class Authenticator:
     An address that sends many wrong keys gets 429 without a lookup. Keys that worked from that address before
     keep working, so that one misconfigured program does not lock out the other clients behind the same address.
 
+    required: whether requests need a key.
+
     Args:
         keys: all keys; if empty, everyone may read and write.
         sessions: the signed-in browsers.
@@ -165,14 +167,10 @@ class Authenticator:
 
     def __init__(self, keys: Keys, sessions: Sessions) -> None:
         self._keys = keys
+        self.required = len(keys) > 0
         self._sessions = sessions
         self._wrong = TokenBuckets(WRONG_KEYS_PER_MINUTE)
         self._worked: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # (address, hash of the key)
-
-    @property
-    def required(self) -> bool:
-        """Whether requests need a key."""
-        return len(self._keys) > 0
 
     def of_request(self, scope: Scope, headers: Headers, address: str) -> Key | Refusal:
         """Return the key of a request, or why it has none."""
