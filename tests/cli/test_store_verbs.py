@@ -152,7 +152,7 @@ def test_a_collection_gets_another_name_and_keeps_its_aliases(nnclr):
     assert "pictures" in nnclr("rename", "photos", "pictures")[1]
     (row,) = json.loads(nnclr("list", "--json")[1])
     assert (row["name"], row["aliases"], row["items"]) == ("pictures", ["current"], 30)
-    assert "'image_files'" in said(nnclr("rename", "current", "x"), 2)
+    assert "'pictures'" in said(nnclr("rename", "current", "x"), 2)
     assert "existing" in said(nnclr("rename", "photos", "x"), 1)
     assert "current" in said(nnclr("rename", "pictures", "current"), 1)
 
