@@ -70,7 +70,10 @@ class Record:
 
     def same_as(self, other: Record) -> bool:
         """Return whether both records have the same protocol, source, data and settings."""
-        return _key(self) == _key(other)
+        names = ("protocol", "source", "fingerprint", "data", "digest", "settings")
+        # as JSON, because a tuple in the settings comes back from results.json as a list
+        mine, theirs = (json.dumps([getattr(one, name) for name in names], sort_keys=True) for one in (self, other))
+        return mine == theirs
 
     def as_json(self) -> dict[str, Any]:
         """Return the record for results.json and `--json`, with the key for `images` that earlier versions used."""
@@ -176,12 +179,3 @@ def _read_record(stored: dict[str, Any]) -> Record:
     """Build a record from JSON, also from that of earlier versions."""
     images = stored.pop(OLD_IMAGES, None)
     return Record(**{"images": images, **stored})
-
-
-def _key(record: Record) -> tuple[str, ...]:
-    settings = json.loads(json.dumps(record.settings))  # a tuple comes back from JSON as a list
-    return (
-        *(record.protocol, record.source, record.fingerprint, record.data),
-        json.dumps(settings, sort_keys=True),
-        record.digest,
-    )
