@@ -111,7 +111,7 @@ def import_(
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_name
-    from nnclr_hub.store.exchange.manifest import Manifest
+    from nnclr_hub.store.exchange.files import Manifest
     from nnclr_hub.store.exchange.transfer import import_collection
 
     if (folder / PLAN).exists():

@@ -12,7 +12,7 @@ from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreEr
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import EmbeddedStore, snapshots
+from nnclr_hub.store.embedded import EmbeddedStore
 from nnclr_hub.store.embedded.catalog import connect
 from nnclr_hub.store.embedded.verification import missing_items
 from nnclr_hub.store.settings import StoreSettings
@@ -76,15 +76,13 @@ def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_p
         assert collection.count() == 301
 
 
-def test_a_snapshot_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
+def test_a_snapshot_that_fails_keeps_the_one_before(tmp_path):
     store, collection = filled(tmp_path)
     with store:
         collection.snapshot()
         collection.upsert([Item("new", vectors(1, 9)[0])])
-        monkeypatch.setattr(snapshots.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-        with pytest.raises(StoreError):
+        with failpoints.at("snapshot.written", raiser(OSError(5, "Input/output error"))), pytest.raises(StoreError):
             collection.snapshot()
-        monkeypatch.undo()
         assert [file.name for file in tmp_path.glob("collections/*/*")] == ["index-1.faiss"]
     with open_store(str(tmp_path)) as again:
         assert again.get("c").search(vectors(1, 9)[0], 1)[0].id == "new"

@@ -20,7 +20,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange import transfer as exchange
-from nnclr_hub.store.exchange.manifest import ExportedFile
+from nnclr_hub.store.exchange.files import ExportedFile
 from nnclr_hub.store.exchange.transfer import export_collection, import_collection
 from nnclr_hub.store.pages import pages
 
@@ -286,7 +286,7 @@ def test_what_is_no_export_is_refused(exported, tmp_path, monkeypatch):
         (tmp_path / "collection.json").write_text(text)
         with pytest.raises((StoreError, InvalidRequest)):
             import_collection(exported, "copy", tmp_path)
-    monkeypatch.setattr("nnclr_hub.store.exchange.manifest.MAX_MANIFEST", 10)
+    monkeypatch.setattr("nnclr_hub.store.exchange.files.MAX_MANIFEST", 10)
     (tmp_path / "collection.json").write_text(" " * 11)
     with pytest.raises(StoreError):
         import_collection(exported, "copy", tmp_path)

@@ -57,6 +57,18 @@ def cut_at(store, number: int) -> list:
     return [patch.object(store, step, until_cut(getattr(store, step))) for step in STEPS]
 
 
+def cut_swap(store, name: str, number: int) -> bool:
+    """Swap up to a number of steps; return whether the swap was finished by then."""
+    following = replacement_of(store, name)
+    assert following is not None
+    with ExitStack() as patched, suppress(Stopped):
+        for one in cut_at(store, number):
+            patched.enter_context(one)
+        swap(store, name, following)
+        return True
+    return False
+
+
 @pytest.fixture(params=[EmbeddedStore, InTwoSteps])
 def make(request, tmp_path):
     """make() -> a store with the collection c, its alias best, and d, which is to take its place."""
@@ -82,14 +94,7 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
     """At every change of a name; then all names mean the new collection, and none of the helpers is left."""
     for number in range(20):
         store = make(found_by)
-        following = replacement_of(store, name)
-        assert following is not None
-        cut = True
-        with ExitStack() as patched, suppress(Stopped):
-            for one in cut_at(store, number):
-                patched.enter_context(one)
-            swap(store, name, following)
-            cut = False
+        done = cut_swap(store, name, number)
         finish_swaps(store)
         if store.get(name).spec == OLD:  # it had not begun
             again = replacement_of(store, name)
@@ -101,22 +106,10 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
         assert store.get(kept).spec == OLD
         finish_swaps(store)
         assert store.aliases() == aliases
-        if not cut:
+        if done:
             assert number >= 4
             return
     raise AssertionError("a swap has fewer steps")
-
-
-def cut_swap(store, name: str, number: int) -> bool:
-    """Whether there were so few steps that it came to its end."""
-    following = replacement_of(store, name)
-    assert following is not None
-    with ExitStack() as patched, suppress(Stopped):
-        for one in cut_at(store, number):
-            patched.enter_context(one)
-        swap(store, name, following)
-        return True
-    return False
 
 
 @pytest.mark.parametrize("name", ["c", "best"])

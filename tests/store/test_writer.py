@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreReadOnly
-from nnclr_hub.store import open_store
+from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import snapshots
 
 DIM = 4
 
@@ -51,18 +50,16 @@ def test_the_error_of_one_request_harms_no_other_of_its_commit(collection, troub
     assert collection.info().state == "ready"
 
 
-def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_read_only(collection, monkeypatch):
+def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_read_only(collection):
     collection.upsert([Item("a", np.ones(DIM))])
 
-    def fail(*_):
+    def fail() -> None:
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
 
-    monkeypatch.setattr(snapshots, "recorded", fail)
-    with pytest.raises(StoreReadOnly):
+    with failpoints.at("snapshot.recorded", fail), pytest.raises(StoreReadOnly):
         collection.snapshot()
-    monkeypatch.undo()
     for write in (lambda: collection.upsert([Item("b", np.ones(DIM))]), collection.snapshot, collection.compact):
         with pytest.raises(StoreReadOnly):
             write()
@@ -70,20 +67,16 @@ def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_rea
     assert collection.verify().ok
 
 
-def test_a_snapshot_that_the_disk_changed_on_its_way_is_not_recorded(collection, monkeypatch):
-    """The hash is that of what was meant, not of what is in the file."""
+def test_a_snapshot_that_the_disk_changed_is_not_recorded(collection, tmp_path):
+    """The recorded hash is that of the written bytes, so reading back other bytes is noticed."""
     collection.upsert([Item(f"i{i}", np.full(DIM, i, np.float32)) for i in range(50)])
-    real = snapshots._Hashed.write
 
-    def zeroed(self, data):
-        self._hash.update(data)
-        self._handle.write(bytes(len(data)))
-        return len(data)
+    def change() -> None:
+        (file,) = tmp_path.glob("collections/*/*.part")
+        file.write_bytes(bytes(file.stat().st_size))
 
-    monkeypatch.setattr(snapshots._Hashed, "write", zeroed)
-    with pytest.raises(StoreError):
+    with failpoints.at("snapshot.synced", change), pytest.raises(StoreError):
         collection.snapshot()
-    monkeypatch.setattr(snapshots._Hashed, "write", real)
     collection.snapshot()
 
 

@@ -12,19 +12,9 @@ import sqlite3
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
-from nnclr_hub.store.folder import fsync_folder  # noqa: F401 - for modules that write files next to it
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import (  # noqa: F401 - for modules that work on its files
-    HINT,
-    NO_SPACE,
-    check_size,
-    check_space,
-    format_of,
-    quick_check,
-    reading,
-    translated,
-)
 from nnclr_hub.store.sqlite import connect as connect_to
+from nnclr_hub.store.sqlite import format_of
 from nnclr_hub.store.where import key_expression
 
 SCHEMA = 2

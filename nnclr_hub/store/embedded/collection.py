@@ -25,22 +25,14 @@ from nnclr_hub.store.base import (
     Where,
 )
 from nnclr_hub.store.embedded import recovery, snapshots, verification
-from nnclr_hub.store.embedded.catalog import (
-    check_size,
-    connect,
-    last_seq,
-    migrate_collection,
-    quick_check,
-    read_spec,
-    shrink,
-    translated,
-)
+from nnclr_hub.store.embedded.catalog import connect, last_seq, migrate_collection, read_spec, shrink
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.maintenance import IndexMaintenance, take_clean_flag
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.search import Search, Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import check_size, quick_check, translated
 from nnclr_hub.store.where import to_sql
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nnclr_hub.store.embedded.catalog import closed_error, connect, reading, translated
+from nnclr_hub.store.embedded.catalog import closed_error, connect
+from nnclr_hub.store.sqlite import reading, translated
 
 # page cache of the first connection; each further one gets a smaller share. It holds the items of a million rows,
 # whose matches are spread over the whole file

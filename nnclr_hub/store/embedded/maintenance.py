@@ -21,11 +21,12 @@ from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded import snapshots
-from nnclr_hub.store.embedded.catalog import closed_error, last_seq, reading, translated
+from nnclr_hub.store.embedded.catalog import closed_error, last_seq
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.recovery import Saved, rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.sqlite import reading, translated
 
 log = logging.getLogger(__name__)
 NICE = 10

@@ -20,7 +20,7 @@ from nnclr_hub.errors import (
     StoreReadOnly,
 )
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.embedded.catalog import connect, create_root, format_of, quick_check, translated
+from nnclr_hub.store.embedded.catalog import connect, create_root
 from nnclr_hub.store.folder import give_back, take_lock
 from nnclr_hub.store.name_errors import (
     alias_exists,
@@ -32,7 +32,7 @@ from nnclr_hub.store.name_errors import (
     is_own_name,
 )
 from nnclr_hub.store.replacement import NEXT, WAS
-from nnclr_hub.store.sqlite import remove_files, replace_damaged, with_hint
+from nnclr_hub.store.sqlite import format_of, quick_check, remove_files, replace_damaged, translated, with_hint
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"

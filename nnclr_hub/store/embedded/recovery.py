@@ -16,10 +16,11 @@ import numpy as np
 
 from nnclr_hub.store.ann.fold import load
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.embedded.catalog import last_seq, reading
+from nnclr_hub.store.embedded.catalog import last_seq
 from nnclr_hub.store.embedded.rows import all_vectors, fetch_vectors
 from nnclr_hub.store.embedded.snapshots import load_snapshot
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.sqlite import reading
 
 log = logging.getLogger(__name__)
 

@@ -33,10 +33,11 @@ import numpy as np
 from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
-from nnclr_hub.store.embedded.catalog import NO_SPACE, check_space, fsync_folder
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.index_kinds import INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import NO_SPACE, check_space
 
 log = logging.getLogger(__name__)
 KEPT = 2

@@ -17,23 +17,16 @@ from typing import BinaryIO
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
 from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, VectorStore
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.embedded.catalog import (
-    connect,
-    create_collection,
-    fsync_folder,
-    last_seq,
-    read_spec,
-    translated,
-)
+from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import give_back, take_lock
+from nnclr_hub.store.folder import fsync_folder, give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import remove_files
+from nnclr_hub.store.sqlite import remove_files, translated
 
 log = logging.getLogger(__name__)
 

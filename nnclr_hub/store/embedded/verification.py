@@ -17,10 +17,11 @@ from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.ann.compare import nearest
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import Match, Progress, SearchOptions
-from nnclr_hub.store.embedded.catalog import HINT, fsync_folder, quick_check, translated
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
 from nnclr_hub.store.embedded.search import Search
+from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import HINT, quick_check, translated
 
 SAMPLE = 50
 NEIGHBORS = 10

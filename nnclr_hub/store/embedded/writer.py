@@ -25,9 +25,10 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.embedded.catalog import check_space, closed_error, last_seq, translated
+from nnclr_hub.store.embedded.catalog import closed_error, last_seq
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.sqlite import check_space, translated
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

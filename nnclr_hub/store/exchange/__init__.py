@@ -1,8 +1,7 @@
 """Export and import of collections, in formats that other tools read: Parquet for items, safetensors for vectors.
 
 transfer.py  export and import
-manifest.py  collection.json, which lists the files
-shards.py    the files
+files.py     the files, and collection.json, which lists them
 """
 
 from nnclr_hub.store.exchange.transfer import export_collection, import_collection

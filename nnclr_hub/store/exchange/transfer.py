@@ -25,8 +25,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.exchange.manifest import Manifest
-from nnclr_hub.store.exchange.shards import check_shard, read_shard, require_parquet, write_shard
+from nnclr_hub.store.exchange.files import Manifest, check_shard, read_shard, require_parquet, write_shard
 from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import upsert_into

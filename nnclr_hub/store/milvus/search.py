@@ -147,10 +147,6 @@ def _score(distance: float, spec: CollectionSpec) -> float:
     return -float(np.sqrt(max(0.0, distance))) if spec.metric == "l2" else float(distance)
 
 
-def _metadata(collection: MilvusCollection, ids: list[str]) -> dict[str, str]:
-    return {id: row["metadata"] for id, row in collection.rows(ids, ["id", "metadata"]).items()}
-
-
 def _with_vectors(collection: MilvusCollection, found: list[list[Match]]) -> list[list[Match]]:
     ids = [match.id for matches in found for match in matches]
     rows = collection.rows(ids, ["id", "vector"])
@@ -200,8 +196,8 @@ def exhaustive(
             merge_page()
     if page:
         merge_page()
-    texts = _metadata(collection, [str(id) for id in np.unique(best_ids)])
+    rows = collection.rows([str(id) for id in np.unique(best_ids)], ["id", "metadata"])
     return [
-        [Match(id, score, json.loads(texts[id])) for id, score in zip(ids, row, strict=True) if id in texts]
+        [Match(id, score, json.loads(rows[id]["metadata"])) for id, score in zip(ids, row, strict=True) if id in rows]
         for ids, row in zip(best_ids.tolist(), best_scores.tolist(), strict=True)
     ]
